@@ -1,0 +1,56 @@
+"""Dense peaks of GPUs from `gpus.csv`; a device that is not in it has no peak, and so no MFU."""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from pathlib import Path
+
+from results.cell import Precision
+
+# The names that drivers give, most specific first: a pattern that could swallow a sibling of another
+# peak (H200 NVL, A100 PCIe) ends where the name ends, so that the sibling stays unknown.
+_NAMES = (
+    (r"V100-SXM2", "V100-SXM2-16GB"),
+    (r"V100-PCIE", "V100-PCIe"),
+    (r"\bT4$", "T4-16GB"),
+    (r"A100-SXM4-40GB", "A100-SXM4-40GB"),
+    (r"A100-SXM4-80GB", "A100-SXM4-80GB"),
+    (r"\bL40S$", "L40S-48GB"),
+    (r"\bL4$", "L4-24GB"),
+    (r"H100 PCIe$", "H100-PCIe-80GB"),
+    (r"H100 NVL$", "H100-NVL"),
+    (r"H100 80GB HBM3$", "H100-SXM5-80GB"),
+    (r"H200$", "H200-SXM5-141GB"),
+    (r"\bGB200$", "GB200 (per Blackwell GPU)"),
+    (r"\bB200$", "B200-SXM"),
+    (r"MI300X", "MI300X-192GB"),
+)
+_COLUMNS: dict[Precision, str] = {
+    "fp32": "fp32_tflops",
+    "tf32": "tf32_dense_tflops",
+    "bf16": "bf16_dense_tflops",
+    "fp16": "fp16_dense_tflops",
+}
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    path = Path(__file__).with_name("gpus.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["gpu"]: row for row in csv.DictReader(file)}
+
+
+def catalogue_name(device_name: str) -> str | None:
+    """The catalogue's row of a device, by the name its driver gives; None if there is none."""
+    return next((row for pattern, row in _NAMES if re.search(pattern, device_name)), None)
+
+
+def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
+    """Dense peak of one device in FLOP/s (no sparsity); None where the catalogue has none."""
+    name = catalogue_name(device_name)
+    if name is None:
+        return None
+    text = _rows()[name][_COLUMNS[precision]]
+    return float(text) * 1e12 if text else None

@@ -1,0 +1,109 @@
+"""A cell: one point of the matrix, everything that decides what work is done."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+Device = Literal["cpu", "cuda"]
+Backend = Literal["gloo", "nccl"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ValueError(f"{name} is at least {least}, not {value}")
+
+
+class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How long a run warms up and measures."""
+
+    block_steps: int = 5
+    """Steps between two barriers; a block is what is timed."""
+    warmup_max_steps: int = 40
+    """Warm-up ends when the step time is steady, or here."""
+    min_blocks: int = 6
+    """Measured whatever the budget says."""
+    max_blocks: int = 200
+    target: float = 0.02
+    """Relative half-width of the within-run interval at which measuring stops."""
+    budget_s: float = 20.0
+    """Seconds after which measuring stops, the target met or not."""
+    quads: int = 5
+    """Sync-on, off, off, on quads from which the exposed communication is measured; 0 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_steps", "min_blocks", "max_blocks"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("warmup_max_steps", "quads", "target", "budget_s"):
+            _at_least(name, getattr(self, name), 0)
+        if self.max_blocks < self.min_blocks:
+            raise ValueError(f"max_blocks ({self.max_blocks}) is less than min_blocks ({self.min_blocks})")
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True, weakref=True):
+    """One point of the matrix. Immutable and content-addressed: equal work has an equal `id`.
+
+    Fields are only ever added, each with a default that means what was done before it existed, so that
+    the ids of old cells stay. Specs are canonical texts.
+    """
+
+    workload: str
+    dataset: str
+    strategy: str
+    gpus: int
+    micro_batch: int
+    """Samples that one data-parallel replica puts through forward and backward at once."""
+    device: Device
+    backend: Backend
+    optimizer: str
+    compression: str = "none"
+    accumulation: int = 1
+    """Micro-batches whose gradients are added up before one update."""
+    precision: Precision = "fp32"
+    clip_norm: float | None = None
+    """Global gradient norm above which gradients are scaled down; None: no clipping."""
+    activation_checkpointing: bool = False
+    compile: bool = False
+    memory_format: MemoryFormat = "contiguous"
+    seed: int = 0
+    source_hash: str | None = None
+    """Hash of a user's own model source (`py:` workloads)."""
+    dataset_hash: str | None = None
+    """Hash of a user's own data file."""
+    steps: StepPolicy = StepPolicy()
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "micro_batch", "accumulation"):
+            _at_least(name, getattr(self, name), 1)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm is more than 0, not {self.clip_norm}")
+
+    @property
+    def replicas(self) -> int:
+        """The data-parallel degree: how many copies of the model see different data."""
+        return self.gpus
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one update, over all replicas."""
+        return self.micro_batch * self.accumulation * self.replicas
+
+    @cached_property
+    def id(self) -> str:
+        """A readable prefix and 16 hex digits over every field that differs from the schema's default."""
+        digest = hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+        parts = [self.workload, self.strategy]
+        if self.compression != "none":
+            parts.append(self.compression)
+        prefix = "-".join(_slug(part) for part in parts)[:60].rstrip("-.")
+        return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")

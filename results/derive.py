@@ -1,0 +1,218 @@
+"""From the rank records of a run to its result: pure, and every formula has a test worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from results.catalogue.gpus import peak_flops_per_s
+from results.cell import Cell
+from results.launch import Attempt
+from results.outcome import Evidence, Outcome
+from results.record import Proof, Quads, RankRecord
+from results.run import PHASES, RunResult
+from results.statistics import Metric, differences, slow_steps, within_run
+
+Ints = npt.NDArray[np.int64]
+
+DISTURBED_ABOVE = 0.05
+"""Share of the used cores that others may take before a run is marked disturbed (5 %)."""
+_WORST_FIRST = (
+    Outcome.OUT_OF_MEMORY,
+    Outcome.DIVERGED,
+    Outcome.CRASHED,
+    Outcome.HUNG,
+    Outcome.TIMED_OUT,
+    Outcome.PREEMPTED,
+    Outcome.NODE_FAILED,
+    Outcome.CANCELLED,
+    Outcome.MISSING_RANKS,
+    Outcome.UNKNOWN,
+)
+
+
+def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
+    """The result of one run from the records that its ranks left, in any order."""
+    ranks = sorted(records, key=lambda record: record.rank)
+    outcome, reason = _outcome(cell, run_id, ranks, attempt)
+    first = ranks[0] if ranks else None
+    result = RunResult(
+        cell_id=cell.id,
+        run_id=run_id,
+        launch_id=first.launch_id if first else (attempt.launch_id if attempt else "unknown"),
+        repeat=first.repeat if first else 0,
+        outcome=outcome,
+        reason=reason,
+        evidence=first.evidence if first else Evidence.MEASURED,
+        started_at=min((rank.started_at for rank in ranks), default=None),
+        ranks_expected=cell.gpus,
+        ranks_present=len(ranks),
+        environment=first.environment if first else None,
+        hosts=tuple(sorted({rank.environment.host for rank in ranks})),
+        fingerprint=first.environment.fingerprint if first else None,
+        warnings=tuple(sorted({warning for rank in ranks for warning in rank.warnings})),
+    )
+    return _with_figures(result, cell, ranks) if outcome is Outcome.OK else result
+
+
+def _outcome(
+    cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None
+) -> tuple[Outcome, str | None]:
+    bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
+    if bad:
+        worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))
+        return worst.outcome, f"rank {worst.rank}: {worst.reason}"
+    missing = cell.gpus - len({rank.rank for rank in ranks})
+    if missing:
+        if attempt is not None and run_id in attempt.outcomes:
+            return attempt.outcomes[run_id], attempt.reasons.get(run_id)
+        return Outcome.MISSING_RANKS, f"{missing} of {cell.gpus} ranks left no record"
+    proof = _proof(ranks)
+    if proof is not None and not proof.passed:
+        return Outcome.CRASHED, f"the run did not train as it should: {proof.detail}"
+    if not _replicas_agree(ranks):
+        return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
+    return Outcome.OK, None
+
+
+def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
+    step_ns = step_time(ranks)
+    per_step = _step_maxima(ranks)
+    p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
+    first = ranks[0]
+    foreign = max((r.foreign_cpu_cores for r in ranks if r.foreign_cpu_cores is not None), default=None)
+    figures = msgspec.structs.replace(
+        result,
+        steps=len(first.steps.step_ns),
+        step_ns=step_ns,
+        step_ns_median=median,
+        step_ns_p10=p10,
+        step_ns_p90=p90,
+        step_ns_p99=p99,
+        slow_steps=slow_steps(per_step),
+        phase_ns=_phases(ranks, step_ns.value),
+        exposed_ns=exposed_time([rank.quads for rank in ranks if rank.quads is not None]),
+        loss_first=_mean_loss(ranks, 0),
+        loss_last=_mean_loss(ranks, -1),
+        warmup_steps=len(first.warmup.step_ns),
+        warmup_steady=first.warmup_steady,
+        stop=first.stop,
+        proof=_proof(ranks),
+        replicas_agree=_replicas_agree(ranks),
+        foreign_cpu_cores=foreign,
+        disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),
+        setup_ns=max((rank.setup_ns for rank in ranks if rank.setup_ns is not None), default=None),
+        absent={key: why for rank in reversed(ranks) for key, why in rank.absent.items()},
+    )
+    return _with_memory(_with_rates(figures, cell, ranks), ranks)
+
+
+def _with_memory(result: RunResult, ranks: list[RankRecord]) -> RunResult:
+    memories = [rank.memory for rank in ranks if rank.memory is not None]
+    device = [m.device_allocated_peak_bytes for m in memories if m.device_allocated_peak_bytes is not None]
+    return msgspec.structs.replace(
+        result,
+        rss_peak_bytes=max((memory.rss_peak_bytes for memory in memories), default=None),
+        device_allocated_peak_bytes=max(device, default=None),
+    )
+
+
+def _with_rates(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
+    works = [rank.work for rank in ranks if rank.work is not None]
+    if len(works) < len(ranks) or result.step_ns is None:
+        return result
+    seconds = result.step_ns.value / 1e9
+    flops = [work.flops for work in works if work.flops is not None]
+    total = sum(flops) if len(flops) == len(works) else None
+    rate = total / seconds if total is not None else None
+    mfu, why = _mfu(rate, cell, ranks)
+    return msgspec.structs.replace(
+        result,
+        samples_per_s=sum(work.samples for work in works) / seconds,
+        units_per_s=sum(work.units for work in works) / seconds,
+        unit=works[0].unit,
+        parameters=works[0].parameters,
+        flops_per_step=total,
+        flops_per_s=rate,
+        mfu=mfu,
+        exchange_payload_bytes=max(work.exchange_payload_bytes for work in works),
+        exchange_operations=max(work.exchange_operations for work in works),
+        absent=result.absent | ({"mfu": why} if why else {}),
+    )
+
+
+def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float | None, str | None]:
+    if rate is None:
+        return None, "the FLOPs of this workload were not counted"
+    if cell.device == "cpu":
+        return None, "no peak is known for a CPU core"
+    peaks = [peak_flops_per_s(rank.environment.device_name, cell.precision) for rank in ranks]
+    known = [peak for peak in peaks if peak is not None]
+    if len(known) < len(peaks):
+        names = sorted({rank.environment.device_name for rank in ranks})
+        return None, f"no {cell.precision} peak of {', '.join(names)} in the catalogue"
+    return rate / sum(known), None
+
+
+def block_walls(ranks: Sequence[RankRecord]) -> Ints:
+    """Wall time of each measured block to the last rank, in ns: the maximum over ranks, block by block."""
+    return np.array([rank.blocks_ns for rank in ranks], dtype=np.int64).max(axis=0)
+
+
+def step_time(ranks: Sequence[RankRecord]) -> Metric:
+    """Time of a step in ns: the wall time of the measured blocks to the last rank over their steps."""
+    per_step = block_walls(ranks) / ranks[0].block_steps
+    return within_run([float(value) for value in per_step], "ns")
+
+
+def _step_maxima(ranks: Sequence[RankRecord]) -> Ints:
+    return np.array([rank.steps.step_ns for rank in ranks], dtype=np.int64).max(axis=0)
+
+
+def exposed_time(quads: Sequence[Quads]) -> Metric | None:
+    """Exposed communication of a step in ns: sync-on minus sync-off of the same quad, to the last rank.
+
+    Per quad ((on1 + on2) - (off1 + off2)) / (2 steps); with compute slowed down by the exchange in it.
+    """
+    if not quads or not quads[0].on_first_ns:
+        return None
+    on = _longest([q.on_first_ns for q in quads]) + _longest([q.on_second_ns for q in quads])
+    off = _longest([q.off_first_ns for q in quads]) + _longest([q.off_second_ns for q in quads])
+    return differences([float(value) for value in (on - off) / (2 * quads[0].steps)], "ns")
+
+
+def _longest(rows: list[list[int]]) -> Ints:
+    return np.array(rows, dtype=np.int64).max(axis=0)
+
+
+def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
+    phases = {
+        phase: float(np.mean([np.mean(getattr(rank.steps, f"{phase}_ns")) for rank in ranks]))
+        for phase in PHASES
+    }
+    return {**phases, "other": step_ns - sum(phases.values())}
+
+
+def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:
+    losses = [(rank.warmup.loss + rank.steps.loss)[position] for rank in ranks]
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if len(known) == len(losses) else None
+
+
+def _proof(ranks: Sequence[RankRecord]) -> Proof | None:
+    proofs = [rank.proof for rank in ranks if rank.proof is not None]
+    failed = [proof for proof in proofs if not proof.passed]
+    return (failed or proofs or [None])[0]
+
+
+def _replicas_agree(ranks: Sequence[RankRecord]) -> bool:
+    return len({rank.parameters_hash for rank in ranks}) <= 1
+
+
+def _cores_used(ranks: Sequence[RankRecord]) -> int:
+    """Cores of the busiest host's ranks."""
+    hosts = [rank.environment.host for rank in ranks]
+    return max(hosts.count(host) for host in hosts) * ranks[0].environment.threads

@@ -1,0 +1,67 @@
+"""What a run ran on: an allow-list of facts, and the fingerprint that says which runs may be pooled."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+
+class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code measured."""
+
+    code_hash: str
+    """Hash over the source of the packages that run inside the measured process."""
+    commit: str | None = None
+    dirty: bool | None = None
+    """Whether the checkout differs from the commit; None where there is no git."""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one rank's process and machine. Never `os.environ`, never a secret."""
+
+    host: str
+    os: str
+    python: str
+    torch: str
+    device_name: str
+    """Marketing name of the GPU, or of the CPU."""
+    device_memory_bytes: int | None
+    """Memory of one device; of the whole host on CPU."""
+    cpu_model: str
+    cores: int
+    """Cores this process may use together with the other ranks of its host (affinity and quota)."""
+    threads: int
+    """Threads of one rank."""
+    code: CodeVersion
+    device_uuid: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    nodes: int = 1
+    gpus_per_node: int = 1
+    pinned_cores: tuple[int, ...] = ()
+    nccl_settings: dict[str, str] = {}
+    """The `NCCL_*` variables that were set."""
+
+    def pooling_facts(self) -> dict[str, object]:
+        """What must be equal before figures of two runs are put together."""
+        return {
+            "device_name": self.device_name,
+            "cpu_model": self.cpu_model,
+            "python": self.python,
+            "torch": self.torch,
+            "driver": self.driver,
+            "cuda": self.cuda,
+            "nccl": self.nccl,
+            "threads": self.threads,
+            "nccl_settings": self.nccl_settings,
+            "placement": [self.nodes, self.gpus_per_node],
+            "code_hash": self.code.code_hash,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """12 hex digits over `pooling_facts`."""
+        data = msgspec.json.encode(self.pooling_facts(), order="sorted")
+        return hashlib.sha256(data).hexdigest()[:12]

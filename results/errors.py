@@ -1,0 +1,56 @@
+"""The errors a user can meet, each one line that says what was given, what is allowed, and what to do.
+
+::
+
+    BenchError                exit code 1
+    +-- UsageError            2: the call is wrong
+    |   +-- SpecError         a name or an option that does not exist
+    |   +-- GpuCountsError    a GPU count that does not parse
+    +-- StoreError            1: a file or folder of a study cannot be read or written
+    |   +-- SchemaError       a file that is damaged or not what it should be
+    |   |   +-- NewerSchemaError  ... or newer than this program
+    |   +-- StudyBusyError    another process works on the study
+    +-- MachineError          1: this machine cannot do what was asked
+"""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """An error with a message meant for the user; anything else is a defect of this program."""
+
+    exit_code = 1
+
+
+class UsageError(BenchError):
+    """The call is wrong: nothing ran, nothing was written."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A `name:positional:key=value` text names something that does not exist."""
+
+
+class GpuCountsError(UsageError):
+    """A `--gpus` text that does not parse."""
+
+
+class StoreError(BenchError):
+    """A file or a folder of a study cannot be read or written."""
+
+
+class SchemaError(StoreError):
+    """A file is damaged, of another kind, or in a place that is not its own."""
+
+
+class NewerSchemaError(SchemaError):
+    """A file was written by a newer version of this program."""
+
+
+class StudyBusyError(StoreError):
+    """Another process plans, runs or submits in the same study."""
+
+
+class MachineError(BenchError):
+    """This machine cannot do what was asked (no torch, no such device, no room)."""

@@ -1,0 +1,68 @@
+"""Writing files so that nothing is lost: whole or not at all, and never over something."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from results.errors import StoreError
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write a new file: it appears whole or not at all, and an existing one is never replaced.
+
+    Raises StoreError if `path` exists or cannot be written.
+    """
+    with _errors(path), _temporary(path, data) as temporary:
+        os.link(temporary, path)
+        _sync_folder(path.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole."""
+    with _errors(path), _temporary(path, data) as temporary:
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise StoreError(f"{path} exists and is never written over") from error
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}; {_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space and run the same command again: what is written so far is kept"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that you may write with --out"
+    return "check the folder and run the same command again"

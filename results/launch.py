@@ -1,0 +1,70 @@
+"""A launch: one torchrun whose living workers run cells of one placement, one after another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from results.cell import Backend, Device
+from results.environment import CodeVersion
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one cell, to be done in a launch."""
+
+    cell_id: str
+    run_id: str
+    repeat: int
+    """1 for the first repeat."""
+    prove: bool
+    """Whether this run checks the cell's training against the reference (once a cell)."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker's input, the same on every host."""
+
+    launch_id: str
+    placement: Placement
+    device: Device
+    backend: Backend
+    evidence: Evidence
+    slots: tuple[Slot, ...]
+    code: CodeVersion
+    threads: int = 1
+    """Threads of one rank on CPU."""
+    pin: bool = True
+    """Whether a rank is bound to cores of its own."""
+    source_folder: str | None = None
+    """Where `py:` workloads are imported from."""
+    supervisor_pid: int | None = None
+    """The process that watches on this host; the workers stop between cells when it is gone."""
+    warnings: tuple[str, ...] = ()
+    """What the preflight found: kept on every record of the launch."""
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker process ended, as torchrun told."""
+
+    rank: int
+    exit_code: int | None
+    signal: str | None
+    message: str | None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor saw of a launch: written once, when it has ended."""
+
+    launch_id: str
+    command: tuple[str, ...]
+    started_at: str
+    ended_at: str
+    exit_code: int | None
+    stopped_by: str | None
+    """Why the supervisor ended it: a signal, silence, time; None if it ended by itself."""
+    outcomes: dict[str, Outcome]
+    """Run ids that have no complete rank records, and how the supervisor reads their end."""
+    reasons: dict[str, str]
+    ranks: tuple[RankExit, ...]
+    startup_ns: int | None
+    """From the start of torchrun to the first cell of rank 0; None if it never came."""

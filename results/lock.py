@@ -1,0 +1,45 @@
+"""One process at a time plans and runs in a study."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from results.errors import StoreError, StudyBusyError
+
+
+@contextmanager
+def study_lock(root: Path) -> Iterator[int]:
+    """Hold the study's lock; yields its descriptor.
+
+    A child that inherits the descriptor keeps the lock alive if this process is killed, so that no
+    second process starts beside workers that still run. Raises StudyBusyError.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write in {root}: {error.strerror}; choose a folder that you may write with --out"
+        ) from error
+    try:
+        _acquire(descriptor, root)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, root: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+        raise StudyBusyError(
+            f"{root} is in use by another bench (process {holder}), or by workers it left behind; "
+            f"wait for it or stop it, then run the same command again"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -1,0 +1,125 @@
+"""A plan: what one `bench matrix` call asked of a study, expanded. Written once, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from results.cell import Cell, Device, MemoryFormat, Precision, StepPolicy
+from results.errors import UsageError
+
+Scaling = Literal["weak", "strong"]
+
+
+class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An `include:` or `exclude:` line of a study file: the axes it names must all match."""
+
+    workload: str | None = None
+    strategy: str | None = None
+    compression: str | None = None
+    gpus: int | None = None
+    batch_size: int | None = None
+    scaling: Scaling | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a user asked for, defaults filled in: the same from flags and from a study file."""
+
+    workloads: tuple[str, ...]
+    gpus: tuple[int, ...]
+    strategies: tuple[str, ...]
+    compressions: tuple[str, ...] = ("none",)
+    batch_sizes: tuple[int, ...] = ()
+    """Samples per data-parallel replica and update; empty: each workload's own."""
+    global_batch_sizes: tuple[int, ...] = ()
+    """Global batches of the strong series; empty: each batch size times the largest replica count."""
+    scalings: tuple[Scaling, ...] = ("weak",)
+    repeats: int = 3
+    dataset: str = "synthetic"
+    device: Device = "cpu"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    precision: Precision = "fp32"
+    accumulation: int = 1
+    optimizer: str | None = None
+    clip_norm: float | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    memory_format: MemoryFormat = "contiguous"
+    seed: int = 0
+    steps: StepPolicy = StepPolicy()
+    gpus_per_node: int | None = None
+    """Devices of one node; None: all of a cell's workers are on one."""
+    include: tuple[Pattern, ...] = ()
+    exclude: tuple[Pattern, ...] = ()
+    source_folder: str | None = None
+    """The folder of the study file (or of the call): where `py:` workloads are imported from."""
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "accumulation"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is at least 1, not {getattr(self, name)}")
+        for batch in (*self.batch_sizes, *self.global_batch_sizes):
+            if batch < 1:
+                raise UsageError(f"a batch size is at least 1, not {batch}")
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells that differ in `gpus` alone (under strong scaling also in micro-batch) by one rule."""
+
+    kind: Scaling
+    workload: str
+    strategy: str
+    compression: str
+    batch_size: int
+    """Samples per replica and update under weak scaling; the user's `--batch-size` under strong."""
+    global_batch: int | None
+    """The constant global batch of a strong series; None for weak."""
+    cells: tuple[str, ...]
+    """Cell ids, by ascending gpus."""
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """A point of the matrix that is not run, and why."""
+
+    workload: str
+    strategy: str
+    compression: str
+    gpus: int
+    batch_size: int
+    scaling: Scaling
+    reason: str
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Where the workers of a launch are: equal nodes, one device a worker."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One expanded matrix of a study."""
+
+    study: str
+    """The study's name when the plan was made."""
+    created_at: str
+    request: Request
+    cells: tuple[Cell, ...]
+    series: tuple[Series, ...]
+    skips: tuple[Skip, ...]
+
+
+def placement_of(cell: Cell, gpus_per_node: int | None) -> Placement:
+    """The placement of a cell's workers on nodes of `gpus_per_node` (None: all on one node).
+
+    Raises UsageError if the workers do not fill whole nodes.
+    """
+    per_node = min(cell.gpus, gpus_per_node or cell.gpus)
+    if cell.gpus % per_node:
+        raise UsageError(f"{cell.gpus} workers do not fill whole nodes of {per_node}")
+    return Placement(nodes=cell.gpus // per_node, gpus_per_node=per_node)

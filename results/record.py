@@ -1,0 +1,125 @@
+"""A rank record: what one rank measured in one run. Raw, immutable, one writer each.
+
+Durations are integer nanoseconds, sizes integer bytes; `None` is unknown and has its reason in `absent`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from results.environment import Environment
+from results.errors import SchemaError
+from results.outcome import Evidence, Outcome
+
+ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
+
+
+class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """One value a step and column, this rank's own clock."""
+
+    step_ns: list[int] = []
+    data_ns: list[int] = []
+    forward_ns: list[int] = []
+    backward_ns: list[int] = []
+    """Backward with the exchange of gradients that it hides or waits for."""
+    optimizer_ns: list[int] = []
+    """Unscaling, clipping and the update."""
+    loss: list[float | None] = []
+    """Mean loss of this rank's samples; None where it was not finite."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
+        if len(set(lengths.values())) > 1:
+            raise SchemaError(f"the columns of a rank record differ in length: {lengths}")
+
+
+class Quads(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of `steps` steps in the order on, off, off, on: wall time of this rank from the barrier."""
+
+    steps: int
+    on_first_ns: list[int] = []
+    off_first_ns: list[int] = []
+    off_second_ns: list[int] = []
+    on_second_ns: list[int] = []
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Peaks over the run; what the idle worker held before is `idle_*`."""
+
+    rss_peak_bytes: int
+    rss_idle_bytes: int
+    device_allocated_peak_bytes: int | None
+    device_reserved_peak_bytes: int | None
+    device_idle_bytes: int | None
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step of this rank is, counted, not timed."""
+
+    samples: int
+    units: int
+    """Images, tokens or samples: the workload's unit of throughput."""
+    unit: str
+    parameters: int
+    flops: int | None
+    """Forward and backward of this rank's samples, without recomputation; 1 MAC = 2 FLOP."""
+    exchange_payload_bytes: int
+    """Bytes of the buffers that this rank handed to gradient collectives in one step; 0 for none."""
+    exchange_operations: int
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """How it was checked that the run really trained."""
+
+    method: ProofMethod
+    passed: bool
+    detail: str
+    """What was compared and by which bound, in words; the run id for `earlier-run`."""
+    max_difference: float | None = None
+    """Largest difference of a gradient element from the reference."""
+    max_bound: float | None = None
+    """The bound of the element that used most of it (0: equality was asked)."""
+
+
+class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of one run."""
+
+    cell_id: str
+    run_id: str
+    launch_id: str
+    repeat: int
+    gpus: int
+    rank: int
+    local_rank: int
+    node_rank: int
+    outcome: Outcome
+    reason: str | None
+    evidence: Evidence
+    started_at: str
+    ended_at: str
+    clock: Literal["monotonic", "cuda-event"]
+    environment: Environment
+    setup_ns: int | None = None
+    """Building model, data and strategy, without proof and warm-up."""
+    warmup: StepColumns = StepColumns()
+    warmup_steady: bool | None = None
+    """Whether warm-up ended because the step time was steady; None if it did not end."""
+    steps: StepColumns = StepColumns()
+    blocks_ns: list[int] = []
+    """Wall time of each measured block on this rank, from the barrier to its own last finished step."""
+    block_steps: int = 0
+    stop: Literal["target", "budget", "blocks"] | None = None
+    """Why measuring ended."""
+    quads: Quads | None = None
+    work: Work | None = None
+    memory: Memory | None = None
+    proof: Proof | None = None
+    parameters_hash: str | None = None
+    """Hash of all parameters after the last measured step: equal on all replicas."""
+    foreign_cpu_cores: float | None = None
+    """CPU of this host used by other processes than its ranks while measuring, in cores."""
+    warnings: list[str] = []
+    absent: dict[str, str] = {}
+    """Why a value is None."""

@@ -1,0 +1,73 @@
+"""A run's result: what all ranks of one run come to together. Derived from rank records, rebuilt at will."""
+
+from __future__ import annotations
+
+import msgspec
+
+from results.environment import Environment
+from results.outcome import Evidence, Outcome
+from results.record import Proof
+from results.statistics import Metric
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one cell. Times are of a step, in nanoseconds; rates are over all ranks."""
+
+    cell_id: str
+    run_id: str
+    launch_id: str
+    repeat: int
+    outcome: Outcome
+    reason: str | None
+    evidence: Evidence
+    started_at: str | None
+    ranks_expected: int
+    ranks_present: int
+    environment: Environment | None = None
+    """Rank 0's; the hosts of all ranks are in `hosts`."""
+    hosts: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    steps: int = 0
+    step_ns: Metric | None = None
+    """Block wall time to the last rank over the block's steps; the interval is within this run only."""
+    step_ns_median: float | None = None
+    """Quantiles of the step's maximum over ranks."""
+    step_ns_p10: float | None = None
+    step_ns_p90: float | None = None
+    step_ns_p99: float | None = None
+    slow_steps: int | None = None
+    phase_ns: dict[str, float] = {}
+    """Mean over ranks and steps; `other` is what the step has beyond its phases."""
+    samples_per_s: float | None = None
+    units_per_s: float | None = None
+    unit: str | None = None
+    flops_per_s: float | None = None
+    mfu: float | None = None
+    """Model FLOP/s over the dense peak of the devices at the cell's precision."""
+    exposed_ns: Metric | None = None
+    """Step time with minus without the exchange of gradients, from interleaved blocks of this run."""
+    exchange_payload_bytes: int | None = None
+    exchange_operations: int | None = None
+    parameters: int | None = None
+    flops_per_step: int | None = None
+    """Of all ranks."""
+    rss_peak_bytes: int | None = None
+    """The largest rank's."""
+    device_allocated_peak_bytes: int | None = None
+    loss_first: float | None = None
+    """Mean over ranks of the first step's loss."""
+    loss_last: float | None = None
+    warmup_steps: int = 0
+    warmup_steady: bool | None = None
+    stop: str | None = None
+    proof: Proof | None = None
+    replicas_agree: bool | None = None
+    """Whether the parameters of all ranks were bit for bit equal at the end."""
+    foreign_cpu_cores: float | None = None
+    disturbed: bool = False
+    """Whether others used more of the machine's CPU than a quiet run allows."""
+    setup_ns: int | None = None
+    warnings: tuple[str, ...] = ()
+    absent: dict[str, str] = {}

@@ -1,0 +1,84 @@
+"""Versioned JSON: every file says what it is and which version of that it is.
+
+Each schema has its own integer, its history in a comment, one upgrade function a step, and one golden file
+a version under tests/results/golden/. A file that is newer than the program is refused with advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from results.errors import NewerSchemaError, SchemaError, StoreError
+
+T = TypeVar("T")
+Json = dict[str, Any]
+WRITER = "bench 0.1.0"
+
+
+class _Envelope(msgspec.Struct):
+    schema: str
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Schema(Generic[T]):
+    """The reader and writer of one kind of file."""
+
+    name: str
+    version: int
+    type: type[T]
+    upgrades: dict[int, Callable[[Json], Json]] = field(default_factory=dict)
+    """From version k to k + 1."""
+
+    def encode(self, value: T) -> bytes:
+        """One JSON document with the envelope first.
+
+        What is written is read back before it counts: NaN and infinity, which become null, are refused
+        wherever null does not mean unknown.
+        """
+        head = msgspec.json.encode(
+            {"schema": f"bench/{self.name}", "schema_version": self.version, "writer": WRITER}
+        )
+        body = msgspec.json.encode(value)
+        msgspec.json.decode(body, type=self.type)
+        return head[:-1] + b"," + body[1:] + b"\n"
+
+    def decode(self, data: bytes, path: Path) -> T:
+        """The value in `data`. Raises SchemaError naming `path` and the field that is wrong."""
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope)
+            self._check(envelope, path)
+            if envelope.schema_version == self.version:
+                return msgspec.json.decode(data, type=self.type)
+            return msgspec.convert(self._upgraded(data, envelope.schema_version), self.type)
+        except msgspec.DecodeError as error:
+            raise SchemaError(
+                f"{path} is not a readable {self.name}: {error}; it was damaged or edited: "
+                f"move it away and run the same command again"
+            ) from error
+
+    def read(self, path: Path) -> T:
+        try:
+            return self.decode(path.read_bytes(), path)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+    def _check(self, envelope: _Envelope, path: Path) -> None:
+        if envelope.schema != f"bench/{self.name}":
+            raise SchemaError(f"{path} holds a {envelope.schema}, not a bench/{self.name}")
+        if envelope.schema_version > self.version:
+            raise NewerSchemaError(
+                f"{path} is {self.name} version {envelope.schema_version}; this program knows up to "
+                f"{self.version}: update bench to read it"
+            )
+
+    def _upgraded(self, data: bytes, version: int) -> Json:
+        value: Json = msgspec.json.decode(data)
+        for step in range(version, self.version):
+            value = self.upgrades[step](value)
+        return value

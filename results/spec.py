@@ -1,0 +1,206 @@
+"""`name[:positional][:key=value]...`: one way to write a workload, a strategy, a compressor, a data set.
+
+A catalog declares what exists and which options each entry takes; parsing a text against it gives typed
+values and one canonical text, in which options at their default are left out, so that an option added
+later does not rename the cells of old studies.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from results.errors import SpecError
+
+Value = int | float | bool | str
+Kind = Literal["int", "float", "bool", "str"]
+_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a catalog entry, or its positional."""
+
+    kind: Kind
+    help: str
+    default: Value | None = None
+    """None: it must be given (a positional), or is absent unless given (an option)."""
+    minimum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str, where: str) -> Value:
+        """The typed value of `text`; raises SpecError naming `where`."""
+        try:
+            value = _convert(self.kind, text)
+        except (ValueError, KeyError):
+            raise SpecError(f"{where} takes {_KIND_TEXT[self.kind]}, not {text!r}") from None
+        if self.choices and value not in self.choices:
+            raise SpecError(f"{where} is one of {', '.join(self.choices)}, not {text!r}")
+        if self.minimum is not None and not isinstance(value, str) and not value >= self.minimum:
+            raise SpecError(f"{where} is at least {self.minimum:g}, not {text}")
+        return value
+
+
+_KIND_TEXT = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _convert(kind: Kind, text: str) -> Value:
+    if kind == "int":
+        return int(text)
+    if kind == "float":
+        return float(text)
+    if kind == "bool":
+        return _BOOLS[text.lower()]
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of a catalog."""
+
+    name: str
+    help: str
+    positional: Option | None = None
+    options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}))
+    alias_of: str | None = None
+    """The canonical spec text that this name stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A parsed text: what it names and every option, defaults filled in."""
+
+    name: str
+    positional: Value | None
+    options: Mapping[str, Value | None]
+    text: str
+    """The canonical form: equal specs have equal text."""
+
+    def integer(self, key: str) -> int:
+        value = self.options[key]
+        assert isinstance(value, int)
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.options[key]
+        assert isinstance(value, float)
+        return value
+
+    def word(self, key: str) -> str:
+        value = self.options[key]
+        assert isinstance(value, str)
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.options[key]
+        assert isinstance(value, bool)
+        return value
+
+
+class Catalog:
+    """What exists of one kind ("strategy", "workload"), and the parser of its texts."""
+
+    def __init__(self, kind: str, entries: list[Entry]) -> None:
+        self.kind = kind
+        self.entries = {entry.name: entry for entry in entries}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+    def parse(self, text: str) -> Spec:
+        """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name."""
+        name, positional, options = split(text)
+        entry = self.entries.get(name)
+        if entry is None:
+            raise SpecError(self._unknown(name))
+        if entry.alias_of is not None:
+            return self._resolve_alias(entry, text, positional, options)
+        return self._build(entry, positional, options)
+
+    def _resolve_alias(
+        self, entry: Entry, text: str, positional: str | None, options: dict[str, str]
+    ) -> Spec:
+        assert entry.alias_of is not None
+        if positional is not None:
+            raise SpecError(f"{self.kind} {text!r}: {entry.name} takes no {positional!r}")
+        name, base_positional, base_options = split(entry.alias_of)
+        return self._build(self.entries[name], base_positional, base_options | options)
+
+    def _build(self, entry: Entry, positional: str | None, options: dict[str, str]) -> Spec:
+        value = self._positional(entry, positional)
+        unknown = [key for key in options if key not in entry.options]
+        if unknown:
+            known = ", ".join(sorted(entry.options)) or "none"
+            raise SpecError(
+                f"{self.kind} {entry.name} has no option {unknown[0]!r}{_nearest(unknown[0], entry.options)};"
+                f" its options: {known}"
+            )
+        values = {
+            key: option.read(options[key], f"{self.kind} {entry.name}: {key}")
+            if key in options
+            else option.default
+            for key, option in entry.options.items()
+        }
+        return Spec(
+            name=entry.name,
+            positional=value,
+            options=MappingProxyType(values),
+            text=_canonical(entry, value, values),
+        )
+
+    def _positional(self, entry: Entry, text: str | None) -> Value | None:
+        if entry.positional is None:
+            if text is not None:
+                raise SpecError(f"{self.kind} {entry.name} takes no {text!r}; options are written key=value")
+            return None
+        if text is not None:
+            return entry.positional.read(text, f"{self.kind} {entry.name}")
+        if entry.positional.default is None:
+            raise SpecError(f"{self.kind} {entry.name} needs {entry.positional.help}: {entry.name}:...")
+        return entry.positional.default
+
+    def _unknown(self, name: str) -> str:
+        names = ", ".join(sorted(self.entries))
+        return f"there is no {self.kind} {name!r}{_nearest(name, self.entries)}; there are: {names}"
+
+
+def split(text: str) -> tuple[str, str | None, dict[str, str]]:
+    """The raw parts of a spec text: name, positional (all up to the first `key=value`), options."""
+    name, *parts = text.strip().split(":")
+    first_option = next((i for i, part in enumerate(parts) if "=" in part), len(parts))
+    positional = ":".join(parts[:first_option]) if first_option else None
+    options: dict[str, str] = {}
+    for part in parts[first_option:]:
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise SpecError(f"{text!r}: {part!r} is not key=value, and options come last")
+        if key in options:
+            raise SpecError(f"{text!r} gives {key} twice")
+        options[key] = value
+    return name, positional, options
+
+
+def _canonical(entry: Entry, positional: Value | None, values: Mapping[str, Value | None]) -> str:
+    parts = [entry.name]
+    if entry.positional is not None and positional != entry.positional.default:
+        parts.append(_text(positional))
+    parts += [
+        f"{key}={_text(value)}"
+        for key, value in sorted(values.items())
+        if value is not None and value != entry.options[key].default
+    ]
+    return ":".join(parts)
+
+
+def _text(value: Value | None) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

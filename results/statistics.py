@@ -1,0 +1,159 @@
+"""Intervals that mean what they say: the run, not the step, is the independent sample.
+
+Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, ch. 9; interval over runs, Kalibera &
+Jones, Rigorous Benchmarking in Reasonable Time (ISMM 2013); ratios of runs by Welch's t on logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+
+FEWEST_FOR_INTERVAL = 6
+"""Below this the range is given: no distribution-free 95 % interval of the median exists for n <= 5."""
+BATCHES = 10
+
+IntervalKind = Literal["range", "t95-runs", "t95-batch-means"]
+Floats = npt.NDArray[np.float64]
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure with its uncertainty."""
+
+    value: float
+    unit: str
+    low: float | None
+    high: float | None
+    samples: int
+    """Independent samples behind it: runs for `t95-runs` and `range`, batches for `t95-batch-means`."""
+    interval: IntervalKind | None
+    """What `low` and `high` are; None if there is one sample, and so neither."""
+
+
+def t_quantile(freedom: float, confidence: float = 0.95) -> float:
+    """Two-sided quantile of Student's t."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def within_run(block_values: Sequence[float], unit: str) -> Metric:
+    """The mean of one run's blocks, with an interval by the method of batch means.
+
+    Steps, and so blocks, are correlated: they are put together in at most ten batches whose means are
+    nearly independent. Under six blocks no interval is given. It says how well this run knows its own
+    mean, never how another run would come out.
+    """
+    values = np.asarray(block_values, dtype=np.float64)
+    mean = float(values.mean())
+    if len(values) < FEWEST_FOR_INTERVAL:
+        return Metric(value=mean, unit=unit, low=None, high=None, samples=len(values), interval=None)
+    batches = _batch_means(values)
+    half = t_quantile(len(batches) - 1) * float(batches.std(ddof=1)) / len(batches) ** 0.5
+    return Metric(
+        value=mean,
+        unit=unit,
+        low=mean - half,
+        high=mean + half,
+        samples=len(batches),
+        interval="t95-batch-means",
+    )
+
+
+def _batch_means(values: Floats) -> Floats:
+    if len(values) < 2 * BATCHES:
+        return values
+    return np.array([batch.mean() for batch in np.array_split(values, BATCHES)])
+
+
+def over_runs(run_values: Sequence[float], unit: str) -> Metric:
+    """One cell's figure from the figures of its runs: their mean, and an interval or, below six, the range.
+
+    The interval is Student's t on the logarithms of the runs (times are skewed); values are positive.
+    """
+    values = np.asarray(run_values, dtype=np.float64)
+    mean = float(values.mean())
+    if len(values) == 1:
+        return Metric(value=mean, unit=unit, low=None, high=None, samples=1, interval=None)
+    if len(values) < FEWEST_FOR_INTERVAL:
+        return _range(mean, values, unit)
+    logs = np.log(values)
+    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / len(logs) ** 0.5
+    centre = float(logs.mean())
+    return Metric(
+        value=mean,
+        unit=unit,
+        low=float(np.exp(centre - half)),
+        high=float(np.exp(centre + half)),
+        samples=len(values),
+        interval="t95-runs",
+    )
+
+
+def differences(values: Sequence[float], unit: str) -> Metric:
+    """The mean of paired differences, which may be negative, with Student's t from six pairs on."""
+    array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    if len(array) == 1:
+        return Metric(value=mean, unit=unit, low=None, high=None, samples=1, interval=None)
+    if len(array) < FEWEST_FOR_INTERVAL:
+        return _range(mean, array, unit)
+    half = t_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
+    return Metric(
+        value=mean, unit=unit, low=mean - half, high=mean + half, samples=len(array), interval="t95-runs"
+    )
+
+
+def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> Metric:
+    """The ratio of two cells' means, from the figures of their runs.
+
+    From six runs on each side: Welch's t on logarithms. Below: the range of all the ratios a reader could
+    form, smallest over largest to largest over smallest. With one run on both sides: no interval.
+    """
+    top, bottom = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    value = float(top.mean() / bottom.mean())
+    fewest = min(len(top), len(bottom))
+    if max(len(top), len(bottom)) == 1:
+        return Metric(value=value, unit=unit, low=None, high=None, samples=1, interval=None)
+    if fewest < FEWEST_FOR_INTERVAL:
+        low, high = float(top.min() / bottom.max()), float(top.max() / bottom.min())
+        return Metric(value=value, unit=unit, low=low, high=high, samples=fewest, interval="range")
+    centre, half = _welch(np.log(top), np.log(bottom))
+    return Metric(
+        value=value,
+        unit=unit,
+        low=float(np.exp(centre - half)),
+        high=float(np.exp(centre + half)),
+        samples=fewest,
+        interval="t95-runs",
+    )
+
+
+def _welch(first: Floats, second: Floats) -> tuple[float, float]:
+    """Difference of means and the half-width of its 95 % interval (Welch-Satterthwaite)."""
+    a, b = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
+    difference = float(first.mean() - second.mean())
+    if a + b == 0:
+        return difference, 0.0
+    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
+    return difference, t_quantile(freedom) * (a + b) ** 0.5
+
+
+def _range(mean: float, values: Floats, unit: str) -> Metric:
+    return Metric(
+        value=mean,
+        unit=unit,
+        low=float(values.min()),
+        high=float(values.max()),
+        samples=len(values),
+        interval="range",
+    )
+
+
+def slow_steps(step_ns: npt.NDArray[np.int64]) -> int:
+    """Steps above Tukey's upper fence (third quartile and 1.5 interquartile ranges); counted, never removed."""
+    lower, upper = np.percentile(step_ns, [25, 75])
+    return int((step_ns > upper + 1.5 * (upper - lower)).sum())

@@ -1,0 +1,206 @@
+"""The folder of a study: the only place that knows its file names.
+
+::
+
+    runs/<study>/
+      plan-0001.json ...             one a `bench matrix` call that asked for something new
+      cells/<cell-id>/cell.json      the worker's exact input
+      cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
+      launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
+      index.jsonl                    one RunResult a line (derived)
+      report.html, report.csv        (derived)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from results import files, schemas
+from results.cell import Cell
+from results.derive import derive
+from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
+from results.launch import Attempt, Launch
+from results.outcome import Outcome
+from results.plan import Plan
+from results.record import RankRecord
+from results.run import RunResult
+
+
+def utc_now() -> str:
+    """The time of day as ISO 8601 text, in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_id() -> str:
+    """A name for a run or a launch that sorts by time and is never used twice."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+class Study:
+    """One study's folder: reads what is there, writes what is new."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def name(self) -> str:
+        return self.root.resolve().name
+
+    @classmethod
+    def existing(cls, root: Path) -> Study:
+        """The study at `root`. Raises UsageError if there is none."""
+        study = cls(root)
+        if not study.plan_paths():
+            raise UsageError(f"{root} is not a study: it has no plan-0001.json; name a folder under runs/")
+        return study
+
+    @classmethod
+    def for_planning(cls, root: Path) -> Study:
+        """The study at `root`, which may not exist yet. Raises UsageError if something else is there."""
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"--out {root} is a file; name a folder for the study")
+        study = cls(root)
+        visible = root.is_dir() and any(not path.name.startswith(".") for path in root.iterdir())
+        if visible and not study.plan_paths():
+            raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
+        return study
+
+    # Plans
+
+    def plan_paths(self) -> list[Path]:
+        return sorted(self.root.glob("plan-[0-9][0-9][0-9][0-9].json"))
+
+    def plans(self) -> list[Plan]:
+        return [schemas.PLAN.read(path) for path in self.plan_paths()]
+
+    def add_plan(self, plan: Plan) -> Path:
+        """Keep a new plan, its cells first, so that a plan that is there has all its cells."""
+        for cell in plan.cells:
+            self.add_cell(cell)
+        path = self.root / f"plan-{len(self.plan_paths()) + 1:04d}.json"
+        files.write_once(path, schemas.PLAN.encode(plan))
+        return path
+
+    # Cells and runs
+
+    def cell_folder(self, cell_id: str) -> Path:
+        return self.root / "cells" / cell_id
+
+    def run_folder(self, cell_id: str, run_id: str) -> Path:
+        return self.cell_folder(cell_id) / run_id
+
+    def add_cell(self, cell: Cell) -> None:
+        path = self.cell_folder(cell.id) / "cell.json"
+        if not path.exists():
+            files.write_once(path, schemas.CELL.encode(cell))
+
+    def cell(self, cell_id: str) -> Cell:
+        """A cell by its id. Raises SchemaError if its file does not hold that cell."""
+        path = self.cell_folder(cell_id) / "cell.json"
+        cell = schemas.CELL.read(path)
+        if cell.id != cell_id:
+            raise SchemaError(f"{path} holds the cell {cell.id}: it was edited; run the same command again")
+        return cell
+
+    def cell_ids(self) -> list[str]:
+        return sorted(path.parent.name for path in self.root.glob("cells/*/cell.json"))
+
+    def run_ids(self, cell_id: str) -> list[str]:
+        return sorted(path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
+
+    # Rank records
+
+    def rank_path(self, cell_id: str, run_id: str, rank: int) -> Path:
+        return self.run_folder(cell_id, run_id) / f"rank-{rank:05d}.json"
+
+    def add_rank_record(self, record: RankRecord) -> None:
+        path = self.rank_path(record.cell_id, record.run_id, record.rank)
+        files.write_once(path, schemas.RANK_RECORD.encode(record))
+
+    def rank_records(self, cell_id: str, run_id: str) -> list[RankRecord]:
+        """The records of one run. Raises SchemaError for a file that belongs elsewhere or is damaged."""
+        paths = sorted(self.run_folder(cell_id, run_id).glob("rank-[0-9][0-9][0-9][0-9][0-9].json"))
+        records = []
+        for path in paths:
+            record = schemas.RANK_RECORD.read(path)
+            if path != self.rank_path(record.cell_id, record.run_id, record.rank):
+                raise SchemaError(
+                    f"{path} is of cell {record.cell_id}, run {record.run_id}, rank {record.rank}: "
+                    f"it was copied here; move it away"
+                )
+            records.append(record)
+        return records
+
+    # Launches
+
+    def launch_folder(self, launch_id: str) -> Path:
+        return self.root / "launches" / launch_id
+
+    def add_launch(self, launch: Launch) -> Path:
+        path = self.launch_folder(launch.launch_id) / "launch.json"
+        files.write_once(path, schemas.LAUNCH.encode(launch))
+        return path
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        path = self.launch_folder(attempt.launch_id) / "attempt.json"
+        files.write_once(path, schemas.ATTEMPT.encode(attempt))
+
+    def launches(self) -> list[Launch]:
+        return [schemas.LAUNCH.read(path) for path in sorted(self.root.glob("launches/*/launch.json"))]
+
+    def attempts(self) -> dict[str, Attempt]:
+        """Attempts by the id of a run that each had to do."""
+        attempts: dict[str, Attempt] = {}
+        for launch in self.launches():
+            path = self.launch_folder(launch.launch_id) / "attempt.json"
+            if path.exists():
+                attempt = schemas.ATTEMPT.read(path)
+                attempts |= {slot.run_id: attempt for slot in launch.slots}
+        return attempts
+
+    # What is derived
+
+    def collect(self) -> list[RunResult]:
+        """Every run of the study, derived anew where it is not yet; `index.jsonl` is rewritten."""
+        results = list(self._derived())
+        lines = [msgspec.json.encode(result) for result in results]
+        files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines))
+        return results
+
+    def _derived(self) -> Iterator[RunResult]:
+        attempts = self.attempts()
+        for cell_id in self.cell_ids():
+            cell = self.cell(cell_id)
+            for run_id in self.run_ids(cell_id):
+                yield self._result(cell, run_id, attempts.get(run_id))
+
+    def _result(self, cell: Cell, run_id: str, attempt: Attempt | None) -> RunResult:
+        path = self.run_folder(cell.id, run_id) / "run.json"
+        if path.exists():
+            kept = schemas.RUN_RESULT.read(path)
+            if kept.ranks_present == kept.ranks_expected:
+                return kept
+        try:
+            result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
+        except NewerSchemaError:
+            raise
+        except SchemaError as error:
+            # One damaged file costs one run; the others of the study are unharmed.
+            result = derive(cell, run_id, [], attempt)
+            result = msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, reason=str(error))
+        files.replace(path, schemas.RUN_RESULT.encode(result))
+        return result
+
+    def forget_derived(self) -> None:
+        """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""
+        derived: Sequence[Path] = [*self.root.glob("cells/*/*/run.json"), self.root / "index.jsonl"]
+        try:
+            for path in derived:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot renew {self.root}: {error.strerror}") from error
