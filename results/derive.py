@@ -159,7 +159,7 @@ def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float
 
 def block_walls(ranks: Sequence[RankRecord]) -> Ints:
     """Wall time of each measured block to the last rank, in ns: the maximum over ranks, block by block."""
-    return np.array([rank.blocks_ns for rank in ranks], dtype=np.int64).max(axis=0)
+    return _longest([rank.blocks_ns for rank in ranks])
 
 
 def step_time(ranks: Sequence[RankRecord]) -> Metric:
@@ -169,7 +169,7 @@ def step_time(ranks: Sequence[RankRecord]) -> Metric:
 
 
 def _step_maxima(ranks: Sequence[RankRecord]) -> Ints:
-    return np.array([rank.steps.step_ns for rank in ranks], dtype=np.int64).max(axis=0)
+    return _longest([rank.steps.step_ns for rank in ranks])
 
 
 def exposed_time(quads: Sequence[Quads]) -> Metric | None:
@@ -185,7 +185,8 @@ def exposed_time(quads: Sequence[Quads]) -> Metric | None:
 
 
 def _longest(rows: list[list[int]]) -> Ints:
-    return np.array(rows, dtype=np.int64).max(axis=0)
+    longest: Ints = np.array(rows, dtype=np.int64).max(axis=0)
+    return longest
 
 
 def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
@@ -205,7 +206,7 @@ def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:
 def _proof(ranks: Sequence[RankRecord]) -> Proof | None:
     proofs = [rank.proof for rank in ranks if rank.proof is not None]
     failed = [proof for proof in proofs if not proof.passed]
-    return (failed or proofs or [None])[0]
+    return next(iter(failed or proofs), None)
 
 
 def _replicas_agree(ranks: Sequence[RankRecord]) -> bool:

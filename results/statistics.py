@@ -154,6 +154,6 @@ def _range(mean: float, values: Floats, unit: str) -> Metric:
 
 
 def slow_steps(step_ns: npt.NDArray[np.int64]) -> int:
-    """Steps above Tukey's upper fence (third quartile and 1.5 interquartile ranges); counted, never removed."""
+    """Steps above Tukey's upper fence (upper quartile + 1.5 interquartile ranges); counted, never removed."""
     lower, upper = np.percentile(step_ns, [25, 75])
     return int((step_ns > upper + 1.5 * (upper - lower)).sum())
