@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from results.errors import GpuCountsError
 
-_ITEM = re.compile(r"(?P<first>\d+)(?:\.\.(?P<last>\d+)(?::(?P<step>\d+))?)?")
+_ITEM = re.compile(r"(?P<first>\d{1,18})(?:\.\.(?P<last>\d{1,18})(?::(?P<step>\d{1,18}))?)?", re.ASCII)
 _GRAMMAR = "write counts like 8, ranges like 1..256 (doubling) or 8..64:8 (steps), joined by commas"
 LARGEST = 1_000_000
 

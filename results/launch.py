@@ -17,8 +17,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     repeat: int
     """1 for the first repeat."""
-    prove: bool
-    """Whether this run checks the cell's training against the reference (once a cell)."""
+    proved_by: str | None = None
+    """The run that has checked this cell's training already; None: this run does."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,45 @@
 """How a training step is distributed: the strategies, and the one Trainer that drives them.
 
-`strategies.catalog` says what there is without importing torch.
+`strategies.catalog` says what there is without importing torch. A library face for people with a loop of
+their own::
+
+    from strategies import Trainer, TrainSettings
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strategies.observer import Phase, SilentObserver, StepObserver
+    from strategies.parallel import ParallelModel, parallelize
+    from strategies.trainer import Trainer, TrainSettings
+
+__all__ = [
+    "ParallelModel",
+    "Phase",
+    "SilentObserver",
+    "StepObserver",
+    "TrainSettings",
+    "Trainer",
+    "parallelize",
+]
+
+_HOMES = {
+    "ParallelModel": "strategies.parallel",
+    "Phase": "strategies.observer",
+    "SilentObserver": "strategies.observer",
+    "StepObserver": "strategies.observer",
+    "TrainSettings": "strategies.trainer",
+    "Trainer": "strategies.trainer",
+    "parallelize": "strategies.parallel",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Lazy: planning imports strategies.catalog, and must not pay for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strategies' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -9,6 +9,7 @@ from results.spec import Catalog, Entry, Option
 
 _BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one all-reduce")
 _STATIC = Option(kind="bool", default=False, help="promise torch that the graph never changes")
+_UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
 _VIEW = Option(kind="bool", default=False, help="gradients are views of the buckets: one copy less")
 
 STRATEGIES = Catalog(
@@ -19,7 +20,12 @@ STRATEGIES = Catalog(
             name="ddp",
             help="torch's DistributedDataParallel: replicas, bucketed all-reduce during backward",
             options=MappingProxyType(
-                {"bucket_mb": _BUCKET_MB, "static_graph": _STATIC, "bucket_view": _VIEW}
+                {
+                    "bucket_mb": _BUCKET_MB,
+                    "static_graph": _STATIC,
+                    "bucket_view": _VIEW,
+                    "find_unused": _UNUSED,
+                }
             ),
         ),
     ],

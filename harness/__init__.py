@@ -1,0 +1,1 @@
+"""The roof: the command line, plans, launches, and the measured process."""

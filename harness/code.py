@@ -1,0 +1,65 @@
+"""Which code measures: a hash over what runs inside the measured process, and git's view of the checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import subprocess
+from pathlib import Path
+
+from results.environment import CodeVersion
+from results.errors import MachineError
+
+PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
+_MEASURED = ("results", "workloads", "strategies", "harness/worker")
+
+
+def checkout() -> Path:
+    """The folder that holds the packages. Raises MachineError if they come from more than one.
+
+    Their names are generic, so another distribution's `reports` could shadow ours.
+    """
+    folders: dict[Path, str] = {}
+    for name in PACKAGES:
+        file = importlib.import_module(name).__file__
+        assert file is not None, name
+        folders.setdefault(Path(file).resolve().parent.parent, name)
+    if len(folders) > 1:
+        places = "; ".join(f"{name} from {folder}" for folder, name in folders.items())
+        raise MachineError(
+            f"the packages of bench come from different folders ({places}): another package hides one of "
+            f"them; install bench in an environment of its own, or run it from another folder"
+        )
+    return next(iter(folders))
+
+
+def code_version() -> CodeVersion:
+    """The version of the running code."""
+    folder = checkout()
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return CodeVersion(
+        code_hash=_hash(folder),
+        commit=_git(folder, "rev-parse", "HEAD"),
+        dirty=None if status is None else bool(status),
+    )
+
+
+def _hash(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for package in _MEASURED:
+        for path in sorted((folder / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(folder)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    if not (folder / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,66 @@
+"""`python -m harness.worker LAUNCH.json`, started by torchrun on every rank.
+
+Binds the process to its cores first: threads that torch starts inherit the binding.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+from harness.device import Gpu, usable_cores, visible_gpus
+from harness.worker.rank import Rank
+from results.launch import Launch
+from results.schemas import LAUNCH
+
+
+def main() -> int:
+    """Bind, then work."""
+    # `kill -USR1` prints every thread's stack to the rank's stderr log.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    path = Path(sys.argv[1]).resolve()
+    rank = Rank.from_torchrun()
+    launch = LAUNCH.read(path)
+    mine, all_of_them = _cores(launch, rank)
+    if mine:
+        os.sched_setaffinity(0, mine)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from harness.worker.crew import work
+
+    code = record(work)(path, rank, pinned=mine, cores=all_of_them)
+    assert code is not None
+    return code
+
+
+def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cores this rank is bound to (none: it is not), and those of all ranks of this host."""
+    usable = usable_cores()
+    if not launch.pin:
+        return (), tuple(usable)
+    if launch.device == "cuda":
+        return _near(visible_gpus(), rank, usable), tuple(usable)
+    each = launch.threads
+    if rank.local_gpus * each > len(usable):
+        return (), tuple(usable)
+    mine = usable[rank.local_rank * each : (rank.local_rank + 1) * each]
+    return tuple(mine), tuple(usable[: rank.local_gpus * each])
+
+
+def _near(gpus: list[Gpu], rank: Rank, usable: list[int]) -> tuple[int, ...]:
+    """This rank's share of the cores near its device; ranks on one NUMA node do not overlap."""
+    if rank.local_rank >= len(gpus):
+        return ()
+    near = gpus[rank.local_rank].near_cores
+    neighbours = [i for i, gpu in enumerate(gpus[: rank.local_gpus]) if gpu.near_cores == near]
+    cores = [core for core in usable if core in near]
+    each = len(cores) // len(neighbours)
+    first = neighbours.index(rank.local_rank) * each
+    return tuple(cores[first : first + each])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

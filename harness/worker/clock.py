@@ -1,0 +1,128 @@
+"""Observers that time the phases of every step: by the host's clock on CPU, by events on a CUDA stream."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from results.record import StepColumns
+from strategies.observer import Phase
+
+_PHASES = tuple(Phase)
+
+
+class StepClock(Protocol):
+    """A StepObserver that hands out what it saw."""
+
+    name: Literal["monotonic", "cuda-event"]
+
+    def begins(self, phase: Phase) -> None: ...
+
+    def step_done(self, loss: Tensor) -> None: ...
+
+    def drain(self) -> StepColumns:
+        """The steps since the last call; the device must have finished them."""
+        ...
+
+
+class MonotonicClock:
+    """The host's monotonic clock: right where the work is done when a call returns, so on CPU."""
+
+    name: Literal["monotonic", "cuda-event"] = "monotonic"
+
+    def __init__(self) -> None:
+        self._steps: list[list[tuple[Phase, int]]] = []
+        self._marks: list[tuple[Phase, int]] = []
+        self._ends: list[int] = []
+        self._losses: list[Tensor] = []
+
+    def begins(self, phase: Phase) -> None:
+        self._marks.append((phase, time.perf_counter_ns()))
+
+    def step_done(self, loss: Tensor) -> None:
+        self._ends.append(time.perf_counter_ns())
+        self._steps.append(self._marks)
+        self._marks = []
+        self._losses.append(loss)
+
+    def drain(self) -> StepColumns:
+        rows = [_row(marks, end) for marks, end in zip(self._steps, self._ends, strict=True)]
+        losses = self._losses
+        self._steps, self._ends, self._losses = [], [], []
+        return _columns(rows, losses)
+
+
+class CudaEventClock:
+    """Events on the current stream: no synchronisation while steps run."""
+
+    name: Literal["monotonic", "cuda-event"] = "cuda-event"
+
+    def __init__(self) -> None:
+        self._steps: list[list[tuple[Phase, torch.cuda.Event]]] = []
+        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
+        self._ends: list[torch.cuda.Event] = []
+        self._losses: list[Tensor] = []
+
+    def begins(self, phase: Phase) -> None:
+        self._marks.append((phase, _event()))
+
+    def step_done(self, loss: Tensor) -> None:
+        self._ends.append(_event())
+        self._steps.append(self._marks)
+        self._marks = []
+        self._losses.append(loss)
+
+    def drain(self) -> StepColumns:
+        rows = []
+        for marks, end in zip(self._steps, self._ends, strict=True):
+            first = marks[0][1]
+            rows.append(_row([(phase, _ns(first, event)) for phase, event in marks], _ns(first, end)))
+        losses = self._losses
+        self._steps, self._ends, self._losses = [], [], []
+        return _columns(rows, losses)
+
+
+def step_clock(device: torch.device) -> StepClock:
+    return CudaEventClock() if device.type == "cuda" else MonotonicClock()
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _ns(first: torch.cuda.Event, second: torch.cuda.Event) -> int:
+    return round(float(first.elapsed_time(second)) * 1e6)
+
+
+def _row(marks: list[tuple[Phase, int]], end: int) -> dict[str, int]:
+    """Durations of one step: each mark's phase lasts until the next mark, the last until the end."""
+    row: dict[str, int] = dict.fromkeys(_PHASES, 0)
+    ends = [at for _, at in marks[1:]] + [end]
+    for (phase, at), until in zip(marks, ends, strict=True):
+        row[phase] += until - at
+    return {"step": end - marks[0][1], **row}
+
+
+def _columns(rows: list[dict[str, int]], losses: list[Tensor]) -> StepColumns:
+    values = [float(loss) for loss in torch.stack(losses).tolist()] if losses else []
+    return StepColumns(
+        step_ns=[row["step"] for row in rows],
+        data_ns=[row[Phase.DATA] for row in rows],
+        forward_ns=[row[Phase.FORWARD] for row in rows],
+        backward_ns=[row[Phase.BACKWARD] for row in rows],
+        optimizer_ns=[row[Phase.OPTIMIZER] for row in rows],
+        loss=[value if math.isfinite(value) else None for value in values],
+    )
+
+
+def joined(first: StepColumns, second: StepColumns) -> StepColumns:
+    """The steps of both, in order."""
+    return StepColumns(
+        **{name: getattr(first, name) + getattr(second, name) for name in StepColumns.__struct_fields__}
+    )

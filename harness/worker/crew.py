@@ -1,0 +1,105 @@
+"""A launch from inside: the workers start once, join one process group, and run cell after cell."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from harness.worker.control import Control
+from harness.worker.exchange import open_exchange
+from harness.worker.log import RankLog
+from harness.worker.rank import Rank
+from harness.worker.run import Run, Surroundings
+from harness.worker.teardown import fragmented, tear_down
+from results.launch import Launch, Slot
+from results.outcome import Outcome
+from results.schemas import LAUNCH
+from results.store import Study
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=15)
+STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.CANCELLED}
+"""Outcomes after which the process is not trusted with another cell."""
+
+
+def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple[int, ...]) -> int:
+    """Run the cells of a launch on this rank. Returns the process's exit code: 0 if all were ok."""
+    launch = LAUNCH.read(launch_path)
+    study = Study(launch_path.parents[2])
+    torch.set_num_threads(launch.threads)
+    device = _device(launch, rank)
+    log = RankLog(launch_path.parent / f"rank-{rank.rank:05d}.jsonl", rank.rank)
+    dist.init_process_group(
+        launch.backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if device.type == "cuda" else None
+    )
+    surroundings = Surroundings(
+        launch=launch,
+        rank=rank,
+        device=device,
+        cores=cores,
+        pinned=pinned,
+        exchange=open_exchange(),
+        control=Control(device),
+        log=log,
+    )
+    log.event("ready", gpus=rank.gpus)
+    try:
+        return _run_slots(study, surroundings)
+    finally:
+        log.close()
+
+
+def _run_slots(study: Study, around: Surroundings) -> int:
+    for slot in around.launch.slots:
+        if _supervisor_is_gone(around):
+            around.log.event("stopped", reason="the supervisor is gone")
+            return 0
+        outcome, clean = _run_slot(study, around, slot)
+        if outcome in STARTS_AFRESH:
+            # Other ranks may wait in a collective that this one will never join: end without a farewell.
+            return 1
+        if not clean:
+            around.log.event("stopped", reason="the last run left memory behind; the rest starts afresh")
+            break
+    around.log.event("finished")
+    dist.destroy_process_group()
+    return 0
+
+
+def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, bool]:
+    """Run one slot and write its record. Returns the outcome and whether all ranks are clean after it."""
+    around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
+    run = Run(around, slot, study.cell(slot.cell_id))
+    record = run.execute()
+    study.add_rank_record(record)
+    around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
+    if record.outcome in STARTS_AFRESH:
+        return record.outcome, False
+    tear_down(around.device)
+    dirty = float(not run.model_is_gone or fragmented(around.device))
+    return record.outcome, not around.control.largest([dirty])[0]
+
+
+def _device(launch: Launch, rank: Rank) -> torch.device:
+    if launch.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _supervisor_is_gone(around: Surroundings) -> bool:
+    """Whether nobody watches any more; all ranks decide alike."""
+    gone = 0.0
+    pid = around.launch.supervisor_pid
+    if pid is not None and around.rank.rank == 0:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            gone = 1.0
+        except PermissionError:
+            pass
+    return bool(around.control.from_first(gone))

@@ -1,0 +1,51 @@
+"""The facts of this rank's process and machine: an allow-list, never the environment as a whole."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+
+import psutil
+import torch
+
+from harness.device import cpu_model, driver_version
+from harness.worker.rank import Rank
+from results.environment import Environment
+from results.launch import Launch
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
+
+
+def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...]) -> Environment:
+    """What this rank runs on; `cores` are those it is bound to, empty for none."""
+    cuda = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if cuda else None
+    return Environment(
+        host=platform.node(),
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        device_name=properties.name if properties else cpu_model(),
+        device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
+        device_uuid=f"GPU-{properties.uuid}" if properties else None,
+        cpu_model=cpu_model(),
+        cores=len(os.sched_getaffinity(os.getppid())),
+        threads=torch.get_num_threads(),
+        code=launch.code,
+        driver=driver_version() if cuda else None,
+        cuda=torch.version.cuda if cuda else None,
+        nccl=_nccl_version() if launch.backend == "nccl" else None,
+        nodes=launch.placement.nodes,
+        gpus_per_node=launch.placement.gpus_per_node,
+        pinned_cores=cores,
+        nccl_settings={
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith("NCCL_") and not _SECRET.search(key)
+        },
+    )
+
+
+def _nccl_version() -> str:
+    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

@@ -1,0 +1,34 @@
+"""From an exception on this rank to the outcome of its run, by positive lists."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from harness.worker.measure import DivergedError
+from results.outcome import Outcome
+
+# What the CPU allocator says; it raises a plain RuntimeError.
+_HOST_MEMORY = re.compile(r"can't allocate memory|not enough memory|DefaultCPUAllocator", re.IGNORECASE)
+# What is seen of a peer that went away: the peer's own record tells why.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited|Socket closed|"
+    r"Application timeout caused pair closure|ncclRemoteError",
+    re.IGNORECASE,
+)
+
+
+def classify(error: BaseException) -> tuple[Outcome, str]:
+    """The outcome, and one line that says why."""
+    text = " ".join(str(error).split())[:400]
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, DivergedError):
+        return Outcome.DIVERGED, text
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Outcome.OUT_OF_MEMORY, reason
+    if isinstance(error, RuntimeError) and _HOST_MEMORY.search(text):
+        return Outcome.OUT_OF_MEMORY, reason
+    if isinstance(error, RuntimeError) and _PEER_LOST.search(text):
+        return Outcome.CANCELLED, f"another rank went away: {reason}"
+    return Outcome.CRASHED, reason

@@ -1,0 +1,35 @@
+"""A rank's log: one JSON object a line, for people with `jq` and for the supervisor, which follows it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from results.store import utc_now
+
+HEARTBEAT_S = 5.0
+
+
+class RankLog:
+    """Appends to one rank's file; every line is flushed, so that a killed rank's last words stay."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._rank = rank
+        self._last = 0.0
+
+    def event(self, name: str, **fields: object) -> None:
+        """Write one line: `at`, `rank`, `event` and the fields."""
+        line = {"at": utc_now(), "rank": self._rank, "event": name, **fields}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        self._last = time.monotonic()
+
+    def heartbeat(self, **fields: object) -> None:
+        """Say that work goes on, at most every few seconds."""
+        if time.monotonic() - self._last > HEARTBEAT_S:
+            self.event("alive", **fields)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,142 @@
+"""Timed blocks: warm-up until the step time is steady, measuring to a target or a budget, on-off quads.
+
+A block is some steps between a barrier and the last rank's finished work; nothing inside a block waits for
+the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
+figures that all ranks share, so that all decide alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.worker.clock import StepClock, joined
+from harness.worker.control import Control
+from harness.worker.exchange import ExchangeGroup
+from harness.worker.log import RankLog
+from results.cell import StepPolicy
+from results.record import Quads, StepColumns
+from results.statistics import FEWEST_FOR_INTERVAL, within_run
+from strategies.parallel import Batch
+from strategies.snapshot import Snapshot
+from strategies.trainer import Trainer
+
+STEADY_WITHIN = 0.03
+"""Warm-up has ended when a block is not faster than the fastest before it by more than this."""
+Stop = Literal["target", "budget", "blocks"]
+
+
+class DivergedError(Exception):
+    """The loss of a rank is not a finite number; raised on all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the measured blocks gave on this rank."""
+
+    columns: StepColumns
+    blocks_ns: list[int]
+    stop: Stop
+
+
+class Stopwatch:
+    """Runs one trainer in timed blocks, together with the other ranks."""
+
+    def __init__(
+        self, trainer: Trainer, batches: Iterator[Batch], *, clock: StepClock, control: Control, log: RankLog
+    ) -> None:
+        self._trainer = trainer
+        self._batches = batches
+        self._clock = clock
+        self._control = control
+        self._log = log
+        trainer.observer = clock
+
+    def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
+        """Steps until the step time is steady, or the policy's limit; says which."""
+        columns = StepColumns()
+        walls: list[float] = []
+        steady = False
+        while not steady and len(columns.step_ns) < policy.warmup_max_steps:
+            _, wall, block = self._block(policy.block_steps, self._batches)
+            columns = joined(columns, block)
+            steady = bool(walls) and wall >= (1 - STEADY_WITHIN) * min(walls)
+            walls.append(wall)
+        return columns, steady
+
+    def measure(self, policy: StepPolicy) -> Measured:
+        """Blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
+        columns = StepColumns()
+        own: list[int] = []
+        walls: list[float] = []
+        stop: Stop | None = None
+        while stop is None:
+            mine, wall, block = self._block(policy.block_steps, self._batches)
+            columns = joined(columns, block)
+            own.append(mine)
+            walls.append(wall)
+            stop = _stop(walls, policy)
+        return Measured(columns=columns, blocks_ns=own, stop=stop)
+
+    def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
+        """Interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
+
+        Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
+        data phase is on neither side and the training data go on as if the off blocks had not been.
+        """
+        quads = Quads(steps=policy.block_steps)
+        for _ in range(policy.quads):
+            first = self._draw(policy.block_steps)
+            quads.on_first_ns.append(self._drawn_block(first))
+            snapshot = Snapshot(self._trainer)
+            exchange.enabled = False
+            quads.off_first_ns.append(self._drawn_block(first))
+            second = self._draw(policy.block_steps)
+            quads.off_second_ns.append(self._drawn_block(second))
+            exchange.enabled = True
+            snapshot.restore()
+            quads.on_second_ns.append(self._drawn_block(second))
+        return quads
+
+    def _draw(self, steps: int) -> list[Batch]:
+        return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
+
+    def _drawn_block(self, batches: list[Batch]) -> int:
+        steps = len(batches) // self._trainer.settings.accumulation
+        mine, _, _ = self._block(steps, iter(batches))
+        return mine
+
+    def _block(self, steps: int, batches: Iterator[Batch]) -> tuple[int, float, StepColumns]:
+        """One block: this rank's wall time, the longest of all ranks, and the steps. Collective.
+
+        Raises DivergedError on all ranks if one had a loss that is not finite.
+        """
+        self._control.synchronize()
+        self._control.barrier()
+        start = time.perf_counter_ns()
+        for _ in range(steps):
+            self._trainer.step(batches)
+        self._control.synchronize()
+        mine = time.perf_counter_ns() - start
+        columns = self._clock.drain()
+        wall, broken = self._control.largest([float(mine), float(None in columns.loss)])
+        if broken:
+            raise DivergedError("the loss is not a finite number (NaN or infinity)")
+        self._log.heartbeat(block_ns=mine)
+        return mine, wall, columns
+
+
+def _stop(walls: list[float], policy: StepPolicy) -> Stop | None:
+    if len(walls) < policy.min_blocks:
+        return None
+    if len(walls) >= FEWEST_FOR_INTERVAL:
+        metric = within_run(walls, "ns")
+        assert metric.high is not None
+        if metric.high - metric.value <= policy.target * metric.value:
+            return "target"
+    if sum(walls) >= policy.budget_s * 1e9:
+        return "budget"
+    return "blocks" if len(walls) >= policy.max_blocks else None

@@ -1,0 +1,204 @@
+"""The proof that a cell trains: its distributed step against a serial simulation of the same step.
+
+For three steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
+replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
+random state, and adds the gradients up in rank order. Replicas, not one big batch: BatchNorm and dropout
+depend on how samples are grouped. The reference starts each step from the parameters of the strategy, so
+that errors of one step are judged alone, and then replays the update from the strategy's own gradients.
+
+The bound. On CPU in fp32, uncompiled, both sides do the same local arithmetic, so that only the order of
+the sum over replicas may differ: for two replicas not at all (a + b = b + a, and halving is exact), for p
+replicas by 2 gamma(p) sum |g_r| / p per element, gamma(p) = p u / (1 - p u), u = 2^-24 (Higham, Accuracy
+and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order). Elsewhere kernels need not
+be reproducible, and the whole gradient must agree in relative L2 norm within `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.worker.agreement import replicas_agree
+from harness.worker.control import Control
+from harness.worker.parts import Parts
+from harness.worker.reference import (
+    Reference,
+    finite,
+    replay_update,
+    seed_step,
+    simulate_step,
+    state_of,
+)
+from results.cell import Cell, Precision
+from results.record import Proof
+from strategies.parallel import Batch
+from strategies.trainer import Trainer
+
+STEPS = 3
+LONGEST_S = 60.0
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
+"""Relative L2 difference of the gradient that is allowed where kernels need not be reproducible."""
+UPDATE_TOLERANCE = 1e-5
+"""The same of the parameters after the same update, which is elementwise and in single precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How one comparison came out."""
+
+    passed: bool
+    what: str
+    difference: float
+    bound: float
+
+
+def exact_arithmetic(cell: Cell) -> bool:
+    """Whether two computations of the same micro-batch give the same bits."""
+    return cell.device == "cpu" and cell.precision == "fp32" and not cell.compile
+
+
+def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> Proof:
+    """Take the cell's first steps and compare them with the reference; collective.
+
+    All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
+    more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
+    replicas stay equal.
+    """
+    findings: list[Finding] = []
+    for step in range(STEPS):
+        start = {name: value.clone() for name, value in state_of(trainer.model.bare)}
+        seed_step(parts.cell.seed, step, parts.rank.rank)
+        began = time.perf_counter()
+        trainer.compute_gradients(batches)
+        control.synchronize()
+        seconds = STEPS * parts.cell.replicas * (time.perf_counter() - began)
+        reference, obstacle = _attempt(parts, start, step, seconds) if parts.rank.rank == 0 else (None, "")
+        if control.from_first(float(reference is None)):
+            trainer.update()
+            return _replica_agreement(trainer, control, obstacle)
+        gradients = _gradients(trainer)
+        expected = {}
+        if reference is not None:
+            findings += compare_gradients(parts.cell, trainer, gradients, reference)
+            expected = replay_update(parts, start, gradients, trainer)
+        trainer.update()
+        if reference is not None:
+            updated = dict(trainer.model.named_parameters())
+            bound = 0.0 if exact_arithmetic(parts.cell) else UPDATE_TOLERANCE
+            findings.append(_relative("update", updated, expected, bound))
+    agreed = replicas_agree(trainer, control)
+    failed = control.from_first(float(any(not finding.passed for finding in findings)))
+    return _verdict(parts.cell, findings, agreed=agreed, failed=bool(failed))
+
+
+def _attempt(
+    parts: Parts, start: dict[str, Tensor], step: int, seconds: float
+) -> tuple[Reference | None, str]:
+    """The reference of a step, or what stands in its way."""
+    if seconds > LONGEST_S:
+        return None, f"a serial simulation would take about {seconds:.0f} s"
+    try:
+        return simulate_step(parts, start, step), ""
+    except torch.OutOfMemoryError:
+        return None, "a serial simulation does not fit on the device beside the model"
+
+
+def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool) -> Proof:
+    worst = max(findings, key=lambda finding: (not finding.passed, finding.difference), default=None)
+    if failed or not agreed:
+        detail = "replicas differ after the update" if not agreed else (worst.what if worst else "see rank 0")
+        return Proof(method="serial-simulation", passed=False, detail=detail)
+    gradients = [finding for finding in findings if finding.what.startswith("gradient")]
+    return Proof(
+        method="serial-simulation",
+        passed=True,
+        detail=f"{STEPS} steps of {cell.replicas} replicas recomputed on one device; {_rule(cell)}",
+        max_difference=max((finding.difference for finding in gradients), default=None),
+        max_bound=max((finding.bound for finding in gradients), default=None),
+    )
+
+
+def _rule(cell: Cell) -> str:
+    if not exact_arithmetic(cell):
+        return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
+    if cell.replicas <= 2:
+        return "gradients, buffers and updates are equal bit for bit"
+    return "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
+
+
+def _replica_agreement(trainer: Trainer, control: Control, obstacle: str) -> Proof:
+    agreed = replicas_agree(trainer, control)
+    found = "are equal bit for bit" if agreed else "differ"
+    return Proof(
+        method="replica-agreement",
+        passed=agreed,
+        detail=f"the replicas' parameters {found} after the update; {obstacle}",
+    )
+
+
+def _gradients(trainer: Trainer) -> dict[str, Tensor]:
+    """Whole gradients, the loss scaler's factor taken out."""
+    scale = trainer.scaler.get_scale()
+    return {name: gradient / scale for name, gradient in trainer.model.named_gradients()}
+
+
+def compare_gradients(
+    cell: Cell, trainer: Trainer, gradients: dict[str, Tensor], reference: Reference
+) -> list[Finding]:
+    """Gradients, and the buffers that replica 0 left, against the reference."""
+    exact = exact_arithmetic(cell)
+    tolerance = TOLERANCE[cell.precision]
+    buffers = dict(trainer.model.bare.named_buffers())
+    findings = [
+        _same_names(gradients, reference.gradients),
+        _relative("buffers", buffers, reference.buffers, 0.0 if exact else tolerance),
+    ]
+    if exact:
+        findings += _elementwise("gradient", gradients, reference.gradients, reference.bounds)
+    elif finite(gradients):
+        findings.append(_relative("gradient", gradients, reference.gradients, tolerance))
+    return findings
+
+
+def _same_names(ours: dict[str, Tensor], reference: dict[str, Tensor]) -> Finding:
+    different = sorted(set(ours) ^ set(reference))
+    return Finding(
+        passed=not different,
+        what=f"gradients exist on one side only: {', '.join(different[:3])}",
+        difference=float(len(different)),
+        bound=0.0,
+    )
+
+
+def _elementwise(
+    what: str, ours: dict[str, Tensor], reference: dict[str, Tensor], bounds: dict[str, Tensor]
+) -> list[Finding]:
+    findings = []
+    for name in sorted(set(ours) & set(reference)):
+        difference = (ours[name] - reference[name]).abs()
+        worst = int((difference - bounds[name]).argmax())
+        findings.append(
+            Finding(
+                passed=bool((difference <= bounds[name]).all()),
+                what=f"{what} of {name} differs from the serial simulation",
+                difference=float(difference.flatten()[worst]),
+                bound=float(bounds[name].flatten()[worst]),
+            )
+        )
+    return findings
+
+
+def _relative(what: str, ours: dict[str, Tensor], reference: dict[str, Tensor], bound: float) -> Finding:
+    names = sorted(set(ours) & set(reference))
+    distance = sum(float((ours[n].double() - reference[n].double()).square().sum()) for n in names) ** 0.5
+    size = sum(float(reference[name].double().square().sum()) for name in names) ** 0.5
+    return Finding(
+        passed=distance <= bound * size,
+        what=f"{what} differs from the serial simulation by {distance:.3g}, of {size:.3g}",
+        difference=distance,
+        bound=bound * size,
+    )

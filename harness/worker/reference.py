@@ -1,0 +1,111 @@
+"""A plain simulation of one distributed step on one device: what the strategy under test must come to."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.worker.parts import Parts
+from strategies.optimizer import build_optimizer
+from strategies.precision import autocast
+from strategies.trainer import Trainer
+from workloads.workload import Workload
+
+UNIT_ROUNDOFF = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a step must give: the summed gradient, and the elementwise bound of its rounding."""
+
+    gradients: dict[str, Tensor]
+    bounds: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    """Replica 0's, after its micro-batches."""
+
+
+def simulate_step(parts: Parts, start: dict[str, Tensor], step: int) -> Reference:
+    """One step of every replica, one after another, on this device, from the state `start`.
+
+    Deliberately plain: what is under test (Trainer, strategies) is not used.
+    """
+    cell = parts.cell
+    sums: dict[str, Tensor] = {}
+    sizes: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for replica in range(cell.replicas):
+        workload = _reference_model(parts, start)
+        batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
+        seed_step(cell.seed, step, replica)
+        for _ in range(cell.accumulation):
+            inputs, targets = next(batches)
+            with autocast(cell.precision, parts.device):
+                loss = workload.loss(workload.module(inputs), targets) / cell.accumulation
+            loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in workload.module.named_parameters():
+            if parameter.grad is not None:
+                share = parameter.grad / cell.replicas
+                sums[name] = sums[name] + share if name in sums else share
+                sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
+        if replica == 0:
+            buffers = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
+    gamma = cell.replicas * UNIT_ROUNDOFF / (1 - cell.replicas * UNIT_ROUNDOFF)
+    factor = 0.0 if cell.replicas <= 2 else 2 * gamma
+    return Reference(
+        gradients=sums, bounds={name: factor * size for name, size in sizes.items()}, buffers=buffers
+    )
+
+
+def replay_update(
+    parts: Parts, start: dict[str, Tensor], gradients: dict[str, Tensor], trainer: Trainer
+) -> dict[str, Tensor]:
+    """The parameters after a plain optimizer step from `start` by `gradients`, with the trainer's history."""
+    workload = _reference_model(parts, start)
+    parameters = dict(workload.module.named_parameters())
+    optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
+    if trainer.optimizer.state:
+        # A copy: loading shares tensors of the same type and device, and the step below writes to them.
+        optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    for name, gradient in gradients.items():
+        parameters[name].grad = gradient.clone()
+    if parts.cell.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters.values(), parts.cell.clip_norm)
+    if finite(gradients):
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def _reference_model(parts: Parts, start: dict[str, Tensor]) -> Workload:
+    random = torch.get_rng_state()
+    workload = parts.workload()
+    torch.set_rng_state(random)
+    module = workload.module.to(parts.device).train()
+    if parts.cell.memory_format == "channels_last":
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.no_grad():
+        for name, value in state_of(module):
+            value.copy_(start[name])
+    return workload
+
+
+def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in module.named_parameters():
+        yield name, parameter.detach()
+    yield from module.named_buffers()
+
+
+def seed_step(seed: int, step: int, replica: int) -> None:
+    """Set the random state of one replica's step: what dropout draws follows from these three numbers."""
+    digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def finite(gradients: dict[str, Tensor]) -> bool:
+    """False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
+    return all(bool(gradient.isfinite().all()) for gradient in gradients.values())

@@ -1,0 +1,218 @@
+"""One run of one cell on this rank, from a fresh model to a rank record."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.worker.agreement import parameters_hash
+from harness.worker.clock import step_clock
+from harness.worker.control import Control
+from harness.worker.environment import probe
+from harness.worker.exchange import ExchangeGroup
+from harness.worker.failure import classify
+from harness.worker.log import RankLog
+from harness.worker.measure import Stopwatch
+from harness.worker.parts import Parts
+from harness.worker.proof import prove
+from harness.worker.rank import Rank
+from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
+from results.cell import Cell
+from results.launch import Launch, Slot
+from results.outcome import Outcome
+from results.record import Memory, Proof, RankRecord, Work
+from results.store import utc_now
+from strategies.trainer import Trainer
+from workloads.flops import count_flops
+from workloads.workload import Workload
+
+
+class ProofFailedError(Exception):
+    """The cell does not train as its reference does; raised on all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What stays the same for all runs of a launch on this rank."""
+
+    launch: Launch
+    rank: Rank
+    device: torch.device
+    cores: tuple[int, ...]
+    """The cores of all ranks on this host."""
+    pinned: tuple[int, ...]
+    exchange: ExchangeGroup
+    control: Control
+    log: RankLog
+
+
+class Run:
+    """A run in progress; what it has found so far is in its record, whatever happens next."""
+
+    def __init__(self, surroundings: Surroundings, slot: Slot, cell: Cell) -> None:
+        self._around = surroundings
+        self._slot = slot
+        self._cell = cell
+        self._found: dict[str, object] = {}
+        self._absent: dict[str, str] = {}
+        self._started_at = utc_now()
+        self._model: weakref.ref[torch.nn.Module] | None = None
+
+    def execute(self) -> RankRecord:
+        """Run the cell. An exception becomes an outcome in the record, never more."""
+        try:
+            self._execute()
+        except Exception as error:
+            # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
+            outcome, reason = classify(error)
+            self._around.log.event("failed", outcome=outcome, reason=reason)
+            return self._record(outcome, reason)
+        return self._record(Outcome.OK, None)
+
+    @property
+    def model_is_gone(self) -> bool:
+        """Whether the model of this run has been freed."""
+        return self._model is None or self._model() is None
+
+    def _execute(self) -> None:
+        around, cell = self._around, self._cell
+        idle_rss, idle_device = rss_bytes(), self._device_bytes()
+        around.exchange.reset()
+        parts = Parts(
+            cell=cell,
+            rank=around.rank,
+            device=around.device,
+            source_folder=Path(around.launch.source_folder) if around.launch.source_folder else None,
+        )
+        began = time.perf_counter_ns()
+        workload = parts.workload()
+        self._model = weakref.ref(workload.module)
+        batches = parts.batches(workload, around.rank.rank)
+        trainer = parts.trainer(workload, around.exchange)
+        self._found["setup_ns"] = time.perf_counter_ns() - began
+        self._prove(parts, trainer, batches)
+        clock = step_clock(around.device)
+        watch = Stopwatch(trainer, batches, clock=clock, control=around.control, log=around.log)
+        self._found["clock"] = clock.name
+        self._measure(watch, parts, trainer, workload)
+        self._found["memory"] = self._memory(idle_rss, idle_device)
+        if around.launch.placement.gpus > 1 and cell.steps.quads:
+            around.log.event("exposed")
+            self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
+        else:
+            self._absent["quads"] = (
+                "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
+            )
+        self._found["parameters_hash"] = parameters_hash(trainer)
+
+    def _prove(self, parts: Parts, trainer: Trainer, batches: object) -> None:
+        around = self._around
+        if self._slot.proved_by is not None:
+            detail = f"run {self._slot.proved_by} of this cell was proven"
+            self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
+            return
+        around.log.event("proof")
+        proof = prove(parts, trainer, batches, around.control)  # type: ignore[arg-type]
+        if around.rank.rank == 0:
+            self._found["proof"] = proof
+        if not proof.passed:
+            raise ProofFailedError(proof.detail)
+        # What the reference took is not what the cell takes.
+        torch.cuda.empty_cache()
+
+    def _measure(self, watch: Stopwatch, parts: Parts, trainer: Trainer, workload: Workload) -> None:
+        around, policy = self._around, self._cell.steps
+        if around.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(around.device)
+        if not reset_rss_peak():
+            self._absent["memory"] = (
+                "the kernel does not reset peaks: the peak is the process's, not the run's"
+            )
+        around.log.event("warm-up")
+        warmup, steady = watch.warm_up(policy)
+        self._found |= {"warmup": warmup, "warmup_steady": steady}
+        around.log.event("measure")
+        foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
+        before = around.exchange.payload_bytes, around.exchange.operations
+        measured = watch.measure(policy)
+        steps = len(measured.columns.step_ns)
+        self._found |= {
+            "steps": measured.columns,
+            "blocks_ns": measured.blocks_ns,
+            "block_steps": policy.block_steps,
+            "stop": measured.stop,
+            "foreign_cpu_cores": foreign.cores_used() if foreign else None,
+            "work": self._work(
+                workload,
+                payload_bytes=(around.exchange.payload_bytes - before[0]) // steps,
+                operations=(around.exchange.operations - before[1]) // steps,
+            ),
+        }
+
+    def _work(self, workload: Workload, *, payload_bytes: int, operations: int) -> Work:
+        cell = self._cell
+        samples = cell.micro_batch * cell.accumulation
+        return Work(
+            samples=samples,
+            units=samples * workload.units_per_sample,
+            unit=workload.unit,
+            parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+            flops=self._flops(),
+            exchange_payload_bytes=payload_bytes,
+            exchange_operations=operations,
+        )
+
+    def _flops(self) -> int | None:
+        folder = self._around.launch.source_folder
+        try:
+            return self._cell.accumulation * count_flops(
+                self._cell.workload,
+                micro_batch=self._cell.micro_batch,
+                source_folder=Path(folder) if folder else None,
+            )
+        except Exception as error:
+            # A user's model may do what the meta device can't; the run is good without the count.
+            self._absent["flops"] = f"they could not be counted on the meta device: {classify(error)[1]}"
+            return None
+
+    def _memory(self, idle_rss: int, idle_device: int | None) -> Memory:
+        device = self._around.device
+        cuda = device.type == "cuda"
+        return Memory(
+            rss_peak_bytes=rss_peak_bytes(),
+            rss_idle_bytes=idle_rss,
+            device_allocated_peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else None,
+            device_reserved_peak_bytes=torch.cuda.max_memory_reserved(device) if cuda else None,
+            device_idle_bytes=idle_device,
+        )
+
+    def _device_bytes(self) -> int | None:
+        device = self._around.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+    def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
+        around = self._around
+        found = {"clock": "monotonic", **self._found}
+        return RankRecord(
+            cell_id=self._cell.id,
+            run_id=self._slot.run_id,
+            launch_id=around.launch.launch_id,
+            repeat=self._slot.repeat,
+            gpus=around.rank.gpus,
+            rank=around.rank.rank,
+            local_rank=around.rank.local_rank,
+            node_rank=around.rank.node_rank,
+            outcome=outcome,
+            reason=reason,
+            evidence=around.launch.evidence,
+            started_at=self._started_at,
+            ended_at=utc_now(),
+            environment=probe(around.launch, around.rank, around.device, around.pinned),
+            warnings=list(around.launch.warnings),
+            absent=self._absent,
+            **found,  # type: ignore[arg-type]  # names and types are those of RankRecord, by the tests
+        )

@@ -1,0 +1,37 @@
+"""The seam between training and measuring: the Trainer says where it is, the observer may read a clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Phase(StrEnum):
+    """The parts of a step, in their order; with accumulation the first three come several times."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class StepObserver(Protocol):
+    """Told of every step of a Trainer, on the thread and at the moment that it happens."""
+
+    def begins(self, phase: Phase) -> None:
+        """The phase before has ended and this one begins."""
+
+    def step_done(self, loss: Tensor) -> None:
+        """The step has ended; `loss` is the detached mean loss of its samples, a scalar on the device."""
+
+
+class SilentObserver:
+    """An observer that does nothing."""
+
+    def begins(self, phase: Phase) -> None:
+        return
+
+    def step_done(self, loss: Tensor) -> None:
+        return

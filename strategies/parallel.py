@@ -1,0 +1,117 @@
+"""What a strategy makes of a model: the protocol that all strategies keep, and the way to them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from results.cell import Precision
+from results.spec import Spec
+from strategies.catalog import STRATEGIES
+from strategies.observer import Phase, StepObserver
+from strategies.precision import autocast
+
+Batch = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientTask:
+    """How gradients are computed, whatever the strategy."""
+
+    loss: Loss
+    """(outputs, targets) to the mean loss of the micro-batch, a scalar."""
+    accumulation: int
+    precision: Precision
+    device: torch.device
+    scaler: torch.amp.GradScaler
+    observer: StepObserver
+
+
+class ParallelModel:
+    """A model as one strategy laid it out over the ranks of a group.
+
+    This base class is the layout of one device (`single`); a strategy overrides what it does otherwise.
+    Outside of `compute_gradients` nothing is in flight.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        """What is called in the forward pass: the bare model, or the strategy's wrapper of it."""
+        self.bare = module
+        """The model as its author wrote it: names of parameters and buffers are taken from it."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank updates."""
+        return self.bare.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters, detached, under the names of the bare model; a sharding strategy gathers them."""
+        for name, parameter in self.bare.named_parameters():
+            yield name, parameter.detach()
+
+    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole gradients after the exchange; parameters that got none are left out."""
+        for name, parameter in self.bare.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad
+
+    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        """Forward and backward of one step's micro-batches, gradients exchanged at the end.
+
+        Leaves in each parameter the gradient of the mean loss over all samples of all replicas, times the
+        scaler's factor. Returns this rank's mean loss, detached, unscaled.
+        """
+        total: Tensor | None = None
+        for index in range(task.accumulation):
+            task.observer.begins(Phase.DATA)
+            inputs, targets = next(batches)
+            with self.exchange(now=index == task.accumulation - 1):
+                task.observer.begins(Phase.FORWARD)
+                with autocast(task.precision, task.device):
+                    loss = task.loss(self.module(inputs), targets) / task.accumulation
+                task.observer.begins(Phase.BACKWARD)
+                task.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        """The context of one micro-batch: gradients are exchanged in it if `now`, else only added up."""
+        return nullcontext()
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale all gradients down so that their global norm is at most `max_norm`."""
+        torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+
+
+def parallelize(
+    module: nn.Module, strategy: str, *, device: torch.device, group: ProcessGroup | None = None
+) -> ParallelModel:
+    """Lay `module`, already on `device`, out over `group` (None: the default group) as `strategy` says.
+
+    Collective: all ranks of the group call it. Raises SpecError for a strategy that does not exist.
+    """
+    spec = STRATEGIES.parse(strategy)
+    return _BUILDERS[spec.name](module, spec, device, group)
+
+
+Builder = Callable[[nn.Module, Spec, torch.device, ProcessGroup | None], ParallelModel]
+
+
+def _single(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
+    return ParallelModel(module)
+
+
+def _ddp(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
+    from strategies.ddp import DdpModel
+
+    return DdpModel(module, spec, device=device, group=group)
+
+
+_BUILDERS: dict[str, Builder] = {"single": _single, "ddp": _ddp}

@@ -1,0 +1,43 @@
+"""A copy of everything a training step changes, to put it back as if steps had not happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from strategies.trainer import Trainer
+
+
+class Snapshot:
+    """Parameters, buffers, optimizer and scaler state, and random state of one rank, at one moment.
+
+    The copy lies in host memory, so that it takes no room on a device that is nearly full. Taken after
+    the first step, when the optimizer has its state.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
+        self._scaler = trainer.scaler.state_dict()
+        self._random = torch.get_rng_state()
+        self._cuda_random = torch.cuda.get_rng_state() if trainer.device.type == "cuda" else None
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put every value back, in place."""
+        for value, kept in zip(_tensors(self._trainer), self._values, strict=True):
+            value.copy_(kept)
+        self._trainer.scaler.load_state_dict(self._scaler)
+        torch.set_rng_state(self._random)
+        if self._cuda_random is not None:
+            torch.cuda.set_rng_state(self._cuda_random)
+
+
+def _tensors(trainer: Trainer) -> Iterator[Tensor]:
+    yield from trainer.model.parameters()
+    yield from trainer.model.bare.buffers()
+    for parameter in trainer.model.parameters():
+        state = trainer.optimizer.state.get(parameter, {})
+        yield from (state[key] for key in sorted(state) if isinstance(state[key], Tensor))

@@ -1,0 +1,114 @@
+"""The Trainer: one training step, the same code for a user's loop and for the harness that measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from results.cell import Cell, MemoryFormat, Precision
+from results.layout import ModelLayout
+from strategies.checkpointing import checkpoint_blocks
+from strategies.observer import Phase, SilentObserver, StepObserver
+from strategies.optimizer import build_optimizer
+from strategies.parallel import Batch, GradientTask, Loss, parallelize
+from strategies.precision import loss_scaler, set_float32_math
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How a step is done; the names and meanings of a cell."""
+
+    strategy: str = "single"
+    optimizer: str = "sgd"
+    accumulation: int = 1
+    precision: Precision = "fp32"
+    clip_norm: float | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    memory_format: MemoryFormat = "contiguous"
+
+    @classmethod
+    def of(cls, cell: Cell) -> TrainSettings:
+        return cls(**{name: getattr(cell, name) for name in cls.__slots__})
+
+
+class Trainer:
+    """Trains one model by one strategy, step after step.
+
+    Example, one process; under torchrun the same with `strategy="ddp"`::
+
+        trainer = Trainer(model, loss, device=device, settings=TrainSettings(optimizer="adamw"))
+        for _ in range(1000):
+            trainer.step(batches)  # an iterator of (inputs, targets) on the device
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        device: torch.device,
+        settings: TrainSettings,
+        layout: ModelLayout | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        """Move `module` to `device` and lay it out; collective if the strategy is.
+
+        `layout` names the blocks for activation checkpointing; `group` is where gradients are exchanged
+        (None: the default group).
+        """
+        self.settings = settings
+        self.device = device
+        self.observer: StepObserver = SilentObserver()
+        """Told of every step from now on; may be replaced between steps."""
+        self._loss = loss
+        set_float32_math(settings.precision)
+        module = _placed(module, device, settings.memory_format)
+        if settings.activation_checkpointing:
+            checkpoint_blocks(module, layout or ModelLayout())
+        self.model = parallelize(module.train(), settings.strategy, device=device, group=group)
+        if settings.compile:
+            # In place, after the strategy's wrapping, so that the graph is cut where gradients are exchanged.
+            self.model.module.compile()
+        self.optimizer = build_optimizer(settings.optimizer, self.model.parameters())
+        self.scaler = loss_scaler(settings.precision, device)
+
+    def step(self, batches: Iterator[Batch]) -> Tensor:
+        """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device."""
+        loss = self.compute_gradients(batches)
+        self.update()
+        self.observer.step_done(loss)
+        return loss
+
+    def compute_gradients(self, batches: Iterator[Batch]) -> Tensor:
+        """The first half of a step: gradients, exchanged but not yet applied."""
+        task = GradientTask(
+            loss=self._loss,
+            accumulation=self.settings.accumulation,
+            precision=self.settings.precision,
+            device=self.device,
+            scaler=self.scaler,
+            observer=self.observer,
+        )
+        return self.model.compute_gradients(batches, task)
+
+    def update(self) -> None:
+        """The second half of a step: unscale, clip, update, and forget the gradients."""
+        self.observer.begins(Phase.OPTIMIZER)
+        if self.settings.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.model.clip_gradients(self.settings.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+
+def _placed(module: nn.Module, device: torch.device, memory_format: MemoryFormat) -> nn.Module:
+    module = module.to(device)
+    if memory_format == "channels_last":
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
