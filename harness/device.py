@@ -134,7 +134,8 @@ def usable_cores() -> list[int]:
     """
     allowed = sorted(os.sched_getaffinity(0))
     seen: set[str] = set()
-    first, second = [], []
+    first: list[int] = []
+    second: list[int] = []
     for cpu in allowed:
         siblings = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu)
         (second if siblings in seen else first).append(cpu)

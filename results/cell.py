@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import msgspec
@@ -97,12 +97,32 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     @cached_property
     def id(self) -> str:
         """A readable prefix and 16 hex digits over every field that differs from the schema's default."""
-        digest = hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+        data = msgspec.json.encode(differing_fields(self), order="sorted")
+        digest = hashlib.sha256(data).hexdigest()[:16]
         parts = [self.workload, self.strategy]
         if self.compression != "none":
             parts.append(self.compression)
         prefix = "-".join(_slug(part) for part in parts)[:60].rstrip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
+
+
+def differing_fields(struct: msgspec.Struct) -> dict[str, object]:
+    """The fields whose value is not the schema's default.
+
+    By equality: msgspec's `omit_defaults` compares by identity, so that a 0.02 read from a file is written
+    where the default 0.02 is not, and equal cells would have different ids.
+    """
+    given: dict[str, object] = {}
+    for name, default in _defaults(type(struct)):
+        value = getattr(struct, name)
+        if value != default:
+            given[name] = differing_fields(value) if isinstance(value, msgspec.Struct) else value
+    return given
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, object], ...]:
+    return tuple((info.name, info.default) for info in msgspec.structs.fields(kind))
 
 
 def _slug(text: str) -> str:

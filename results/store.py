@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -94,6 +94,13 @@ class Study:
     def run_folder(self, cell_id: str, run_id: str) -> Path:
         return self.cell_folder(cell_id) / run_id
 
+    def start_run(self, cell_id: str, run_id: str) -> None:
+        """Make the run's folder, so that a run that leaves nothing else is still known to have begun."""
+        try:
+            self.run_folder(cell_id, run_id).mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write in {self.cell_folder(cell_id)}: {error.strerror}") from error
+
     def add_cell(self, cell: Cell) -> None:
         path = self.cell_folder(cell.id) / "cell.json"
         if not path.exists():
@@ -167,24 +174,30 @@ class Study:
 
     def collect(self) -> list[RunResult]:
         """Every run of the study, derived anew where it is not yet; `index.jsonl` is rewritten."""
-        results = list(self._derived())
+        results = self.results(keep=True)
         lines = [msgspec.json.encode(result) for result in results]
         files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines))
         return results
 
-    def _derived(self) -> Iterator[RunResult]:
+    def results(self, *, keep: bool = False) -> list[RunResult]:
+        """Every run of the study; writes nothing unless what is derived is to be kept."""
         attempts = self.attempts()
+        found = []
         for cell_id in self.cell_ids():
             cell = self.cell(cell_id)
             for run_id in self.run_ids(cell_id):
-                yield self._result(cell, run_id, attempts.get(run_id))
+                found.append(self._result(cell, run_id, attempts.get(run_id), keep=keep))
+        return found
 
-    def _result(self, cell: Cell, run_id: str, attempt: Attempt | None) -> RunResult:
+    def result(self, cell_id: str, run_id: str, attempt: Attempt | None) -> RunResult:
+        """One run, which `attempt` had to do; kept."""
+        return self._result(self.cell(cell_id), run_id, attempt, keep=True)
+
+    def _result(self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
-        if path.exists():
-            kept = schemas.RUN_RESULT.read(path)
-            if kept.ranks_present == kept.ranks_expected:
-                return kept
+        kept = _kept(path)
+        if kept is not None and kept.ranks_present == kept.ranks_expected:
+            return kept
         try:
             result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
         except NewerSchemaError:
@@ -193,7 +206,8 @@ class Study:
             # One damaged file costs one run; the others of the study are unharmed.
             result = derive(cell, run_id, [], attempt)
             result = msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, reason=str(error))
-        files.replace(path, schemas.RUN_RESULT.encode(result))
+        if keep:
+            files.replace(path, schemas.RUN_RESULT.encode(result))
         return result
 
     def forget_derived(self) -> None:
@@ -204,3 +218,11 @@ class Study:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot renew {self.root}: {error.strerror}") from error
+
+
+def _kept(path: Path) -> RunResult | None:
+    """A result that was derived before; None where there is none, or one of another version, or damage."""
+    try:
+        return schemas.RUN_RESULT.decode(path.read_bytes(), path)
+    except (OSError, SchemaError):
+        return None

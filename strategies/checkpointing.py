@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from results.errors import UsageError
@@ -14,11 +17,32 @@ from results.layout import ModelLayout
 def checkpoint_blocks(module: nn.Module, layout: ModelLayout) -> None:
     """Make every block of `layout` recompute its activations in backward, in place.
 
-    The random state is kept, so that dropout is the same both times. The blocks' own `forward` is
-    replaced rather than the block wrapped, so that parameter names stay.
+    The random state is kept, so that dropout is the same both times, and running statistics of BatchNorm
+    are updated once, as without checkpointing. The blocks' own `forward` is replaced rather than the block
+    wrapped, so that parameter names stay.
     """
     if not layout.blocks:
         raise UsageError("activation checkpointing needs a model whose layout names its blocks")
     for name in layout.blocks:
         block = module.get_submodule(name)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, norms)
+        )
+
+
+def _contexts(norms: list[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Of the forward, and of its repetition in backward."""
+    return nullcontext(), _without_tracking(norms)
+
+
+@contextmanager
+def _without_tracking(norms: list[_BatchNorm]) -> Iterator[None]:
+    tracking = [norm for norm in norms if norm.track_running_stats]
+    for norm in tracking:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in tracking:
+            norm.track_running_stats = True

@@ -16,7 +16,7 @@ from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
 from harness.worker.teardown import fragmented, tear_down
 from results.launch import Launch, Slot
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
@@ -37,6 +37,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     )
     surroundings = Surroundings(
         launch=launch,
+        evidence=_evidence(launch, rank, cores),
         rank=rank,
         device=device,
         cores=cores,
@@ -72,6 +73,7 @@ def _run_slots(study: Study, around: Surroundings) -> int:
 def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, bool]:
     """Run one slot and write its record. Returns the outcome and whether all ranks are clean after it."""
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
+    study.start_run(slot.cell_id, slot.run_id)
     run = Run(around, slot, study.cell(slot.cell_id))
     record = run.execute()
     study.add_rank_record(record)
@@ -81,6 +83,12 @@ def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, 
     tear_down(around.device)
     dirty = float(not run.model_is_gone or fragmented(around.device))
     return record.outcome, not around.control.largest([dirty])[0]
+
+
+def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:
+    """What the launch was planned as, or less: only the host knows how many cores its ranks share."""
+    crowded = launch.device == "cpu" and rank.local_gpus * launch.threads > len(cores)
+    return Evidence.EMULATED if crowded else launch.evidence
 
 
 def _device(launch: Launch, rank: Rank) -> torch.device:

@@ -23,7 +23,7 @@ from harness.worker.rank import Rank
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.launch import Launch, Slot
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, Work
 from results.store import utc_now
 from strategies.trainer import Trainer
@@ -40,6 +40,7 @@ class Surroundings:
     """What stays the same for all runs of a launch on this rank."""
 
     launch: Launch
+    evidence: Evidence
     rank: Rank
     device: torch.device
     cores: tuple[int, ...]
@@ -208,7 +209,7 @@ class Run:
             node_rank=around.rank.node_rank,
             outcome=outcome,
             reason=reason,
-            evidence=around.launch.evidence,
+            evidence=around.evidence,
             started_at=self._started_at,
             ended_at=utc_now(),
             environment=probe(around.launch, around.rank, around.device, around.pinned),

@@ -1,0 +1,93 @@
+"""The command line: parse, call, print. The home of click; one command a file, imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from results.errors import BenchError
+
+COMMANDS = {
+    "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
+    "report": "Write the report of a study again.",
+    "collect": "Derive the results of a study anew from its rank records.",
+    "status": "Say where a study stands.",
+    "show": "Show one cell: its runs, and the last words of a rank that failed.",
+    "list": "List the workloads, data sets, strategies, compressors and optimizers there are.",
+    "doctor": "Check whether this machine can run studies, and how well.",
+}
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class _Commands(click.Group):
+    """Commands by name; their modules, and what these import, are loaded when one is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"harness.cli.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Commands, name="bench")
+@click.version_option(package_name="bench")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error; may stand anywhere.")
+def bench(debug: bool) -> None:
+    """Scaling studies of distributed training: one command from a matrix to a report.
+
+    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed,
+    2 the call is wrong, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    sys.exit(run([argument for argument in arguments if argument != "--debug"], debug=debug))
+
+
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run one command line. Every error is one line on stderr, unless `debug` asks for the traceback."""
+    try:
+        code = bench.main(arguments, prog_name="bench", standalone_mode=False)
+    except Exception as error:
+        # The last border: whatever comes this far is told to the user, in one line.
+        if debug:
+            raise
+        return _tell(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _tell(error: Exception) -> int:
+    text, code = _reading(error)
+    click.echo(f"error: {' '.join(text.split())}", err=True)
+    return code
+
+
+def _reading(error: Exception) -> tuple[str, int]:
+    if isinstance(error, BenchError):
+        return str(error), error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message(), 2
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "bench"
+        return f"{error.format_message()} See {path} --help", 2
+    if isinstance(error, click.Abort):
+        return "interrupted", INTERRUPTED
+    return (
+        f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
+    ), 1

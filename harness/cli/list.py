@@ -1,0 +1,34 @@
+"""`bench list`: what there is."""
+
+from __future__ import annotations
+
+import click
+
+from harness.console import Console
+from results.spec import Catalog, Entry
+from strategies.catalog import COMPRESSIONS, OPTIMIZERS, STRATEGIES
+from workloads.catalog import DATASETS, WORKLOADS
+
+
+@click.command(name="list")
+def command() -> int:
+    """List the workloads, data sets, strategies, compressors and optimizers there are."""
+    console = Console()
+    for catalog in (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, OPTIMIZERS):
+        _show(console, catalog)
+    return 0
+
+
+def _show(console: Console, catalog: Catalog) -> None:
+    console.result(f"\n{catalog.kind}s")
+    rows = [row for entry in catalog for row in _rows(entry)]
+    console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
+
+
+def _rows(entry: Entry) -> list[tuple[str, str, str]]:
+    name = f"{entry.name}:..." if entry.positional is not None else entry.name
+    rows = [(name, "", entry.help)]
+    for key, option in entry.options.items():
+        default = "" if option.default is None else str(option.default).lower()
+        rows.append((f"  {entry.name}:{key}=", default, option.help))
+    return rows

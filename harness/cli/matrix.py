@@ -1,0 +1,34 @@
+"""`bench matrix`: plan, launch, collect, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.options import plan_options
+
+
+@click.command(name="matrix", short_help="Plan, launch, collect, report.")
+@click.argument("study_file", required=False, metavar="[STUDY.yaml]")
+@plan_options
+@click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
+@click.option("--no-report", is_flag=True, help="leave the report for later: bench report STUDY")
+def command(study_file: str | None, *, dry_run: bool, no_report: bool, **flags: Any) -> int:
+    """Plan a matrix of training jobs, run what is left of it, and write the report.
+
+    Every option can stand in STUDY.yaml as well (batch_size: 8,16); flags win. The same command again
+    goes on where it stopped.
+    """
+    from harness.matrix import Matrix
+    from harness.plan.study_file import StudyFile, merge, read_study_file
+
+    path = Path(study_file) if study_file else None
+    given = StudyFile(**flags)
+    options = merge(read_study_file(path), given) if path else given
+    matrix = Matrix(options, study_file=path)
+    if dry_run:
+        matrix.show()
+        return 0
+    return matrix.run(report=not no_report)

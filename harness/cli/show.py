@@ -1,0 +1,61 @@
+"""`bench show`: one cell, with the last words of a rank that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.console import Console
+from results.errors import UsageError
+from results.outcome import Outcome
+from results.run import RunResult
+from results.store import Study
+
+LAST_LINES = 15
+
+
+@click.command(name="show")
+@click.argument("study")
+@click.argument("cell")
+def command(study: str, cell: str) -> int:
+    """Show CELL (its id, or the beginning of it) of STUDY: its runs, and why one failed."""
+    folder = Study.existing(Path(study))
+    cell_id = _one(folder, cell)
+    console = Console()
+    console.result(cell_id)
+    results = [result for result in folder.results() if result.cell_id == cell_id]
+    if not results:
+        console.result("not run yet")
+    for result in results:
+        console.result(f"  {result.run_id}  {_line(result)}")
+        if result.outcome is not Outcome.OK:
+            for words in _last_words(folder, result):
+                console.result(f"    {words}")
+    return 0
+
+
+def _one(study: Study, beginning: str) -> str:
+    found = [cell_id for cell_id in study.cell_ids() if cell_id.startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"no cell of {study.root} begins with {beginning!r}; bench status lists them")
+    raise UsageError(f"{beginning!r} begins the ids of {len(found)} cells: {', '.join(found[:3])}, ...")
+
+
+def _line(result: RunResult) -> str:
+    if result.step_ns is None:
+        return f"{result.outcome}: {result.reason}"
+    proof = "not checked" if result.proof is None else f"{result.proof.method}: {result.proof.detail}"
+    return f"{result.outcome}: step {result.step_ns.value / 1e6:.2f} ms over {result.steps} steps; {proof}"
+
+
+def _last_words(study: Study, result: RunResult) -> list[str]:
+    """The end of what a failed run's ranks printed: the first rank that printed anything."""
+    folder = study.launch_folder(result.launch_id)
+    for log in sorted(folder.glob("torchrun/*/attempt_0/*/stderr.log")):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        if lines:
+            return [f"rank {log.parent.name}, {log}:", *lines[-LAST_LINES:]]
+    return []

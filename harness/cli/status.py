@@ -1,0 +1,38 @@
+"""`bench status`: where a study stands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from harness.console import Console
+from results.outcome import Outcome
+from results.store import Study
+
+
+@click.command(name="status")
+@click.argument("study")
+def command(study: str) -> int:
+    """Say how many runs of each cell of STUDY are done, and what became of the others.
+
+    Exit code 1 if a cell is without one of its runs.
+    """
+    rows = _standing(Study.existing(Path(study)))
+    Console().table(["cell", "ok", "planned", "others"], rows, numeric=[False, True, True, False])
+    return int(any(int(done) < int(planned) for _, done, planned, _ in rows))
+
+
+def _standing(study: Study) -> list[tuple[str, str, str, str]]:
+    """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
+    outcomes: dict[str, Counter[str]] = {}
+    for result in study.results():
+        outcomes.setdefault(result.cell_id, Counter())[result.outcome] += 1
+    planned = {cell.id: plan.request.repeats for plan in study.plans() for cell in plan.cells}
+    rows = []
+    for cell_id, repeats in planned.items():
+        found = outcomes.get(cell_id, Counter())
+        others = ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if name != Outcome.OK)
+        rows.append((cell_id, str(found[Outcome.OK]), str(repeats), others))
+    return rows

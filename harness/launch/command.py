@@ -1,0 +1,53 @@
+"""The torchrun command of a launch, and the environment its workers get."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the nodes of a launch meet, and which of them this is."""
+
+    node_rank: int | str
+    endpoint: str
+    """HOST:PORT of node 0."""
+
+
+def torchrun_command(
+    launch: Launch, path: Path, *, rendezvous: Rendezvous | None = None, python: str = sys.executable
+) -> tuple[str, ...]:
+    """The command that starts the workers of one node. Without `rendezvous` the launch is on one node."""
+    placement = launch.placement
+    command = [python, "-m", "torch.distributed.run", f"--nproc-per-node={placement.gpus_per_node}"]
+    if rendezvous is None:
+        command.append("--standalone")
+    else:
+        command += [
+            f"--nnodes={placement.nodes}",
+            f"--node-rank={rendezvous.node_rank}",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={rendezvous.endpoint}",
+            f"--rdzv-id={launch.launch_id}",
+        ]
+    # Each rank's stdout and stderr go to files of their own, and its last exception to error.json.
+    command += [f"--log-dir={path.parent / 'torchrun'}", "--redirects=3"]
+    return (*command, "-m", "harness.worker", str(path))
+
+
+def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
+    """This process's variables, and those that decide how a rank uses its cores and finds our code."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(launch.threads),
+        "MKL_NUM_THREADS": str(launch.threads),
+        # A `reports/` folder where the user happens to stand must not shadow ours.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join([str(checkout), *([inherited] if inherited else [])]),
+    }

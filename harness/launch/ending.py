@@ -1,0 +1,80 @@
+"""How a launch ended: what torchrun said of its ranks, and what became of the runs without records."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.launch import RankExit
+from results.outcome import Outcome
+
+_FAILURE = re.compile(
+    r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank.*?\n\s*exitcode\s*:\s*(?P<code>-?\d+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """Why the supervisor ended a launch."""
+
+    outcome: Outcome
+    reason: str
+
+
+def rank_exits(torchrun_log: Path, folder: Path) -> tuple[RankExit, ...]:
+    """The ranks that torchrun's closing report names as failed, with the exception each left."""
+    try:
+        text = torchrun_log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    messages = _messages(folder)
+    found = {int(match["rank"]): int(match["code"]) for match in _FAILURE.finditer(text)}
+    return tuple(
+        RankExit(
+            rank=rank,
+            exit_code=code if code >= 0 else None,
+            signal=_signal_name(-code) if code < 0 else None,
+            message=messages.get(rank),
+        )
+        for rank, code in sorted(found.items())
+    )
+
+
+def _messages(folder: Path) -> dict[int, str]:
+    """The exception of each rank of this node, from the files that torchrun has workers write."""
+    messages = {}
+    for path in folder.glob("torchrun/*/attempt_0/*/error.json"):
+        try:
+            message = json.loads(path.read_text(encoding="utf-8"))["message"]
+        except (OSError, ValueError, KeyError):
+            # A worker that was killed while it wrote; its exit code says enough.
+            continue
+        text = message["message"] if isinstance(message, dict) else message
+        messages[int(path.parent.name)] = str(text)[:400]
+    return messages
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def reading(exits: Sequence[RankExit], stopped: Stopped | None) -> tuple[Outcome, str]:
+    """The outcome of a run that was going on when its launch ended and that left no complete records."""
+    if stopped is not None:
+        return stopped.outcome, stopped.reason
+    killed = [rank for rank in exits if rank.signal is not None]
+    if killed:
+        first = killed[0]
+        hint = "; often the kernel's out-of-memory killer" if first.signal == "SIGKILL" else ""
+        return Outcome.CRASHED, f"rank {first.rank} was killed by {first.signal}{hint}"
+    if exits:
+        first = next((rank for rank in exits if rank.message), exits[0])
+        return Outcome.CRASHED, f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
+    return Outcome.UNKNOWN, "the launch ended without a word; see its logs"

@@ -1,0 +1,57 @@
+"""What this machine can hold, and how a launch uses it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from harness.device import usable_cores, visible_gpus
+from harness.plan.estimate import Hardware
+from harness.plan.limit import Limit
+from results.cell import Device
+from results.outcome import Evidence
+from results.plan import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The devices of this machine that this process may use."""
+
+    cores: int
+    gpu_names: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> Machine:
+        return cls(cores=len(usable_cores()), gpu_names=tuple(gpu.name for gpu in visible_gpus()))
+
+    def devices(self, device: Device) -> int:
+        return self.cores if device == "cpu" else len(self.gpu_names)
+
+    def limit(self, device: Device) -> Limit:
+        """What a local launch without `--oversubscribe` can hold."""
+        return Limit(
+            devices=self.devices(device),
+            word="cores" if device == "cpu" else "CUDA devices",
+            hint=_hint(device),
+        )
+
+    def hardware(self, device: Device) -> Hardware:
+        """What step times are assumed from."""
+        return Hardware(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
+
+    def evidence(self, placement: Placement, device: Device) -> Evidence:
+        """Measured, or emulated where workers share cores or devices."""
+        return Evidence.MEASURED if placement.gpus <= self.devices(device) else Evidence.EMULATED
+
+    def threads(self, placement: Placement, device: Device) -> int:
+        """Threads of one rank: one core on CPU; beside a GPU its share of the cores."""
+        return 1 if device == "cpu" else max(1, self.cores // placement.gpus_per_node)
+
+
+def _hint(device: Device) -> str:
+    larger = "on several hosts --launcher manual runs it"
+    if shutil.which("sbatch"):
+        larger = "a Slurm cluster is here, and --launcher manual gives the commands for a job script"
+    if device == "cpu":
+        return f"--oversubscribe runs it emulated, {larger}"
+    return larger

@@ -1,0 +1,71 @@
+"""Before anything is measured: can it run here, and what would spoil the figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from harness.device import Gpu, on_battery, slow_governor, visible_gpus
+from results.cell import Device
+from results.errors import MachineError
+
+LEAST_FREE_BYTES = 200 * 2**20
+BUSY_GPU_BYTES = 2**30
+BUSY_LOAD = 0.5
+"""Load average per core above which the machine is called busy."""
+
+
+def require_torch() -> None:
+    """Raises MachineError if torch is not installed; planning and reporting work without it."""
+    if importlib.util.find_spec("torch") is None:
+        raise MachineError(
+            "torch is not installed: planning and reporting work without it, running does not; "
+            "install it with: pip install 'torch>=2.11,<2.14'"
+        )
+
+
+def require_room(root: Path) -> None:
+    """Raises MachineError if the disk of the study is nearly full."""
+    folder = next(path for path in (root, *root.resolve().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE_BYTES:
+        raise MachineError(
+            f"{root} has {free / 2**20:.0f} MiB free, and a study needs {LEAST_FREE_BYTES / 2**20:.0f}: "
+            f"free some space or choose another disk with --out; what is there is kept"
+        )
+
+
+def warnings(device: Device) -> tuple[str, ...]:
+    """What a reader of the figures has to know of this machine's state; kept on every record."""
+    return tuple(_of_gpus(visible_gpus()) if device == "cuda" else _of_host())
+
+
+def _of_host() -> list[str]:
+    found = []
+    if on_battery():
+        found.append("the machine runs on battery: its clocks may be held down")
+    governor = slow_governor()
+    if governor is not None:
+        found.append(f"the CPU frequency governor is {governor}: clocks may be held down")
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY_LOAD * cores:
+        found.append(f"the machine was busy at the start: load {load:.1f} on {cores} cores")
+    return found
+
+
+def _of_gpus(gpus: list[Gpu]) -> list[str]:
+    found = []
+    for gpu in gpus:
+        name = f"GPU {gpu.index} ({gpu.name})"
+        if gpu.processes or gpu.used_bytes > BUSY_GPU_BYTES:
+            found.append(
+                f"{name} was in use at the start: {gpu.processes or 0} processes, "
+                f"{gpu.used_bytes / 2**30:.1f} GiB taken"
+            )
+        if gpu.throttled:
+            found.append(f"{name} was throttled at the start (heat or power)")
+        if gpu.ecc_errors:
+            found.append(f"{name} has {gpu.ecc_errors} uncorrected ECC errors")
+    return found

@@ -1,0 +1,173 @@
+"""Watching over one torchrun: its progress, its silence, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness.launch.command import torchrun_command, worker_environment
+from harness.launch.ending import Stopped, rank_exits, reading
+from harness.launch.follow import LaunchState, LogTail, last_change
+from results.launch import Attempt, Launch
+from results.outcome import Outcome
+from results.store import Study, utc_now
+
+POLL_S = 0.1
+SILENCE_S = 900.0
+"""Without a line in any rank's log for this long, the launch counts as hung."""
+GRACE_S = 10.0
+"""Between asking the workers to end and killing them."""
+
+Report = Callable[[LaunchState], None]
+
+
+class Interrupted(Exception):
+    """The user ended the study; its launch has been stopped and recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What a supervisor keeps to."""
+
+    report: Report
+    deadline: float | None = None
+    """Of `time.monotonic`: `--max-time` is over then."""
+    silence_s: float = SILENCE_S
+    lock: int | None = None
+    """Descriptor that the workers inherit, so that the study stays locked as long as they live."""
+
+
+class Supervisor:
+    """Runs one launch to its end and writes its attempt, whatever the end is."""
+
+    def __init__(self, study: Study, launch: Launch, checkout: Path, watch: Watch) -> None:
+        self._study = study
+        self._launch = launch
+        self._checkout = checkout
+        self._watch = watch
+        self._folder = study.launch_folder(launch.launch_id)
+        self._state = LaunchState()
+        self._ready_at: float | None = None
+
+    def run(self) -> tuple[Attempt, LaunchState]:
+        """Start the workers and stay until they have ended.
+
+        Raises Interrupted after Ctrl-C (or SIGTERM), when the workers are gone and the attempt is written.
+        """
+        path = self._study.add_launch(self._launch)
+        command = torchrun_command(self._launch, path)
+        started_at, began = utc_now(), time.monotonic()
+        with (self._folder / "torchrun.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=worker_environment(self._launch, self._checkout),
+                # A group of its own: Ctrl-C reaches this process alone, which then ends the workers.
+                start_new_session=True,
+                pass_fds=() if self._watch.lock is None else (self._watch.lock,),
+            )
+            stopped, interrupted = self._until_end(process)
+        attempt = self._attempt(command, started_at, began, process.returncode, stopped)
+        self._study.add_attempt(attempt)
+        if interrupted:
+            raise Interrupted
+        return attempt, self._state
+
+    def _until_end(self, process: subprocess.Popen[bytes]) -> tuple[Stopped | None, bool]:
+        try:
+            stopped = self._watch_over(process)
+        except KeyboardInterrupt:
+            _end(process)
+            return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user"), True
+        if stopped is not None:
+            if stopped.outcome is Outcome.HUNG:
+                _dump_stacks(process)
+            _end(process)
+        return stopped, False
+
+    def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
+        tail = LogTail(self._folder / "rank-00000.jsonl")
+        began = time.time()
+        while True:
+            ended = process.poll() is not None
+            for event in tail.events():
+                self._state.take(event)
+            if self._state.ready and self._ready_at is None:
+                self._ready_at = time.monotonic()
+            self._watch.report(self._state)
+            if ended:
+                return None
+            if self._watch.deadline is not None and time.monotonic() > self._watch.deadline:
+                return Stopped(outcome=Outcome.TIMED_OUT, reason="--max-time was over")
+            silence = time.time() - max(began, last_change(self._folder))
+            if silence > self._watch.silence_s:
+                return Stopped(outcome=Outcome.HUNG, reason=f"no rank said anything for {silence:.0f} s")
+            time.sleep(POLL_S)
+
+    def _attempt(
+        self,
+        command: tuple[str, ...],
+        started_at: str,
+        began: float,
+        exit_code: int | None,
+        stopped: Stopped | None,
+    ) -> Attempt:
+        exits = rank_exits(self._folder / "torchrun.log", self._folder)
+        unfinished = [run for run in self._state.started if not self._complete(run)]
+        outcome, reason = reading(exits, stopped)
+        return Attempt(
+            launch_id=self._launch.launch_id,
+            command=command,
+            started_at=started_at,
+            ended_at=utc_now(),
+            exit_code=exit_code,
+            stopped_by=None if stopped is None else stopped.reason,
+            outcomes=dict.fromkeys(unfinished, outcome),
+            reasons=dict.fromkeys(unfinished, reason),
+            ranks=exits,
+            startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
+        )
+
+    def _complete(self, run_id: str) -> bool:
+        cell_id = next(slot.cell_id for slot in self._launch.slots if slot.run_id == run_id)
+        ranks = range(self._launch.placement.gpus)
+        return all(self._study.rank_path(cell_id, run_id, rank).exists() for rank in ranks)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask torchrun to end its workers, and kill what is left."""
+    group = os.getpgid(process.pid) if process.poll() is None else process.pid
+    workers = _workers(process)
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(group, signal.SIGKILL)
+        process.wait()
+    for worker in workers:
+        if worker.is_running():
+            worker.kill()
+
+
+def _workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _dump_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Have every worker print its threads' stacks to its stderr log."""
+    for worker in _workers(process):
+        if "harness.worker" in " ".join(worker.cmdline()):
+            worker.send_signal(signal.SIGUSR1)
+    time.sleep(1.0)

@@ -1,0 +1,164 @@
+"""What a plan will take before anything runs: seconds and device-hours, and what the estimate rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.plan.schedule import PlannedLaunch
+from results.catalogue.gpus import peak_flops_per_s
+from results.cell import Cell, Device
+from workloads.catalog import WORKLOADS, facts
+
+Basis = Literal["known", "assumed", "budget"]
+
+STARTUP_S: Mapping[Device, float] = {"cpu": 8.0, "cuda": 15.0}
+"""From the start of torchrun to the first cell. CPU: a trivial torchrun of 2 ranks took 7.9 to 9.5 s on a
+2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds for
+the CUDA context and NCCL's first communicator; assumed, not measured."""
+SETUP_S = 1.0
+"""Building model, data and strategy of one cell: assumed."""
+CPU_CORE_FLOPS_PER_S = 50e9
+"""One core in fp32 on large matrix products: measured on a 2-core x86 machine with torch 2.13."""
+PEAK_SHARE = 0.4
+"""Share of a GPU's dense peak that a training step reaches: assumed."""
+BACKWARD_AND_FORWARD = 3
+"""FLOPs of forward and backward over those of forward: backward has two products for each of forward's
+(Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+PROOF_STEPS = 3
+PROOF_LIMIT_S = 60.0
+"""Steps of the check that a cell trains, and the time above which a weaker check is made."""
+QUAD_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What step times are assumed from where none are known."""
+
+    cores: int | None = None
+    """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
+    gpu_name: str | None = None
+    """As its driver gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The time of one step of a cell, and where it comes from."""
+
+    basis: Basis
+    seconds: float | None
+    """None where the basis is the budget alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEstimate:
+    """One launch: its start and its runs."""
+
+    seconds: float
+    gpus: int
+
+    @property
+    def device_hours(self) -> float:
+        return self.seconds * self.gpus / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """All launches of a plan, one after another."""
+
+    launches: tuple[LaunchEstimate, ...]
+    """In the order they were given."""
+    bases: Mapping[str, StepTime]
+    """By cell id."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(launch.seconds for launch in self.launches)
+
+    @property
+    def device_hours(self) -> float:
+        return sum(launch.device_hours for launch in self.launches)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many cells rest on what, as sentences; nothing where all is known from earlier runs."""
+        bases = [step.basis for step in self.bases.values()]
+        total, assumed, budget = len(bases), bases.count("assumed"), bases.count("budget")
+        notes = []
+        if assumed:
+            notes.append(
+                f"assumed: step times of {assumed} of {total} cells follow from their FLOPs, unmeasured"
+            )
+        if budget:
+            notes.append(
+                f"assumed: {budget} of {total} cells take their measuring budget, as their FLOPs or the "
+                f"device's peak are not known"
+            )
+        return tuple(notes)
+
+
+def estimate(
+    launches: Sequence[PlannedLaunch],
+    *,
+    known_step_ns: Mapping[str, float],
+    hardware: Hardware | None = None,
+) -> Estimate:
+    """Time and device-hours of `launches`.
+
+    `known_step_ns` holds step times of earlier runs by cell id. A run is taken to use its whole budget, so
+    that runs that reach their target sooner end earlier than said here.
+    """
+    machine = hardware or Hardware()
+    cells = {cell.id: cell for launch in launches for cell in launch.cells}
+    steps = {
+        cell_id: step_time(cell, known_ns=known_step_ns.get(cell_id), hardware=machine)
+        for cell_id, cell in cells.items()
+    }
+    proven = set(known_step_ns)
+    estimates = []
+    for launch in launches:
+        seconds = STARTUP_S[launch.device]
+        for cell in launch.cells:
+            seconds += run_seconds(cell, steps[cell.id], proves=cell.id not in proven)
+            proven.add(cell.id)
+        estimates.append(LaunchEstimate(seconds=seconds, gpus=launch.placement.gpus))
+    return Estimate(launches=tuple(estimates), bases=steps)
+
+
+def step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
+    """The step time of a cell: known, or its FLOPs over an assumed rate of one device, or not to be told."""
+    if known_ns is not None:
+        return StepTime(basis="known", seconds=known_ns / 1e9)
+    forward = facts(WORKLOADS.parse(cell.workload)).forward_flops_per_sample
+    rate = _rate(cell, hardware)
+    if forward is None or rate is None:
+        return StepTime(basis="budget", seconds=None)
+    flops = BACKWARD_AND_FORWARD * forward * cell.micro_batch * cell.accumulation
+    return StepTime(basis="assumed", seconds=flops / rate)
+
+
+def _rate(cell: Cell, hardware: Hardware) -> float | None:
+    """FLOP/s of one worker's share of the machine."""
+    if cell.device == "cpu":
+        crowd = max(1.0, cell.gpus / (hardware.cores or cell.gpus))
+        return CPU_CORE_FLOPS_PER_S / crowd
+    peak = peak_flops_per_s(hardware.gpu_name, cell.precision) if hardware.gpu_name else None
+    return None if peak is None else PEAK_SHARE * peak
+
+
+def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
+    """One run: set-up, the check that it trains, warm-up, measuring until the budget, and the quads.
+
+    The check simulates all replicas on one device beside the real steps, and is left out where it would
+    not fit its limit.
+    """
+    policy = cell.steps
+    if step.seconds is None:
+        return SETUP_S + policy.budget_s
+    block_s = policy.block_steps * step.seconds
+    measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
+    quads_s = policy.quads * QUAD_BLOCKS * block_s if cell.gpus > 1 else 0.0
+    proof_s = PROOF_STEPS * step.seconds * (1 + cell.replicas)
+    counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
+    return SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s + quads_s

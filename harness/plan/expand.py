@@ -1,0 +1,141 @@
+"""From a request to a plan: every point of the matrix becomes a cell of a series, or a skip with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
+from harness.plan.dataset import data_file
+from harness.plan.limit import Limit
+from harness.plan.points import Point, SeriesKey, points, workloads_of
+from results.cell import Cell
+from results.errors import UsageError
+from results.plan import Plan, Request, Series, Skip, placement_of
+from strategies import catalog as strategies
+from workloads import catalog as workloads
+from workloads.source import file_hash, source_hash
+
+
+def expand(
+    request: Request,
+    *,
+    study: str,
+    created_at: str,
+    earlier: Sequence[Plan] = (),
+    limit: Limit | None = None,
+) -> Plan:
+    """The plan of a request.
+
+    `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
+    `limit` turns what does not fit on this machine into skips. Raises UsageError where a `py:` workload's
+    source or a data file cannot be read.
+    """
+    matrix = _Matrix(request, GlobalBatches(request, earlier), limit)
+    for point in points(request):
+        matrix.add(point)
+    return Plan(
+        study=study,
+        created_at=created_at,
+        request=request,
+        cells=tuple(matrix.cells.values()),
+        series=tuple(matrix.series()),
+        skips=tuple(matrix.skips),
+    )
+
+
+class _Matrix:
+    """The cells, series and skips so far."""
+
+    def __init__(self, request: Request, global_batches: GlobalBatches, limit: Limit | None) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.skips: list[Skip] = []
+        self._request = request
+        self._global_batches = global_batches
+        self._limit = limit
+        self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
+        self._members: dict[SeriesKey, dict[int, str]] = {}
+
+    def add(self, point: Point) -> None:
+        cell = self._cell(point)
+        if isinstance(cell, str):
+            self.skips.append(point.skip(cell))
+            return
+        self.cells.setdefault(cell.id, cell)
+        self._members.setdefault(point.key, {})[point.gpus] = cell.id
+
+    def series(self) -> Iterable[Series]:
+        for key, cells in self._members.items():
+            yield Series(
+                kind=key.scaling,
+                workload=key.workload,
+                strategy=key.strategy,
+                compression=key.compression,
+                batch_size=key.batch_size,
+                global_batch=self._global_batches.of(key) if key.scaling == "strong" else None,
+                cells=tuple(cells[gpus] for gpus in sorted(cells)),
+            )
+
+    def _cell(self, point: Point) -> Cell | str:
+        """The cell of a point, or why there is none: first what makes no sense, last what does not fit."""
+        if point.excluded_by is not None:
+            named = msgspec.to_builtins(point.excluded_by)
+            return "excluded by the study file: " + ", ".join(f"{key} {named[key]}" for key in named)
+        probe = msgspec.structs.replace(
+            self._bases[point.key.workload],
+            strategy=point.key.strategy,
+            compression=point.key.compression,
+            gpus=point.gpus,
+        )
+        micro_batch = self._micro_batch(point.key, probe)
+        if isinstance(micro_batch, str):
+            return strategies.refusal(probe) or micro_batch
+        cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
+        return strategies.refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
+
+    def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
+        if key.scaling == "weak":
+            return weak_micro_batch(key.batch_size, accumulation=cell.accumulation)
+        return strong_micro_batch(
+            self._global_batches.of(key), replicas=cell.replicas, accumulation=cell.accumulation
+        )
+
+    def _misfit(self, cell: Cell) -> str | None:
+        try:
+            placement_of(cell, self._request.gpus_per_node)
+        except UsageError as error:
+            return str(error)
+        return self._limit.reason(cell.gpus) if self._limit is not None else None
+
+
+def _base(request: Request, workload: str) -> Cell:
+    """What all cells of one workload have in common; its strategy, gpus and batch are still to be set."""
+    spec = workloads.WORKLOADS.parse(workload)
+    folder = Path(request.source_folder or ".")
+    file = data_file(request.dataset)
+    return Cell(
+        workload=workload,
+        dataset=request.dataset,
+        strategy="single",
+        gpus=1,
+        micro_batch=1,
+        device=request.device,
+        backend=request.backend,
+        optimizer=request.optimizer or _optimizer(workloads.facts(spec).default_optimizer),
+        accumulation=request.accumulation,
+        precision=request.precision,
+        clip_norm=request.clip_norm,
+        activation_checkpointing=request.activation_checkpointing,
+        compile=request.compile,
+        memory_format=request.memory_format,
+        seed=request.seed,
+        steps=request.steps,
+        source_hash=source_hash(str(spec.positional), folder) if spec.name == "py" else None,
+        dataset_hash=None if file is None else file_hash(folder / file),
+    )
+
+
+def _optimizer(text: str) -> str:
+    return strategies.OPTIMIZERS.parse(text).text

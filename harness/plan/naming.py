@@ -1,0 +1,49 @@
+"""The name of a study that was given none: readable, and the same for the same call."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from results.cell import differing_fields
+from results.errors import UsageError
+from results.plan import Request
+
+_GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_NOT_WORK = ("repeats", "source_folder")
+"""More repeats go on in the same study; where its files lie does not make it another one."""
+
+
+def study_name(request: Request, *, name: str | None = None) -> str:
+    """The name of the study's folder: `name` if given, else one over the request.
+
+    Raises UsageError if `name` would not make a plain folder name.
+    """
+    if name is None:
+        return default_name(request)
+    if not _GOOD.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} is no plain folder name; write letters, digits and . _ + -, a letter or digit "
+            f"first, at most 100; a path is given with --out"
+        )
+    return name
+
+
+def default_name(request: Request) -> str:
+    """Such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads, counts, and 6 hex digits over the request."""
+    workloads = "+".join(sorted(_slug(text) for text in request.workloads))[:60].rstrip("+-.")
+    first, last = min(request.gpus), max(request.gpus)
+    counts = f"g{first}" if first == last else f"g{first}-{last}"
+    return f"{workloads}-{counts}-{_digest(request)}"
+
+
+def _digest(request: Request) -> str:
+    """Over the fields that differ from their default, so that a new field does not rename old calls."""
+    given = {key: value for key, value in differing_fields(request).items() if key not in _NOT_WORK}
+    return hashlib.sha256(msgspec.json.encode(given, order="sorted")).hexdigest()[:6]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")

@@ -1,0 +1,222 @@
+"""The names of all options of a study and the rule each value keeps: the same in YAML and as flags."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from results.errors import GpuCountsError, UsageError
+from results.gpus import GpuCounts
+
+Kind = Literal["names", "counts", "gpus", "int", "number", "duration", "switch", "word", "text"]
+Names = str | list[str]
+Counts = int | str | list[int | str]
+
+MOST = 1_000_000_000
+"""Whole numbers above this are typing errors, and would not fit every reader of JSON."""
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|d)?")
+_UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOption:
+    """One option: `name` is its key in a study file, and with dashes its flag."""
+
+    name: str
+    kind: Kind
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    """The value is more than this."""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether several values may be given: a list in YAML, a comma text on the command line."""
+        return self.kind in ("names", "counts", "gpus")
+
+
+OPTIONS: tuple[PlanOption, ...] = (
+    PlanOption(name="name", kind="text", help="name of the study: its folder under runs/"),
+    PlanOption(name="workload", kind="names", help="what is trained: resnet18,gpt-nano,py:MODULE:FUNCTION"),
+    PlanOption(
+        name="gpus", kind="gpus", help="numbers of workers: 1..256 (doubling), 8..64:8 (steps), 1,2,96"
+    ),
+    PlanOption(name="strategy", kind="names", help="how a step is distributed: single,ddp:bucket_mb=50"),
+    PlanOption(name="compression", kind="names", help="what happens to gradients before they are sent"),
+    PlanOption(name="batch_size", kind="counts", minimum=1, help="samples per replica and update"),
+    PlanOption(
+        name="global_batch_size",
+        kind="counts",
+        minimum=1,
+        help="samples of one update over all replicas, kept under strong scaling",
+    ),
+    PlanOption(
+        name="scaling",
+        kind="names",
+        choices=("weak", "strong"),
+        help="weak keeps the batch of a replica, strong the global batch",
+    ),
+    PlanOption(name="repeats", kind="int", minimum=1, maximum=1000, help="runs of each cell"),
+    PlanOption(name="dataset", kind="text", help="synthetic, digits or text[:PATH]"),
+    PlanOption(name="device", kind="word", choices=("auto", "cpu", "cuda"), help="where it runs"),
+    PlanOption(name="backend", kind="word", choices=("gloo", "nccl"), help="what moves gradients"),
+    PlanOption(
+        name="precision",
+        kind="word",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+        help="arithmetic of forward and backward; fp32 means no TF32",
+    ),
+    PlanOption(name="accumulation", kind="int", minimum=1, help="micro-batches added up before one update"),
+    PlanOption(
+        name="optimizer", kind="text", help="such as sgd:lr=0.1 or adamw; the workload's own if left out"
+    ),
+    PlanOption(name="clip_norm", kind="number", above=0, help="global gradient norm to clip at"),
+    PlanOption(name="activation_checkpointing", kind="switch", help="recompute activations in backward"),
+    PlanOption(name="compile", kind="switch", help="compile the model with torch.compile"),
+    PlanOption(
+        name="memory_format",
+        kind="word",
+        choices=("contiguous", "channels_last"),
+        help="layout of images in memory",
+    ),
+    PlanOption(
+        name="seed", kind="int", minimum=0, maximum=2**32 - 1, help="seed of parameters, data and order"
+    ),
+    PlanOption(
+        name="gpus_per_node", kind="int", minimum=1, help="devices of one node; all on one if left out"
+    ),
+    PlanOption(
+        name="budget", kind="duration", minimum=0, help="time after which a run stops measuring: 20s, 2m"
+    ),
+    PlanOption(
+        name="target",
+        kind="number",
+        minimum=0,
+        maximum=1,
+        help="relative half-width of the interval at which a run stops measuring",
+    ),
+    PlanOption(name="block_steps", kind="int", minimum=1, maximum=100_000, help="steps between two barriers"),
+    PlanOption(
+        name="quads",
+        kind="int",
+        minimum=0,
+        maximum=1000,
+        help="sync-on, off, off, on quads that measure exposed communication; 0 for none",
+    ),
+    PlanOption(
+        name="launcher",
+        kind="word",
+        choices=("local", "manual"),
+        help="local runs here, manual prints the command for each host",
+    ),
+    PlanOption(
+        name="isolation",
+        kind="word",
+        choices=("launch", "cell"),
+        help="cells of a placement share one launch, or each has its own",
+    ),
+    PlanOption(
+        name="oversubscribe", kind="switch", help="run more workers than there are devices, as emulated"
+    ),
+    PlanOption(name="max_time", kind="duration", above=0, help="start nothing new after this: 30m, 2h"),
+    PlanOption(name="rerun", kind="word", choices=("failed",), help="run again what failed for good"),
+    PlanOption(name="out", kind="text", help="folder of the study, instead of runs/NAME"),
+)
+
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """` (did you mean 'gpus'?)`, or nothing where no name is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def read_names(value: Names) -> tuple[str, ...]:
+    """The distinct texts of a comma text or a list, in the order given."""
+    texts = value.split(",") if isinstance(value, str) else value
+    return tuple(dict.fromkeys(text.strip() for item in texts for text in item.split(",") if text.strip()))
+
+
+def read_counts(value: Counts, where: str) -> tuple[int, ...]:
+    """The distinct whole numbers of a number, a comma text or a list. Raises UsageError."""
+    items = value if isinstance(value, list) else [value]
+    texts = [text.strip() for item in items for text in str(item).split(",")]
+    for text in texts:
+        if not re.fullmatch(r"[+-]?\d{1,30}", text, re.ASCII):
+            raise UsageError(f"{where} takes whole numbers joined by commas, such as 8,16, not {text!r}")
+    return tuple(dict.fromkeys(int(text) for text in texts))
+
+
+def read_gpus(value: Counts, where: str) -> tuple[int, ...]:
+    """The counts of a number, a `1..256` text or a list of either. Raises GpuCountsError."""
+    text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+    try:
+        return GpuCounts.parse(text).counts
+    except GpuCountsError as error:
+        raise GpuCountsError(str(error).replace("--gpus", where, 1)) from error
+
+
+def read_duration_s(value: float | str, where: str) -> float:
+    """Seconds of a number (seconds) or a text like 90s, 30m, 2h, 1d. Raises UsageError."""
+    if not isinstance(value, str):
+        return float(value)
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise UsageError(f"{where} takes seconds or a time like 90s, 30m, 2h, not {value!r}")
+    return float(match["number"]) * _UNIT_S[match["unit"]]
+
+
+def check(option: PlanOption, value: object, where: str) -> None:
+    """Hold one value against its rule. Raises UsageError naming `where`, the value and the rule."""
+    if option.kind == "names":
+        _check_names(option, value, where)
+    elif option.kind == "counts":
+        assert isinstance(value, int | str | list)
+        for count in read_counts(value, where):
+            _check_number(option, count, where)
+    elif option.kind == "gpus":
+        assert isinstance(value, int | str | list)
+        read_gpus(value, where)
+    elif option.kind == "duration":
+        assert isinstance(value, int | float | str)
+        _check_number(option, read_duration_s(value, where), where)
+    elif option.kind in ("int", "number"):
+        assert isinstance(value, int | float)
+        _check_number(option, value, where)
+    elif option.choices and value not in option.choices:
+        raise UsageError(f"{where} is one of {', '.join(option.choices)}, not {value!r}")
+    elif option.kind == "text" and not str(value).strip():
+        raise UsageError(f"{where} is empty; give a value or leave it out")
+
+
+def _check_names(option: PlanOption, value: object, where: str) -> None:
+    assert isinstance(value, str | list)
+    found = read_names(value)
+    if not found:
+        raise UsageError(f"{where} names nothing; give a value or leave it out")
+    for name in found:
+        if option.choices and name not in option.choices:
+            raise UsageError(f"{where} takes {', '.join(option.choices)}, not {name!r}")
+
+
+def _check_number(option: PlanOption, value: float, where: str) -> None:
+    most = MOST if option.maximum is None else option.maximum
+    if not math.isfinite(value):
+        raise UsageError(f"{where} is a finite number, not {value}")
+    if option.minimum is not None and value < option.minimum:
+        raise UsageError(f"{where} is at least {option.minimum:g}, not {value}")
+    if option.above is not None and value <= option.above:
+        raise UsageError(f"{where} is more than {option.above:g}, not {value}")
+    if value > most:
+        raise UsageError(f"{where} is at most {most:.0f}, not {value}")

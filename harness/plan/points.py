@@ -1,0 +1,125 @@
+"""The points of a matrix: the product of its axes, without what is excluded, with what is included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from results.errors import UsageError
+from results.plan import Pattern, Request, Scaling, Skip
+from workloads.catalog import WORKLOADS, facts
+
+MOST_POINTS = 200_000
+"""More cells than anybody runs; a plan of them is made in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesKey:
+    """What the points of one series have in common."""
+
+    workload: str
+    strategy: str
+    compression: str
+    scaling: Scaling
+    batch_size: int
+    """Samples per replica; of a strong series with its own `--global-batch-size`, that global batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point of the matrix: a cell under one rule of scaling, before it is known to make sense."""
+
+    key: SeriesKey
+    gpus: int
+    excluded_by: Pattern | None = None
+
+    def skip(self, reason: str) -> Skip:
+        key = self.key
+        return Skip(
+            workload=key.workload,
+            strategy=key.strategy,
+            compression=key.compression,
+            gpus=self.gpus,
+            batch_size=key.batch_size,
+            scaling=key.scaling,
+            reason=reason,
+        )
+
+
+def points(request: Request) -> Iterator[Point]:
+    """Every point asked for, once, those of a series together; an included point is never excluded.
+
+    Raises UsageError for a matrix of more than MOST_POINTS, before it has grown.
+    """
+    keys = list(_keys(request))
+    count = len(keys) * len(request.gpus) + len(request.include)
+    if count > MOST_POINTS:
+        raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
+    included = dict.fromkeys(_included(request))
+    for key in keys:
+        for gpus in request.gpus:
+            point = Point(key=key, gpus=gpus)
+            if point not in included:
+                yield Point(key=key, gpus=gpus, excluded_by=_excluding(point, request.exclude))
+    yield from included
+
+
+def workloads_of(request: Request) -> tuple[str, ...]:
+    """The workloads of the axis and of the included points."""
+    included = [pattern.workload for pattern in request.include if pattern.workload is not None]
+    return tuple(dict.fromkeys([*request.workloads, *included]))
+
+
+def _keys(request: Request) -> Iterator[SeriesKey]:
+    axes = (request.strategies, request.compressions, request.scalings)
+    for workload in request.workloads:
+        for strategy, compression, scaling in product(*axes):
+            for batch_size in _batches(request, workload, scaling):
+                yield SeriesKey(
+                    workload=workload,
+                    strategy=strategy,
+                    compression=compression,
+                    scaling=scaling,
+                    batch_size=batch_size,
+                )
+
+
+def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]:
+    if scaling == "strong" and request.global_batch_sizes:
+        return request.global_batch_sizes
+    return request.batch_sizes or (facts(WORKLOADS.parse(workload)).default_batch,)
+
+
+def _included(request: Request) -> Iterator[Point]:
+    for pattern in request.include:
+        assert pattern.workload is not None
+        assert pattern.strategy is not None
+        assert pattern.gpus is not None
+        assert pattern.batch_size is not None
+        for scaling in (pattern.scaling,) if pattern.scaling else request.scalings:
+            key = SeriesKey(
+                workload=pattern.workload,
+                strategy=pattern.strategy,
+                compression=pattern.compression or "none",
+                scaling=scaling,
+                batch_size=pattern.batch_size,
+            )
+            yield Point(key=key, gpus=pattern.gpus)
+
+
+def _excluding(point: Point, patterns: Sequence[Pattern]) -> Pattern | None:
+    return next((pattern for pattern in patterns if _matches(pattern, point)), None)
+
+
+def _matches(pattern: Pattern, point: Point) -> bool:
+    key = point.key
+    pairs = (
+        (pattern.workload, key.workload),
+        (pattern.strategy, key.strategy),
+        (pattern.compression, key.compression),
+        (pattern.gpus, point.gpus),
+        (pattern.batch_size, key.batch_size),
+        (pattern.scaling, key.scaling),
+    )
+    return all(wanted is None or wanted == is_ for wanted, is_ in pairs)

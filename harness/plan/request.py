@@ -1,0 +1,141 @@
+"""From the options of a call to a request: defaults filled in, every spec in its canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from harness.plan.dataset import data_file, require_fit
+from harness.plan.options import BY_NAME, Counts, Names, read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.study_file import StudyFile, check_values, merge, read_study_file
+from results.cell import Backend, Device, StepPolicy
+from results.errors import UsageError
+from results.plan import Pattern, Request, Scaling
+from results.spec import Catalog
+from strategies.catalog import COMPRESSIONS, OPTIMIZERS, STRATEGIES
+from workloads.catalog import DATASETS, WORKLOADS, default_workloads
+
+__all__ = ["StudyFile", "make_request", "merge", "read_study_file"]
+
+DEFAULT_STRATEGIES = ("single", "ddp")
+_NEEDED = ("workload", "strategy", "gpus", "batch_size")
+_AS_THEY_ARE = (
+    "repeats",
+    "precision",
+    "accumulation",
+    "activation_checkpointing",
+    "compile",
+    "memory_format",
+    "seed",
+    "gpus_per_node",
+)
+"""Options that a request holds under the same name and with the same default."""
+
+
+def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> Request:
+    """What `options` ask for, with the defaults of everything they leave out.
+
+    `source_folder` is the folder of the study file, or of the call. Raises UsageError, naming the flag,
+    the value and the rule, and SpecError and GpuCountsError, which are UsageErrors.
+    """
+    check_values(options, lambda name: BY_NAME[name].flag)
+    device = _device(options, machine_has_cuda)
+    workloads = _canonical(WORKLOADS, options.workload, default_workloads(device))
+    include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
+    dataset = DATASETS.parse(options.dataset or "synthetic").text
+    named = [*workloads, *(pattern.workload for pattern in include if pattern.workload is not None)]
+    require_fit(dataset, named)
+    given = {name: getattr(options, name) for name in _AS_THEY_ARE}
+    return Request(
+        workloads=workloads,
+        gpus=_gpus(options.gpus),
+        strategies=_canonical(STRATEGIES, options.strategy, DEFAULT_STRATEGIES),
+        compressions=_canonical(COMPRESSIONS, options.compression, ("none",)),
+        batch_sizes=_counts(options.batch_size, "batch_size"),
+        global_batch_sizes=_counts(options.global_batch_size, "global_batch_size"),
+        scalings=_scalings(options.scaling),
+        dataset=dataset,
+        device=device,
+        backend=_backend(options, device),
+        optimizer=OPTIMIZERS.parse(options.optimizer).text if options.optimizer else None,
+        steps=_steps(options),
+        # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
+        clip_norm=None if options.clip_norm is None else float(options.clip_norm),
+        include=include,
+        exclude=exclude,
+        source_folder=_source_folder(named, dataset, source_folder),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _device(options: StudyFile, machine_has_cuda: bool) -> Device:
+    if options.device is None or options.device == "auto":
+        return "cuda" if machine_has_cuda else "cpu"
+    return options.device
+
+
+def _backend(options: StudyFile, device: Device) -> Backend:
+    return options.backend or ("nccl" if device == "cuda" else "gloo")
+
+
+def _canonical(catalog: Catalog, given: Names | None, default: Sequence[str]) -> tuple[str, ...]:
+    texts = default if given is None else read_names(given)
+    return tuple(dict.fromkeys(catalog.parse(text).text for text in texts))
+
+
+def _gpus(given: Counts | None) -> tuple[int, ...]:
+    if given is None:
+        raise UsageError(
+            "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
+        )
+    return read_gpus(given, "--gpus")
+
+
+def _counts(given: Counts | None, name: str) -> tuple[int, ...]:
+    return () if given is None else read_counts(given, BY_NAME[name].flag)
+
+
+def _scalings(given: Names | None) -> tuple[Scaling, ...]:
+    # The option's own check has let weak and strong through and nothing else.
+    return ("weak",) if given is None else cast("tuple[Scaling, ...]", read_names(given))
+
+
+def _steps(options: StudyFile) -> StepPolicy:
+    given = {name: getattr(options, name) for name in ("block_steps", "quads")}
+    if options.target is not None:
+        given["target"] = float(options.target)
+    if options.budget is not None:
+        given["budget_s"] = read_duration_s(options.budget, "--budget")
+    return StepPolicy(**{name: value for name, value in given.items() if value is not None})
+
+
+def _patterns(key: str, given: list[Pattern] | None) -> tuple[Pattern, ...]:
+    return tuple(_pattern(pattern, f"{key}[{at}]") for at, pattern in enumerate(given or ()))
+
+
+def _pattern(pattern: Pattern, where: str) -> Pattern:
+    fields = {key: value for key, value in msgspec.structs.asdict(pattern).items() if value is not None}
+    missing = [key for key in _NEEDED if key not in fields]
+    if where.startswith("include") and missing:
+        raise UsageError(
+            f"{where} names no {missing[0]}; a point has workload, strategy, gpus and batch_size"
+        )
+    if not fields:
+        raise UsageError(
+            f"{where} names nothing, and would exclude everything; name an axis, such as gpus: 8"
+        )
+    for key in ("gpus", "batch_size"):
+        if fields.get(key, 1) < 1:
+            raise UsageError(f"{where}: {key} is at least 1, not {fields[key]}")
+    catalogs = {"workload": WORKLOADS, "strategy": STRATEGIES, "compression": COMPRESSIONS}
+    specs = {key: catalog.parse(fields[key]).text for key, catalog in catalogs.items() if key in fields}
+    return msgspec.structs.replace(pattern, **specs)
+
+
+def _source_folder(workloads: Sequence[str], dataset: str, folder: Path) -> str | None:
+    """`folder` where something is read from it, else None: a plan names no path that it does not need."""
+    reads = data_file(dataset) is not None or any(text.startswith("py:") for text in workloads)
+    return str(folder.absolute()) if reads else None

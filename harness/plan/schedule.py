@@ -1,0 +1,100 @@
+"""The order of launches: repeat by repeat over all placements, so that drift falls on all sizes alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from results.cell import Backend, Cell, Device
+from results.plan import Placement, placement_of
+
+Isolation = Literal["launch", "cell"]
+_Groups = list[list[Cell]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a study has done so far."""
+
+    ok_runs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Runs that ended well, by cell id; a cell that is not there has none."""
+    closed: Set[str] = frozenset()
+    """Ids of cells that failed for good and are not run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLaunch:
+    """One launch to come: its cells share placement, device and backend, and run in this order."""
+
+    placement: Placement
+    repeat: int
+    """1 for the first."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def device(self) -> Device:
+        return self.cells[0].device
+
+    @property
+    def backend(self) -> Backend:
+        return self.cells[0].backend
+
+
+def schedule(
+    cells: Sequence[Cell],
+    *,
+    repeats: int,
+    progress: Progress | None = None,
+    seed: int = 0,
+    gpus_per_node: int | None = None,
+    isolation: Isolation = "launch",
+) -> list[PlannedLaunch]:
+    """The launches that are left to do, in order.
+
+    Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even
+    repeat after it goes through the same order backwards, so that a steady drift of the machine cancels.
+    The order does not depend on what is done, so an interrupted study goes on as it would have.
+    A cell with k runs that ended well is in the repeats after k. Raises UsageError if a cell's workers do
+    not fill whole nodes.
+    """
+    so_far = progress or Progress()
+    launches: list[PlannedLaunch] = []
+    for repeat in range(1, repeats + 1):
+        for group in _ordered(_grouped(cells, gpus_per_node), seed=seed, repeat=repeat):
+            pending = [cell for cell in group if _is_pending(cell, repeat, so_far)]
+            launches += _launches(pending, repeat=repeat, gpus_per_node=gpus_per_node, isolation=isolation)
+    return launches
+
+
+def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:
+    return cell.id not in progress.closed and progress.ok_runs.get(cell.id, 0) < repeat
+
+
+def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
+    """Cells that may share a launch: what is bound to the process agrees."""
+    groups: dict[tuple[Placement, Device, Backend], list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.id):
+        key = (placement_of(cell, gpus_per_node), cell.device, cell.backend)
+        groups.setdefault(key, []).append(cell)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _ordered(groups: _Groups, *, seed: int, repeat: int) -> _Groups:
+    pair = (repeat - 1) // 2
+    # A text as seed is hashed by `random` itself, the same way on every machine and in every process.
+    draw = random.Random(f"{seed}:{pair}")
+    shuffled = [draw.sample(group, len(group)) for group in draw.sample(groups, len(groups))]
+    return shuffled if repeat % 2 else [group[::-1] for group in shuffled[::-1]]
+
+
+def _launches(
+    cells: list[Cell], *, repeat: int, gpus_per_node: int | None, isolation: Isolation
+) -> Iterator[PlannedLaunch]:
+    if not cells:
+        return
+    placement = placement_of(cells[0], gpus_per_node)
+    for share in [[cell] for cell in cells] if isolation == "cell" else [cells]:
+        yield PlannedLaunch(placement=placement, repeat=repeat, cells=tuple(share))

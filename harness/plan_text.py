@@ -1,0 +1,136 @@
+"""A plan in words, before anything runs: what, how long, and by which commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.console import Console
+from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.machine import Machine
+from harness.plan.estimate import Estimate, estimate
+from harness.plan.schedule import PlannedLaunch
+from reports.text import count, devices, duration
+from results.cell import Cell
+from results.environment import CodeVersion
+from results.launch import Launch
+from results.outcome import Evidence
+from results.plan import Plan, Skip
+from results.store import Study
+
+_LAUNCH_ID = "LAUNCH_ID"
+"""Stands in printed commands for a name that is only given when a launch starts."""
+
+
+def plan_summary(
+    study: Study, plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]
+) -> list[str]:
+    """A few lines: the study, its size, what is left, and what that takes."""
+    request = plan.request
+    left = sum(len(launch.cells) for launch in launches)
+    total = len(plan.cells) * request.repeats
+    lines = [
+        f"study {plan.study} in {study.root}",
+        f"{', '.join(request.workloads)} x {', '.join(request.strategies)} on {_sizes(plan)}, "
+        f"{' and '.join(request.scalings)} scaling, {request.precision}, {request.dataset} data",
+        f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
+        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
+    ]
+    lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
+    if launches:
+        lines += _cost(_estimated(plan, launches, known_step_ns), launches)
+    return lines
+
+
+def plan_tables(
+    console: Console,
+    study: Study,
+    plan: Plan,
+    launches: Sequence[PlannedLaunch],
+    known_step_ns: Mapping[str, float],
+    *,
+    manual: bool,
+) -> None:
+    """Everything of a plan on stdout: cells, skips, launches with their commands, the estimate."""
+    for line in plan_summary(study, plan, launches, known_step_ns):
+        console.result(line)
+    console.result("\ncells")
+    console.table(
+        ["cell", "workload", "strategy", "gpus", "micro-batch", "accumulation", "global batch"],
+        [_cell_row(cell) for cell in plan.cells],
+        numeric=[False] * 3 + [True] * 4,
+    )
+    if plan.skips:
+        console.result("\nskipped")
+        console.table(
+            ["workload", "strategy", "gpus", "batch", "scaling", "reason"],
+            [_skip_row(skip) for skip in plan.skips],
+            numeric=[False, False, True, True, False, False],
+        )
+    console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
+    costs = _estimated(plan, launches, known_step_ns).launches
+    for launch, cost in zip(launches, costs, strict=True):
+        place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
+        console.result(
+            f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}, "
+            f"about {duration(cost.seconds * 1e9)}"
+        )
+        console.result(f"  {_command(study, launch, manual=manual)}")
+
+
+def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:
+    launch = "launch" if len(launches) == 1 else "launches"
+    line = (
+        f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
+        f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
+    )
+    return [line, *(f"  {note}" for note in costs.notes)]
+
+
+def _estimated(plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]) -> Estimate:
+    hardware = Machine.here().hardware(plan.request.device)
+    return estimate(launches, known_step_ns=known_step_ns, hardware=hardware)
+
+
+def _sizes(plan: Plan) -> str:
+    sizes = ", ".join(str(size) for size in plan.request.gpus)
+    return devices(2, plan.request.device).replace("2", sizes, 1)
+
+
+def _reasons(skips: Sequence[Skip]) -> list[tuple[str, int]]:
+    """Reasons and how often; those that differ in the size alone are one."""
+    sizes: dict[str, list[int]] = {}
+    for skip in skips:
+        text = skip.reason.replace(f"needs {skip.gpus},", "needs {},", 1)
+        sizes.setdefault(text, []).append(skip.gpus)
+    counted = [(text.replace("{}", _between(found), 1), len(found)) for text, found in sizes.items()]
+    return sorted(counted, key=lambda reason: -reason[1])
+
+
+def _between(sizes: Sequence[int]) -> str:
+    return f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(min(sizes))
+
+
+def _cell_row(cell: Cell) -> list[str]:
+    figures = (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)
+    return [cell.id, cell.workload, cell.strategy, *(str(figure) for figure in figures)]
+
+
+def _skip_row(skip: Skip) -> list[str]:
+    return [skip.workload, skip.strategy, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
+
+
+def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
+    launch = Launch(
+        launch_id=_LAUNCH_ID,
+        placement=planned.placement,
+        device=planned.device,
+        backend=planned.backend,
+        evidence=Evidence.MEASURED,
+        slots=(),
+        code=CodeVersion(code_hash=""),
+    )
+    path = Path(study.launch_folder(_LAUNCH_ID)) / "launch.json"
+    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT") if manual else None
+    return shlex.join(torchrun_command(launch, path.resolve(), rendezvous=rendezvous))

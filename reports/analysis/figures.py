@@ -1,0 +1,154 @@
+"""A cell's figures from its pooled runs: step time, throughput, phases, exposed communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from reports.analysis.pooling import Pool
+from results.cell import Cell
+from results.outcome import Evidence
+from results.record import Proof
+from results.run import RunResult
+from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_quantile
+
+_STRONGEST_PROOF = ("serial-simulation", "replica-agreement", "earlier-run")
+NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFigures:
+    """What a cell came to over the runs of its pool (one at least)."""
+
+    pool: Pool
+    evidence: Evidence
+    step_ns: Metric
+    run_step_ns: tuple[float, ...]
+    """The step time of each run, oldest first."""
+    samples_per_s: Metric
+    units_per_s: Metric | None
+    """In the workload's own unit (`images/s`, `tokens/s`)."""
+    phase_ns: dict[str, float]
+    exposed_ns: Metric | None
+    """Exposed communication of a step."""
+    exposed_share: Metric | None
+    """Exposed communication over step time."""
+    exposed_absent: str | None
+    """Why there is no exposed communication."""
+    proof: Proof | None
+    """The strongest proof that a counted run carries."""
+
+    @property
+    def cell(self) -> Cell:
+        return self.pool.cell
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        return self.pool.runs
+
+    @property
+    def newest(self) -> RunResult:
+        return self.pool.runs[-1]
+
+    @property
+    def disturbed(self) -> bool:
+        return any(run.disturbed for run in self.pool.runs)
+
+    @property
+    def proof_method(self) -> str:
+        return self.proof.method if self.proof else NOT_CHECKED
+
+
+def figures(pool: Pool) -> CellFigures | None:
+    """The figures of a pool; None if no run of it counts."""
+    if not pool.runs:
+        return None
+    steps = [run.step_ns.value for run in pool.runs if run.step_ns is not None]
+    step_ns = over_runs(steps, "ns")
+    exposed = [run.exposed_ns.value for run in pool.runs if run.exposed_ns is not None]
+    complete = len(exposed) == len(steps)
+    return CellFigures(
+        pool=pool,
+        evidence=pool.runs[-1].evidence,
+        step_ns=step_ns,
+        run_step_ns=tuple(steps),
+        samples_per_s=throughput(step_ns, work=pool.cell.global_batch, unit="samples/s"),
+        units_per_s=_units_per_s(pool.runs, step_ns),
+        phase_ns=_mean_phases(pool.runs),
+        exposed_ns=differences(exposed, "ns") if complete else None,
+        exposed_share=share_of_runs(exposed, steps) if complete else None,
+        exposed_absent=None if complete else _why_not_exposed(pool.runs),
+        proof=_strongest(pool.runs),
+    )
+
+
+def throughput(step_ns: Metric, *, work: float, unit: str) -> Metric:
+    """Work of one step over the mean step time; the ends of the interval change places.
+
+    Total work over total time: a mean of rates would overstate it.
+    """
+    return Metric(
+        value=work * 1e9 / step_ns.value,
+        unit=unit,
+        low=None if step_ns.high is None else work * 1e9 / step_ns.high,
+        high=None if step_ns.low is None else work * 1e9 / step_ns.low,
+        samples=step_ns.samples,
+        interval=step_ns.interval,
+    )
+
+
+def share_of_runs(parts: Sequence[float], wholes: Sequence[float]) -> Metric:
+    """The mean of the parts over the mean of the wholes, with the spread of the runs' own shares.
+
+    From six runs on, Student's t on the residuals of the ratio estimator (Cochran, Sampling Techniques,
+    ch. 6); below, the range of the runs' shares.
+    """
+    part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    share = float(part.mean() / whole.mean())
+    if len(part) < FEWEST_FOR_INTERVAL:
+        return msgspec.structs.replace(differences([*map(float, part / whole)], "ratio"), value=share)
+    residuals = (part - share * whole) / whole.mean()
+    half = t_quantile(len(part) - 1) * float(residuals.std(ddof=1)) / len(part) ** 0.5
+    return Metric(
+        value=share,
+        unit="ratio",
+        low=share - half,
+        high=share + half,
+        samples=len(part),
+        interval="t95-runs",
+    )
+
+
+def _units_per_s(runs: Sequence[RunResult], step_ns: Metric) -> Metric | None:
+    work = [
+        run.units_per_s * run.step_ns.value / 1e9
+        for run in runs
+        if run.units_per_s is not None and run.step_ns is not None
+    ]
+    units = {run.unit for run in runs}
+    if len(work) < len(runs) or len(units) > 1:
+        return None
+    # Every run of a cell does the same whole number of units a step; the division above loses its last bits.
+    return throughput(step_ns, work=round(sum(work) / len(work)), unit=f"{units.pop()}/s")
+
+
+def _mean_phases(runs: Sequence[RunResult]) -> dict[str, float]:
+    names = runs[-1].phase_ns
+    if any(run.phase_ns.keys() != names.keys() for run in runs):
+        return {}
+    return {name: sum(run.phase_ns[name] for run in runs) / len(runs) for name in names}
+
+
+def _why_not_exposed(runs: Sequence[RunResult]) -> str:
+    if all(run.exchange_operations == 0 for run in runs):
+        return "nothing is exchanged"
+    reasons = [run.absent[key] for run in runs for key in ("exposed_ns", "quads") if key in run.absent]
+    return reasons[0] if reasons else "not measured"
+
+
+def _strongest(runs: Sequence[RunResult]) -> Proof | None:
+    proofs = [run.proof for run in runs if run.proof is not None]
+    return min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None)

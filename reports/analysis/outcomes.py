@@ -1,0 +1,102 @@
+"""What has no figure and why: absence is a result, with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.analysis.pooling import Pool
+from results.cell import Cell
+from results.outcome import Outcome
+from results.plan import Skip
+from results.run import RunResult
+
+NOT_RUN = "not run"
+"""The state of a cell that was planned and has no run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A cell without one successful run."""
+
+    cell: Cell
+    outcome: str
+    """The newest run's outcome, or `not run`."""
+    reason: str
+    runs: int
+    """Runs that were tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRun:
+    """A run that failed in a cell that has others that did not."""
+
+    cell: Cell
+    run: RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedSizes:
+    """Points of the matrix that were skipped for one reason: they differ in gpus alone."""
+
+    skip: Skip
+    """The first of them."""
+    gpus: tuple[int, ...]
+
+
+def failures(pools: Iterable[Pool]) -> list[Failure]:
+    """The cells that have no figure."""
+    return [_failure(pool) for pool in pools if not pool.runs]
+
+
+def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
+    """Failed runs of cells that have a figure from other runs."""
+    return [LostRun(cell=pool.cell, run=run) for pool in pools if pool.runs for run in pool.lost]
+
+
+def failure_reasons(found: Sequence[Failure]) -> Mapping[str, str]:
+    """Why a cell has no figure, by its id, in one text."""
+    return {one.cell.id: f"{words(one.outcome)}: {one.reason}" for one in found}
+
+
+def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
+    """Skips put together where only the size differs, sizes ascending."""
+    groups: dict[tuple[object, ...], list[Skip]] = {}
+    for skip in skips:
+        key = (
+            skip.workload,
+            skip.strategy,
+            skip.compression,
+            skip.scaling,
+            skip.batch_size,
+            skip.reason,
+        )
+        groups.setdefault(key, []).append(skip)
+    return [
+        SkippedSizes(skip=group[0], gpus=tuple(sorted(skip.gpus for skip in group)))
+        for group in groups.values()
+    ]
+
+
+def words(outcome: str) -> str:
+    """An outcome as a reader reads it: `out of memory`."""
+    return outcome.replace("_", " ")
+
+
+def _failure(pool: Pool) -> Failure:
+    if not pool.lost:
+        reason = "the study ended before it; run the same command again to go on"
+        return Failure(cell=pool.cell, outcome=NOT_RUN, reason=reason, runs=0)
+    newest = pool.lost[-1]
+    return Failure(
+        cell=pool.cell,
+        outcome=newest.outcome,
+        reason=newest.reason or _without_reason(newest.outcome),
+        runs=len(pool.lost),
+    )
+
+
+def _without_reason(outcome: Outcome) -> str:
+    if outcome is Outcome.OK:
+        return "the run left no step time"
+    return "no reason was recorded; the launch's log may say more"

@@ -1,0 +1,102 @@
+"""Which runs of a cell stand together: those of one environment and one kind of evidence.
+
+The newest environment with a successful run counts; every other run is named with the facts that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from results.cell import Cell
+from results.environment import Environment
+from results.outcome import Evidence, Outcome
+from results.run import RunResult
+
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A successful run that is not in its cell's figure, and why."""
+
+    cell: Cell
+    run: RunResult
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The runs of one cell, sorted into what counts, what does not, and what failed."""
+
+    cell: Cell
+    planned: int
+    """Repeats that were asked for."""
+    runs: tuple[RunResult, ...]
+    """Successful runs of one environment and one kind of evidence, oldest first; may be empty."""
+    left_out: tuple[LeftOut, ...]
+    lost: tuple[RunResult, ...]
+    """Runs that did not succeed, oldest first."""
+
+
+def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
+    """Sort one cell's results; `planned` is how many repeats were asked for."""
+    ordered = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
+    ok = [result for result in ordered if result.outcome is Outcome.OK and result.step_ns is not None]
+    counted, others = _newest(ok)
+    return Pool(
+        cell=cell,
+        planned=planned,
+        runs=tuple(counted),
+        left_out=tuple(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others),
+        lost=tuple(result for result in ordered if result not in ok),
+    )
+
+
+def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
+    """The facts that two sets do not share, as texts, by name."""
+    names = sorted(first.keys() | second.keys())
+    pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def machine_facts(environment: Environment) -> dict[str, object]:
+    """What two cells of different sizes must share before one is divided by the other.
+
+    The facts of pooling without the placement, which a scaling study changes on purpose.
+    """
+    facts = environment.pooling_facts()
+    del facts["placement"]
+    return facts
+
+
+def _newest(ok: list[RunResult]) -> tuple[list[RunResult], list[RunResult]]:
+    if not ok:
+        return [], []
+    newest = ok[-1].fingerprint
+    same = [run for run in ok if run.fingerprint == newest]
+    measured = [run for run in same if run.evidence is Evidence.MEASURED]
+    counted = measured or same
+    chosen = {run.run_id for run in counted}
+    return counted, [run for run in ok if run.run_id not in chosen]
+
+
+def _why_not(run: RunResult, newest: RunResult) -> str:
+    if run.fingerprint == newest.fingerprint:
+        return f"{run.evidence}, while the runs that count are {newest.evidence}"
+    if run.environment is None or newest.environment is None:
+        return "of another environment"
+    facts = differing(run.environment.pooling_facts(), newest.environment.pooling_facts())
+    return "; ".join(
+        f"{name}: {old} here, {new} in the runs that count" for name, (old, new) in facts.items()
+    )
+
+
+def _fact(value: object) -> str:
+    if value is None:
+        return _UNKNOWN
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={value[key]}" for key in sorted(value)) or "none"
+    if isinstance(value, list):
+        return " x ".join(str(item) for item in value)
+    return str(value)

@@ -1,0 +1,216 @@
+"""How a series scales: throughput and efficiency by size, against two named baselines.
+
+Efficiency = X(n) n0 / (X(n0) n) with X the throughput in samples a second: 1 is a line through the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.pooling import differing, machine_facts
+from reports.analysis.series import MergedSeries, SeriesKey
+from reports.text import devices, duration
+from results.outcome import Evidence
+from results.statistics import Metric, ratio_of_runs
+
+SINGLE_RUN_NOISE = 0.05
+"""How far above 1 an efficiency without an interval must be before it is called super-linear (5 %)."""
+
+Failures = Mapping[str, str]
+"""Why a cell has no figures, by its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The cell that an efficiency is measured against."""
+
+    strategy: str
+    figures: CellFigures
+
+    @property
+    def gpus(self) -> int:
+        return self.figures.cell.gpus
+
+    @property
+    def label(self) -> str:
+        """`single on 1 rank (CPU), 12.3 ms a step`."""
+        where = devices(self.gpus, self.figures.cell.device)
+        return f"{self.strategy} on {where}, {duration(self.figures.step_ns.value)} a step"
+
+    @property
+    def short(self) -> str:
+        """`single on 1`."""
+        return f"{self.strategy} on {self.gpus}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """One efficiency, or the reason why none is claimed."""
+
+    metric: Metric | None
+    baseline: Baseline | None
+    reason: str | None
+    """Why `metric` is None."""
+    is_baseline: bool = False
+    """Whether the point is its own baseline, and so 1 by definition."""
+
+    @property
+    def super_linear(self) -> bool:
+        """Whether the point lies above 1 by more than its noise."""
+        if self.metric is None or self.is_baseline:
+            return False
+        if self.metric.low is not None:
+            return self.metric.low > 1
+        return self.metric.value > 1 + SINGLE_RUN_NOISE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One size of a curve with figures."""
+
+    figures: CellFigures
+    own: Efficiency
+    """Against the smallest size of the same series."""
+    single: Efficiency
+    """Against the best single device of the same work."""
+
+    @property
+    def gpus(self) -> int:
+        return self.figures.cell.gpus
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """The one for a headline: against the single device if there is one, else the series' own."""
+        return self.own if self.single.baseline is None else self.single
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """One size of a curve without figures."""
+
+    gpus: int
+    skipped: bool
+    """Whether it was never to run; otherwise it failed or did not run yet."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One series: what there is, what is missing, and what it is measured against."""
+
+    key: SeriesKey
+    points: tuple[Point, ...]
+    gaps: tuple[Gap, ...]
+    own: Baseline | None
+    single: Baseline | None
+
+
+def curves(
+    series: Sequence[MergedSeries], figures: Mapping[str, CellFigures], failures: Failures
+) -> list[Curve]:
+    """The curve of each series, from the figures of the cells that have some."""
+    singles = _best_singles(series, figures)
+    return [_curve(one, figures, failures, singles.get(_work(one.key))) for one in series]
+
+
+def efficiency(figures: CellFigures, baseline: Baseline | None, *, without: str) -> Efficiency:
+    """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason if there is no baseline.
+
+    With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
+    """
+    if baseline is None:
+        return Efficiency(metric=None, baseline=None, reason=without)
+    reason = _no_claim(figures, baseline.figures)
+    if reason is not None:
+        return Efficiency(metric=None, baseline=baseline, reason=reason)
+    if figures.cell.id == baseline.figures.cell.id:
+        one = Metric(value=1.0, unit="ratio", low=None, high=None, samples=len(figures.runs), interval=None)
+        return Efficiency(metric=one, baseline=baseline, reason=None, is_baseline=True)
+    work = figures.cell.global_batch / baseline.figures.cell.global_batch
+    scale = work * baseline.gpus / figures.cell.gpus
+    ratio = ratio_of_runs(baseline.figures.run_step_ns, figures.run_step_ns, "ratio")
+    return Efficiency(metric=scaled(ratio, scale), baseline=baseline, reason=None)
+
+
+def scaled(metric: Metric, factor: float) -> Metric:
+    """A metric times a known positive factor."""
+    return msgspec.structs.replace(
+        metric,
+        value=metric.value * factor,
+        low=None if metric.low is None else metric.low * factor,
+        high=None if metric.high is None else metric.high * factor,
+    )
+
+
+def _curve(
+    series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures, single: Baseline | None
+) -> Curve:
+    there = [figures[cell.id] for cell in series.cells.values() if cell.id in figures]
+    own = Baseline(strategy=series.key.label, figures=there[0]) if there else None
+    return Curve(
+        key=series.key,
+        points=tuple(
+            Point(
+                figures=one,
+                own=efficiency(one, own, without="no size of this series has a result"),
+                single=efficiency(one, single, without="no single device ran the same work"),
+            )
+            for one in there
+        ),
+        gaps=_gaps(series, figures, failures),
+        own=own,
+        single=single,
+    )
+
+
+def _gaps(series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures) -> tuple[Gap, ...]:
+    skipped = [Gap(gpus=gpus, skipped=True, reason=why) for gpus, why in series.skips.items()]
+    failed = [
+        Gap(gpus=gpus, skipped=False, reason=failures.get(cell.id, "no result"))
+        for gpus, cell in series.cells.items()
+        if cell.id not in figures
+    ]
+    return tuple(sorted([*skipped, *failed], key=lambda gap: gap.gpus))
+
+
+def _best_singles(
+    series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
+) -> dict[tuple[object, ...], Baseline]:
+    """The fastest uncompressed one-device cell of each piece of work, measured before emulated."""
+    best: dict[tuple[object, ...], Baseline] = {}
+    for one in series:
+        cell = one.cells.get(1)
+        if cell is None or cell.id not in figures or one.key.compression != "none":
+            continue
+        candidate = Baseline(strategy=one.key.label, figures=figures[cell.id])
+        work = _work(one.key)
+        best[work] = min(best.get(work, candidate), candidate, key=_rank)
+    return best
+
+
+def _rank(baseline: Baseline) -> tuple[bool, float]:
+    return baseline.figures.evidence is not Evidence.MEASURED, baseline.figures.step_ns.value
+
+
+def _work(key: SeriesKey) -> tuple[object, ...]:
+    return key.workload, key.kind, key.batch, key.setting
+
+
+def _no_claim(figures: CellFigures, baseline: CellFigures) -> str | None:
+    """Why the two must not be divided; None if they may."""
+    if figures.evidence is Evidence.EMULATED:
+        return "emulated: more ranks than cores or devices make no efficiency claim"
+    if baseline.evidence is Evidence.EMULATED:
+        return "the baseline is emulated"
+    first, second = figures.newest.environment, baseline.newest.environment
+    if first is None or second is None:
+        return "the environment is unknown"
+    facts = differing(machine_facts(first), machine_facts(second))
+    if not facts:
+        return None
+    named = "; ".join(f"{name}: {here} here, {there} there" for name, (here, there) in facts.items())
+    return f"not comparable with the baseline: {named}"

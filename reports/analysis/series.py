@@ -1,0 +1,152 @@
+"""The series of a study: the same series of several plans is one, and unlike work is never in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from results.cell import Cell, StepPolicy
+from results.plan import Plan, Request, Scaling, Series, Skip
+
+_SIZED = ("workload", "strategy", "compression", "gpus", "micro_batch", "steps")
+"""Fields of a cell that its series' key holds in another form, or that vary along the series."""
+_ASKED = ("workloads", "gpus", "strategies", "compressions", "batch_sizes", "global_batch_sizes")
+"""Fields of a request that only say which points there are."""
+
+Setting = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesKey:
+    """What makes two series the same one."""
+
+    workload: str
+    kind: Scaling
+    batch: int
+    """Samples per replica and update (weak), or of all replicas together (strong)."""
+    setting: Setting
+    """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
+    strategy: str
+    compression: str
+
+    @property
+    def label(self) -> str:
+        return self.strategy if self.compression == "none" else f"{self.strategy} + {self.compression}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedSeries:
+    """One series over all plans of a study."""
+
+    key: SeriesKey
+    cells: dict[int, Cell] = field(default_factory=dict)
+    """By gpus, ascending."""
+    skips: dict[int, str] = field(default_factory=dict)
+    """The sizes that were not run, and why."""
+
+
+def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
+    """Every series of the plans that has cells, in reading order, with the skips that belong to it."""
+    cells: dict[SeriesKey, dict[int, Cell]] = {}
+    skips: dict[SeriesKey, dict[int, str]] = {}
+    for plan in plans:
+        by_id = {cell.id: cell for cell in plan.cells}
+        asked = _skips_by_series(plan)
+        for series in plan.series:
+            members = [by_id[cell_id] for cell_id in series.cells]
+            if members:
+                key = _key(series, members[0])
+                cells.setdefault(key, {}).update({cell.gpus: cell for cell in members})
+                skips.setdefault(key, {}).update(asked.get(_name(series), {}))
+    return [
+        MergedSeries(
+            key=key,
+            cells=dict(sorted(cells[key].items())),
+            skips={gpus: why for gpus, why in sorted(skips[key].items()) if gpus not in cells[key]},
+        )
+        for key in sorted(cells, key=lambda key: _reading_order(key, min(cells[key])))
+    ]
+
+
+def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
+    """The skips of all plans, once each, without the points that another plan of equal settings ran."""
+    planned = {point for plan in plans for point in _planned_points(plan)}
+    standing: dict[tuple[object, ...], Skip] = {}
+    for plan in plans:
+        asked = _setting_of_request(plan.request)
+        for skip in plan.skips:
+            point = (asked, *_name(skip), skip.gpus)
+            if point not in planned:
+                standing[point] = skip
+    return list(standing.values())
+
+
+def setting_labels(cells: Iterable[Cell]) -> Mapping[Setting, str]:
+    """For each setting of some cells, the parts in which the settings differ: `precision=bf16`."""
+    settings = {setting_of(cell) for cell in cells}
+    shared = set.intersection(*(set(setting) for setting in settings)) if settings else set()
+    return {
+        setting: ", ".join(f"{name}={value}" for name, value in setting if (name, value) not in shared)
+        for setting in settings
+    }
+
+
+def setting_of(cell: Cell) -> Setting:
+    """The fields of a cell that all cells of its series share, as texts."""
+    names = [name for name in cell.__struct_fields__ if name not in _SIZED]
+    values = [(name, _text(getattr(cell, name))) for name in names]
+    policy = [(name, _text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
+    return (*values, *policy)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _reading_order(key: SeriesKey, smallest: int) -> tuple[object, ...]:
+    """Weak before strong, and the one-device baseline before what is measured against it."""
+    return key.workload, key.kind == "strong", key.batch, key.setting, smallest, key.label
+
+
+def _key(series: Series, member: Cell) -> SeriesKey:
+    batch = series.batch_size if series.global_batch is None else series.global_batch
+    return SeriesKey(
+        workload=series.workload,
+        kind=series.kind,
+        batch=batch,
+        setting=setting_of(member),
+        strategy=series.strategy,
+        compression=series.compression,
+    )
+
+
+def _name(named: Series | Skip) -> tuple[str, str, str, str, int]:
+    kind = named.kind if isinstance(named, Series) else named.scaling
+    return kind, named.workload, named.strategy, named.compression, named.batch_size
+
+
+def _skips_by_series(plan: Plan) -> dict[tuple[str, str, str, str, int], dict[int, str]]:
+    skips: dict[tuple[str, str, str, str, int], dict[int, str]] = {}
+    for skip in plan.skips:
+        skips.setdefault(_name(skip), {})[skip.gpus] = skip.reason
+    return skips
+
+
+def _planned_points(plan: Plan) -> Iterable[tuple[object, ...]]:
+    by_id = {cell.id: cell for cell in plan.cells}
+    asked = _setting_of_request(plan.request)
+    for series in plan.series:
+        for cell_id in series.cells:
+            yield (asked, *_name(series), by_id[cell_id].gpus)
+
+
+def _setting_of_request(request: Request) -> bytes:
+    empty: dict[str, object] = dict.fromkeys(_ASKED, ())
+    plain = msgspec.structs.replace(
+        request, **empty, scalings=(), repeats=1, include=(), exclude=(), source_folder=None
+    )
+    return msgspec.json.encode(plain, order="sorted")

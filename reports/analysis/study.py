@@ -1,0 +1,104 @@
+"""All figures of a study in one value: what the page, the tables and the command line are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.analysis.figures import CellFigures, figures
+from reports.analysis.outcomes import (
+    Failure,
+    LostRun,
+    SkippedSizes,
+    failure_reasons,
+    failures,
+    lost_runs,
+    skipped_sizes,
+)
+from reports.analysis.pooling import LeftOut, Pool, pool
+from reports.analysis.scaling import Curve, curves
+from reports.analysis.series import Setting, merged_series, setting_labels, standing_skips
+from reports.text import devices_word
+from results.cell import Cell
+from results.plan import Plan, Scaling
+from results.run import RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFigures:
+    """A study, analysed."""
+
+    name: str
+    plans: tuple[Plan, ...]
+    cells: Mapping[str, CellFigures]
+    """The cells with a figure, by id, in the order of the plans."""
+    pools: Mapping[str, Pool]
+    """Every planned cell, by id."""
+    scalings: Mapping[str, tuple[Scaling, ...]]
+    """The kinds of series that a cell is in, by its id."""
+    settings: Mapping[Setting, str]
+    """What sets each setting apart from the others of this study; empty texts if there is one."""
+    curves: tuple[Curve, ...]
+    failures: tuple[Failure, ...]
+    lost: tuple[LostRun, ...]
+    skipped: tuple[SkippedSizes, ...]
+    strangers: tuple[str, ...]
+    """Ids of cells that have results but stand in no plan."""
+
+    @property
+    def devices_word(self) -> str:
+        """What a size counts in this study: `GPUs` or `ranks (CPU)`."""
+        return devices_word({pool.cell.device for pool in self.pools.values()} or {"cuda"})
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(left for pool in self.pools.values() for left in pool.left_out)
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        """The runs that the figures are made of."""
+        return tuple(run for one in self.cells.values() for run in one.runs)
+
+
+def analyse(name: str, plans: Sequence[Plan], results: Sequence[RunResult]) -> StudyFigures:
+    """The figures of the study called `name`, from all its plans and the results of all its runs."""
+    cells = {cell.id: cell for plan in plans for cell in plan.cells}
+    pools = _pools(cells, plans, results)
+    found = {cell_id: one for cell_id, pool in pools.items() if (one := figures(pool)) is not None}
+    failed = failures(pools.values())
+    return StudyFigures(
+        name=name,
+        plans=tuple(plans),
+        cells=found,
+        pools=pools,
+        scalings=_scalings(plans),
+        settings=setting_labels(cells.values()),
+        curves=tuple(curves(merged_series(plans), found, failure_reasons(failed))),
+        failures=tuple(failed),
+        lost=tuple(lost_runs(pools.values())),
+        skipped=tuple(skipped_sizes(standing_skips(plans))),
+        strangers=tuple(sorted({result.cell_id for result in results} - cells.keys())),
+    )
+
+
+def _pools(cells: Mapping[str, Cell], plans: Sequence[Plan], results: Sequence[RunResult]) -> dict[str, Pool]:
+    by_cell: dict[str, list[RunResult]] = {}
+    for result in results:
+        by_cell.setdefault(result.cell_id, []).append(result)
+    planned: dict[str, int] = {}
+    for plan in plans:
+        for cell in plan.cells:
+            planned[cell.id] = max(planned.get(cell.id, 0), plan.request.repeats)
+    return {
+        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id])
+        for cell_id, cell in cells.items()
+    }
+
+
+def _scalings(plans: Sequence[Plan]) -> dict[str, tuple[Scaling, ...]]:
+    kinds: dict[str, dict[Scaling, None]] = {}
+    for plan in plans:
+        for series in plan.series:
+            for cell_id in series.cells:
+                kinds.setdefault(cell_id, {})[series.kind] = None
+    return {cell_id: tuple(sorted(found, reverse=True)) for cell_id, found in kinds.items()}

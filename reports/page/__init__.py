@@ -1,0 +1,1 @@
+"""The report page: one HTML file that needs nothing else."""

@@ -1,0 +1,144 @@
+"""Under which conditions the runs were made: the environment, what differs in it, warnings, disturbances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.pooling import LeftOut, machine_facts
+from reports.analysis.study import StudyFigures
+from reports.page.tables import CellWords
+from reports.table import Shown, TextColumn, TextTable, figures, table, words
+from reports.text import NOTHING, count, number, size
+from results.cell import Cell
+from results.environment import Environment
+from results.run import RunResult
+
+_CELLS_NAMED = 3
+"""So many cells are named where many have the same warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRun:
+    """A run with its cell."""
+
+    cell: Cell
+    run: RunResult
+
+
+def environment_table(study: StudyFigures) -> TextTable:
+    """One column an environment whose runs stand in figures, one row a fact."""
+    groups = _environments(study)
+    facts = [_facts(group) for group in groups]
+    names = list(facts[0]) if facts else []
+    heads = ["environment"] if len(groups) == 1 else [f"environment {n}" for n in range(1, len(groups) + 1)]
+    return TextTable(
+        columns=tuple(TextColumn(title=title) for title in ("fact", *heads)),
+        rows=tuple((name, *(fact[name] for fact in facts)) for name in names),
+    )
+
+
+def left_out_table(study: StudyFigures) -> TextTable:
+    """Successful runs that are not in a figure, with what differs."""
+    columns: list[Shown[LeftOut]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("run", lambda row: row.run.run_id),
+        words("differs in", lambda row: row.reason),
+    ]
+    return table(study.left_out, columns)
+
+
+def disturbed_table(study: StudyFigures) -> TextTable:
+    """Runs during which other processes used more of the CPU than a quiet run allows."""
+    disturbed = [CellRun(one.cell, run) for one in study.cells.values() for run in one.runs if run.disturbed]
+    columns: list[Shown[CellRun]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("run", lambda row: row.run.run_id),
+        figures("cores used by others", lambda row: _cores(row.run), anchor="method-disturbed"),
+    ]
+    return table(disturbed, columns)
+
+
+def warnings_table(study: StudyFigures) -> TextTable:
+    """Each warning once, with the cells that it is about."""
+    found: dict[str, dict[str, Cell]] = {}
+    runs: dict[str, int] = {}
+    for cell, run in _runs_with_figures(study.cells.values()):
+        for warning in (*run.warnings, *_own_warnings(run)):
+            found.setdefault(warning, {})[cell.id] = cell
+            runs[warning] = runs.get(warning, 0) + 1
+    label = CellWords(study).label
+    columns: list[Shown[str]] = [
+        words("warning", str),
+        figures("runs", lambda warning: f"{runs[warning]:,}"),
+        words("cells", lambda warning: _named([label(cell) for cell in found[warning].values()])),
+    ]
+    return table(sorted(found), columns)
+
+
+def _own_warnings(run: RunResult) -> list[str]:
+    """What a record says without calling it a warning."""
+    warnings = []
+    if run.warmup_steady is False:
+        warnings.append("warm-up ended at its limit before the step time was steady")
+    if run.stop == "budget":
+        warnings.append("measuring ended with the time budget before the target precision was met")
+    return warnings
+
+
+def _runs_with_figures(cells: Iterable[CellFigures]) -> list[tuple[Cell, RunResult]]:
+    return [(one.cell, run) for one in cells for run in one.runs]
+
+
+def _named(labels: Sequence[str]) -> str:
+    named = "; ".join(labels[:_CELLS_NAMED])
+    rest = len(labels) - _CELLS_NAMED
+    return f"{named}; and {count(rest, 'other')}" if rest > 0 else named
+
+
+def _environments(study: StudyFigures) -> list[list[RunResult]]:
+    """The counted runs by machine and software, placements together."""
+    groups: dict[str, list[RunResult]] = {}
+    for run in study.runs:
+        if run.environment is not None:
+            groups.setdefault(repr(sorted(machine_facts(run.environment).items())), []).append(run)
+    return list(groups.values())
+
+
+def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
+    environments = [run.environment for run in runs if run.environment is not None]
+    first = environments[0]
+    return {
+        "runs": f"{len(runs):,}",
+        "hosts": ", ".join(sorted({host for run in runs for host in run.hosts})) or NOTHING,
+        "device": first.device_name,
+        "device memory": size(first.device_memory_bytes) if first.device_memory_bytes else NOTHING,
+        "CPU": first.cpu_model,
+        "cores usable on the host": _distinct(str(one.cores) for one in environments),
+        "threads a rank": str(first.threads),
+        "nodes x devices a node": _distinct(f"{one.nodes} x {one.gpus_per_node}" for one in environments),
+        "operating system": _distinct(one.os for one in environments),
+        "Python": first.python,
+        "torch": first.torch,
+        "CUDA": first.cuda or NOTHING,
+        "NCCL": first.nccl or NOTHING,
+        "driver": first.driver or NOTHING,
+        "NCCL settings": " ".join(f"{k}={v}" for k, v in sorted(first.nccl_settings.items())) or NOTHING,
+        "commit": _distinct(_commit(one) for one in environments),
+        "code hash": first.code.code_hash,
+    }
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
+
+
+def _commit(environment: Environment) -> str:
+    code = environment.code
+    return f"{code.commit or 'unknown'}{' with local changes' if code.dirty else ''}"
+
+
+def _cores(run: RunResult) -> str:
+    return NOTHING if run.foreign_cpu_cores is None else number(run.foreign_cpu_cores)

@@ -1,0 +1,156 @@
+"""The report: a study's figures put into one HTML file that needs no network and no script.
+
+The same study gives the same bytes: nothing in the page comes from the time or the place of its making.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from reports.analysis.headline import headline_table
+from reports.analysis.scaling import Curve
+from reports.analysis.study import StudyFigures, analyse
+from reports.page import conditions, tables
+from reports.page.bars import exposed_dots, phase_bars
+from reports.page.curves import Group, Hands, efficiency, hands, throughput
+from reports.page.frames import cells_csv, runs_csv
+from reports.page.svg import Drawing
+from reports.table import TextTable
+from reports.text import count, moment
+from results.outcome import Evidence
+from results.plan import Scaling
+from results.run import RunResult
+from results.store import Study
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def _segments(text: str) -> list[str]:
+    """Where a figure's text may be broken: before its interval, and before what the interval is."""
+    return text.replace(" (", "\n(").replace(", ", ",\n").split("\n")
+
+
+_TEMPLATES.filters["segments"] = _segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPart:
+    """One piece of work that was scaled: drawings, table, baselines."""
+
+    title: str
+    drawings: tuple[Drawing, ...]
+    table: TextTable
+    baselines: tuple[str, ...]
+    no_claims: tuple[str, ...]
+
+
+def render(study: Study, results: Sequence[RunResult]) -> str:
+    """The report of a study as one HTML document, from its plans and the results of all its runs."""
+    return render_figures(analyse(study.name, study.plans(), results))
+
+
+def cells_as_csv(study: Study, results: Sequence[RunResult]) -> str:
+    """The full table as CSV, one row a cell."""
+    return cells_csv(analyse(study.name, study.plans(), results))
+
+
+def runs_as_csv(study: Study, results: Sequence[RunResult]) -> str:
+    """Every run as CSV, one row a run."""
+    return runs_csv(analyse(study.name, study.plans(), results))
+
+
+def render_figures(study: StudyFigures) -> str:
+    """The report of a study that is analysed already."""
+    drawn = hands(study.curves)
+    cells = list(study.cells.values())
+    labels = {cell.cell.id: tables.CellWords(study).label(cell.cell) for cell in cells}
+    return _TEMPLATES.get_template("report.html.j2").render(
+        study=study,
+        summary=_summary(study),
+        created=[moment(plan.created_at) for plan in study.plans],
+        cpu=any(pool.cell.device == "cpu" for pool in study.pools.values()),
+        emulated=any(cell.evidence is Evidence.EMULATED for cell in cells),
+        headline=headline_table(study),
+        scaling={kind: _scaling(study, kind, drawn) for kind in ("weak", "strong")},
+        phases=(phase_bars(cells, labels), tables.phases_table(study)),
+        spread=tables.spread_table(study),
+        communication=(exposed_dots(cells, labels), tables.communication_table(study)),
+        work=tables.work_table(study),
+        mfu_reasons=tables.mfu_reasons(study),
+        failures=tables.failures_table(study),
+        lost=tables.lost_table(study),
+        skipped=tables.skipped_table(study),
+        warnings=conditions.warnings_table(study),
+        disturbed=conditions.disturbed_table(study),
+        environment=conditions.environment_table(study),
+        left_out=conditions.left_out_table(study),
+        downloads={"cells.csv": _data(cells_csv(study)), "runs.csv": _data(runs_csv(study))},
+    )
+
+
+def _summary(study: StudyFigures) -> str:
+    """The study in a sentence of counts."""
+    skipped = sum(len(group.gpus) for group in study.skipped)
+    parts = [
+        f"{count(len(study.pools), 'cell')} planned",
+        f"{len(study.cells):,} with figures",
+        f"{len(study.failures):,} without",
+        f"{count(skipped, 'point')} skipped",
+        f"{count(len(study.runs), 'run')} counted",
+    ]
+    return ", ".join(parts)
+
+
+def _scaling(study: StudyFigures, kind: Scaling, drawn: Hands) -> list[ScalingPart]:
+    groups: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in study.curves:
+        if curve.key.kind == kind:
+            key = (curve.key.workload, curve.key.batch, curve.key.setting)
+            groups.setdefault(key, []).append(curve)
+    return [
+        _part(study, f"{kind}-{place}", tuple(curves), drawn)
+        for place, curves in enumerate(groups.values())
+        if any(curve.points for curve in curves)
+    ]
+
+
+def _part(study: StudyFigures, name: str, curves: tuple[Curve, ...], drawn: Hands) -> ScalingPart:
+    title = _title(study, curves[0])
+    group = Group(name=name, title=title, curves=curves, devices_word=study.devices_word)
+    return ScalingPart(
+        title=title,
+        drawings=(throughput(group, drawn), efficiency(group, drawn)),
+        table=tables.scaling_table(study, curves),
+        baselines=_baselines(curves),
+        no_claims=tuple(tables.no_claim_reasons(curves)),
+    )
+
+
+def _title(study: StudyFigures, curve: Curve) -> str:
+    key = curve.key
+    batch = f"batch {key.batch:,} per replica" if key.kind == "weak" else f"global batch {key.batch:,}"
+    setting = study.settings[key.setting]
+    return ", ".join(part for part in (key.workload, batch, setting) if part)
+
+
+def _baselines(curves: Sequence[Curve]) -> tuple[str, ...]:
+    singles = [curve.single for curve in curves if curve.single is not None]
+    first = f"single device: {singles[0].label}" if singles else "single device: none ran this work"
+    taken = {single.figures.cell.id for single in singles}
+    owns = [curve.own for curve in curves if curve.own is not None]
+    return (first, *(f"own smallest: {own.label}" for own in owns if own.figures.cell.id not in taken))
+
+
+def _data(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

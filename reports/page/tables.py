@@ -1,0 +1,263 @@
+"""The tables of the page, as texts, beside the headline that the command line shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.headline import efficiency_text, runs_text
+from reports.analysis.outcomes import Failure, LostRun, SkippedSizes
+from reports.analysis.outcomes import words as outcome_words
+from reports.analysis.scaling import Curve, Efficiency, Point
+from reports.analysis.series import setting_of
+from reports.analysis.study import StudyFigures
+from reports.table import Row, Shown, TextTable, figures, table, words
+from reports.text import NOTHING, duration, metric, percent, si, size
+from results.cell import Cell
+from results.run import PHASES
+from results.statistics import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class CellWords:
+    """The columns that say which cell a row is of."""
+
+    study: StudyFigures
+
+    def columns(self, cell: Callable[[Row], Cell]) -> list[Shown[Row]]:
+        """Workload, strategy, size and batch, and the setting if the study has several."""
+        plain: list[Shown[Row]] = [
+            words("workload", lambda row: cell(row).workload),
+            words("strategy", lambda row: strategy(cell(row))),
+            figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}"),
+            figures("batch: replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
+        ]
+        if any(self.study.settings.values()):
+            plain.insert(2, words("setting", lambda row: self.study.settings[setting_of(cell(row))]))
+        return plain
+
+    def label(self, cell: Cell) -> str:
+        """A cell in a word, for the row of a drawing."""
+        setting = self.study.settings[setting_of(cell)]
+        return f"{strategy(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
+
+
+def strategy(cell: Cell) -> str:
+    """The strategy with its compression, if there is one."""
+    return cell.strategy if cell.compression == "none" else f"{cell.strategy} + {cell.compression}"
+
+
+def batch(cell: Cell) -> str:
+    """Samples per replica and of all replicas."""
+    return f"{cell.micro_batch * cell.accumulation:,} / {cell.global_batch:,}"
+
+
+def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
+    """The points of some curves, with both efficiencies."""
+    points = [(curve, point) for curve in curves for point in curve.points]
+    columns: list[Shown[tuple[Curve, Point]]] = [
+        words("strategy", lambda row: row[0].key.label),
+        figures(study.devices_word, lambda row: f"{row[1].gpus:,}"),
+        figures("step time", lambda row: _value(row[1].figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: metric(row[1].figures.step_ns).note, anchor="method-interval"),
+        figures("throughput", lambda row: _throughput(row[1].figures), anchor="method-throughput"),
+        figures("vs single device", lambda row: _efficiency(row[1].single), anchor="method-efficiency"),
+        figures("vs own smallest", lambda row: _efficiency(row[1].own), anchor="method-efficiency"),
+        words("runs", lambda row: runs_text(row[1].figures), anchor="method-evidence"),
+    ]
+    return table(points, columns)
+
+
+def no_claim_reasons(curves: tuple[Curve, ...]) -> list[str]:
+    """Why points of some curves have no efficiency: each reason once, with its points."""
+    points: dict[str, dict[str, None]] = {}
+    for curve in curves:
+        for point in curve.points:
+            for claim in (point.single, point.own):
+                if claim.baseline is not None and claim.reason is not None:
+                    points.setdefault(claim.reason, {})[f"{curve.key.label} on {point.gpus:,}"] = None
+    return [f"{', '.join(those)}: {reason}" for reason, those in points.items()]
+
+
+def phases_table(study: StudyFigures) -> TextTable:
+    """Step time and its parts, the mean over runs, ranks and steps."""
+    parts = [
+        figures(phase, _phase(phase), anchor="method-other" if phase == "other" else "method-phases")
+        for phase in (*PHASES, "other")
+    ]
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("step time", lambda row: _value(row.step_ns), anchor="method-step-time"),
+        *parts,
+    ]
+    return table(study.cells.values(), columns)
+
+
+def spread_table(study: StudyFigures) -> TextTable:
+    """How much single steps differ within the runs."""
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("p10", _quantile("step_ns_p10"), anchor="method-slow"),
+        figures("median", _quantile("step_ns_median"), anchor="method-slow"),
+        figures("p90", _quantile("step_ns_p90"), anchor="method-slow"),
+        figures("p99", _quantile("step_ns_p99"), anchor="method-slow"),
+        figures("slow steps", _slow_steps, anchor="method-slow"),
+    ]
+    return table(study.cells.values(), columns)
+
+
+def communication_table(study: StudyFigures) -> TextTable:
+    """What the exchange of gradients costs and carries."""
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("exposed a step", lambda row: _value(row.exposed_ns), anchor="method-exposed"),
+        figures("share of step", lambda row: _value(row.exposed_share), anchor="method-exposed"),
+        figures("interval", _share_interval, anchor="method-interval"),
+        figures("payload a step and rank", _payload, anchor="method-payload"),
+        figures("operations a step", _operations, anchor="method-payload"),
+    ]
+    return table(study.cells.values(), columns)
+
+
+def work_table(study: StudyFigures) -> TextTable:
+    """What a step is, and what it takes."""
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("parameters", lambda row: _count(row.newest.parameters)),
+        figures("FLOPs a step", lambda row: _flop(row.newest.flops_per_step), anchor="method-flops"),
+        figures("rate", _flop_rate, anchor="method-flops"),
+        figures("MFU", _mfu, anchor="method-flops"),
+        figures("peak memory, host", lambda row: _size(_largest(row, "rss_peak_bytes"))),
+        figures("peak memory, device", lambda row: _size(_largest(row, "device_allocated_peak_bytes"))),
+        figures("warm-up steps", lambda row: f"{row.newest.warmup_steps:,}", anchor="method-warmup"),
+        figures("set-up", lambda row: _duration(row.newest.setup_ns)),
+        words("proof", lambda row: row.proof_method, anchor="method-proof"),
+    ]
+    return table(study.cells.values(), columns)
+
+
+def mfu_reasons(study: StudyFigures) -> list[str]:
+    """Why cells have no MFU, once each."""
+    runs = [cell.newest for cell in study.cells.values()]
+    return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
+
+
+def failures_table(study: StudyFigures) -> TextTable:
+    """Cells without a figure."""
+    columns: list[Shown[Failure]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("outcome", lambda row: outcome_words(row.outcome)),
+        figures("runs tried", lambda row: f"{row.runs:,}"),
+        words("reason", lambda row: row.reason),
+    ]
+    return table(study.failures, columns)
+
+
+def lost_table(study: StudyFigures) -> TextTable:
+    """Failed runs of cells that have a figure."""
+    columns: list[Shown[LostRun]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("run", lambda row: row.run.run_id),
+        words("outcome", lambda row: outcome_words(row.run.outcome)),
+        words("reason", lambda row: row.run.reason or NOTHING),
+    ]
+    return table(study.lost, columns)
+
+
+def skipped_table(study: StudyFigures) -> TextTable:
+    """Points that were never to run."""
+    columns: list[Shown[SkippedSizes]] = [
+        words("workload", lambda row: row.skip.workload),
+        words("strategy", _skipped_strategy),
+        words("scaling", lambda row: row.skip.scaling),
+        figures("batch", lambda row: f"{row.skip.batch_size:,}"),
+        words(study.devices_word, lambda row: ", ".join(f"{gpus:,}" for gpus in row.gpus)),
+        words("reason", lambda row: row.skip.reason),
+    ]
+    return table(study.skipped, columns)
+
+
+def _skipped_strategy(row: SkippedSizes) -> str:
+    plain = row.skip.strategy
+    return plain if row.skip.compression == "none" else f"{plain} + {row.skip.compression}"
+
+
+def _value(figure: Metric | None) -> str:
+    return NOTHING if figure is None else metric(figure).value
+
+
+def _throughput(row: CellFigures) -> str:
+    text = metric(row.units_per_s or row.samples_per_s)
+    return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _efficiency(efficiency: Efficiency) -> str:
+    return NOTHING if efficiency.baseline is None else efficiency_text(efficiency)
+
+
+def _phase(phase: str) -> Callable[[CellFigures], str]:
+    return lambda row: _duration(row.phase_ns.get(phase))
+
+
+def _quantile(name: str) -> Callable[[CellFigures], str]:
+    return lambda row: _duration(_mean([getattr(run, name) for run in row.runs]))
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _slow_steps(row: CellFigures) -> str:
+    slow = sum(run.slow_steps or 0 for run in row.runs)
+    return f"{slow:,} of {sum(run.steps for run in row.runs):,}"
+
+
+def _share_interval(row: CellFigures) -> str:
+    if row.exposed_share is None:
+        return row.exposed_absent or NOTHING
+    return metric(row.exposed_share).note
+
+
+def _payload(row: CellFigures) -> str:
+    return _size(row.newest.exchange_payload_bytes)
+
+
+def _operations(row: CellFigures) -> str:
+    return _count(row.newest.exchange_operations)
+
+
+def _flop_rate(row: CellFigures) -> str:
+    flops = row.newest.flops_per_step
+    return NOTHING if flops is None else si(flops / (row.step_ns.value / 1e9), "FLOP/s")
+
+
+def _mfu(row: CellFigures) -> str:
+    run = row.newest
+    if run.mfu is None or run.step_ns is None:
+        return NOTHING
+    # Over the mean step time of all runs, as every rate here.
+    return percent(run.mfu * run.step_ns.value / row.step_ns.value)
+
+
+def _largest(row: CellFigures, name: str) -> int | None:
+    known = [getattr(run, name) for run in row.runs if getattr(run, name) is not None]
+    return max(known, default=None)
+
+
+def _flop(flops: int | None) -> str:
+    return NOTHING if flops is None else si(flops, "FLOP")
+
+
+def _size(size_bytes: int | None) -> str:
+    return NOTHING if size_bytes is None else size(size_bytes)
+
+
+def _duration(ns: float | None) -> str:
+    return NOTHING if ns is None else duration(ns)
+
+
+def _count(items: int | None) -> str:
+    return NOTHING if items is None else f"{items:,}"

@@ -1,0 +1,50 @@
+"""A table of texts: its columns say once what a row shows, for the page and the command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextColumn:
+    """The head of a column."""
+
+    title: str
+    numeric: bool = False
+    """Whether it is set flush right, in digits of one width."""
+    anchor: str | None = None
+    """Where the report's method section says what the column is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A table as it is printed."""
+
+    columns: tuple[TextColumn, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Shown = tuple[TextColumn, Callable[[Row], str]]
+"""A column and what it shows of a row."""
+
+
+def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
+    """Every row through every column."""
+    return TextTable(
+        columns=tuple(column for column, _ in columns),
+        rows=tuple(tuple(show(row) for _, show in columns) for row in rows),
+    )
+
+
+def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None) -> Shown[Row]:
+    """A column of words, set flush left."""
+    return TextColumn(title=title, anchor=anchor), show
+
+
+def figures(title: str, show: Callable[[Row], str], *, anchor: str | None = None) -> Shown[Row]:
+    """A column of figures, set flush right."""
+    return TextColumn(title=title, numeric=True, anchor=anchor), show

@@ -1,0 +1,188 @@
+"""The one home of turning numbers into text: durations, sizes, rates, shares, and figures with intervals.
+
+Three significant digits unless an interval is so narrow that its ends would look alike; then up to five.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from results.cell import Device
+from results.statistics import Metric
+
+DIGITS = 3
+MOST_DIGITS = 5
+NOTHING = "-"
+"""What a table shows where there is no value; the reason stands beside or below it."""
+
+_DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_PLAIN_RATES_BELOW = 1e5
+_SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricText:
+    """A figure in words: `12.3 ms`, `12.1 to 12.6`, `range of 3`."""
+
+    value: str
+    ends: str | None
+    """The ends of the interval in the unit of the value; None without one."""
+    label: str
+    """What the ends are, or how few samples there were."""
+
+    @property
+    def note(self) -> str:
+        """The interval and what it is, or what stands in its place."""
+        return self.label if self.ends is None else f"{self.ends}, {self.label}"
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.note})"
+
+
+def duration(ns: float) -> str:
+    """A time given in nanoseconds: `812 us`, `12.3 ms`, `1.50 s`, `2 min 05 s`, `3 h 20 min`."""
+    seconds = ns / 1e9
+    if abs(seconds) < 100:
+        return _scaled(ns, _DURATIONS)
+    minutes, rest = divmod(round(abs(seconds)), 60)
+    sign = "-" if ns < 0 else ""
+    if minutes < 60:
+        return f"{sign}{minutes} min {rest:02d} s"
+    return f"{sign}{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def size(size_bytes: float) -> str:
+    """A size given in bytes, in units of 1024: `97.5 MiB`."""
+    return _scaled(size_bytes, _SIZES)
+
+
+def rate(per_s: float, unit: str) -> str:
+    """Work a second: `1,234 images/s`, `1.23 M tokens/s`."""
+    scale, prefix = _rate_scale(per_s)
+    return f"{number(per_s / scale)} {prefix}{unit}/s"
+
+
+def si(value: float, unit: str) -> str:
+    """A quantity with an SI prefix: `4.12 GFLOP`."""
+    scale, prefix = _scale(value, _SI)
+    return f"{number(value / scale)} {prefix}{unit}"
+
+
+def percent(share: float) -> str:
+    """A share of one: `94.1 %`."""
+    return f"{_clean(share * 100, 1)} %"
+
+
+def count(items: int, noun: str) -> str:
+    """`1 run`, `1,000 runs`."""
+    return f"{items:,} {noun}{'' if items == 1 else 's'}"
+
+
+def moment(utc: str) -> str:
+    """A time of day kept as ISO 8601 text in UTC, to the minute: `2026-01-02 03:04 UTC`."""
+    return f"{utc[:10]} {utc[11:16]} UTC"
+
+
+def number(value: float, *, digits: int = DIGITS) -> str:
+    """A plain number with at least `digits` significant digits; whole digits are never rounded away."""
+    return _clean(value, _decimals(value, digits))
+
+
+def metric(figure: Metric) -> MetricText:
+    """A figure with its interval, formed by its unit: `ns`, `bytes`, `ratio`, else work a second."""
+    scale, unit = _form(figure)
+    value, low, high = (
+        None if end is None else end / scale for end in (figure.value, figure.low, figure.high)
+    )
+    assert value is not None
+    if low is None or high is None:
+        decimals = _metric_decimals(figure, value)
+        return MetricText(value=f"{_clean(value, decimals)} {unit}", ends=None, label=_label(figure))
+    decimals = _telling_decimals(figure, value, low, high)
+    return MetricText(
+        value=f"{_clean(value, decimals)} {unit}",
+        ends=f"{_clean(low, decimals)} to {_clean(high, decimals)}",
+        label=_label(figure),
+    )
+
+
+def devices_word(devices: Collection[Device]) -> str:
+    """What a size counts, as a table's heading: on a CPU device ranks, and it always says so."""
+    kinds = set(devices)
+    if kinds == {"cpu"}:
+        return "ranks (CPU)"
+    return "GPUs" if kinds <= {"cuda"} else "GPUs or ranks (CPU)"
+
+
+def devices(gpus: int, device: Device) -> str:
+    """A size in a sentence: `8 GPUs`, `1 rank (CPU)`."""
+    return count(gpus, "GPU") if device == "cuda" else f"{count(gpus, 'rank')} (CPU)"
+
+
+def _label(figure: Metric) -> str:
+    if figure.interval == "range":
+        return f"range of {figure.samples}"
+    if figure.interval == "t95-runs":
+        return f"95 % of {figure.samples} runs"
+    if figure.interval == "t95-batch-means":
+        return "95 % within the run"
+    return count(figure.samples, "run")
+
+
+def _form(figure: Metric) -> tuple[float, str]:
+    """Scale and the unit's text."""
+    if figure.unit == "ns":
+        return _scale(figure.value, _DURATIONS)
+    if figure.unit == "bytes":
+        return _scale(figure.value, _SIZES)
+    if figure.unit == "ratio":
+        return 0.01, "%"
+    scale, prefix = _rate_scale(figure.value)
+    return scale, f"{prefix}{figure.unit}"
+
+
+def _rate_scale(per_s: float) -> tuple[float, str]:
+    """Five digits are read at a glance; more get a prefix, with a space to keep it off the unit's word."""
+    if abs(per_s) < _PLAIN_RATES_BELOW:
+        return 1.0, ""
+    scale, prefix = _scale(per_s, _SI)
+    return scale, f"{prefix} "
+
+
+def _metric_decimals(figure: Metric, value: float) -> int:
+    return 1 if figure.unit == "ratio" else _decimals(value, DIGITS)
+
+
+def _telling_decimals(figure: Metric, value: float, low: float, high: float) -> int:
+    """Decimals at which the two ends of an interval differ, within reason."""
+    decimals = _metric_decimals(figure, value)
+    most = max(decimals, _decimals(value, MOST_DIGITS))
+    while decimals < most and _clean(low, decimals) == _clean(high, decimals) and low != high:
+        decimals += 1
+    return decimals
+
+
+def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:
+    scale, unit = _scale(value, scales)
+    return f"{number(value / scale)} {unit}"
+
+
+def _scale(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    # 999.7 us would be printed as 1,000 us: the unit is chosen by what is printed.
+    return next((s for s in scales if round(abs(value) / s[0], 2) >= 1), scales[-1])
+
+
+def _decimals(value: float, digits: int) -> int:
+    if value == 0:
+        return 0
+    # Rounded first: 0.9997 is printed as 1.00.
+    rounded = abs(float(f"{value:.{digits - 1}e}"))
+    return min(9, max(0, digits - 1 - math.floor(math.log10(rounded))))
+
+
+def _clean(value: float, decimals: int) -> str:
+    text = f"{value:,.{decimals}f}"
+    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text

@@ -1,0 +1,58 @@
+"""How fast a matrix is planned: at most a second for 10,000 cells (figures: docs/performance.md)."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from pathlib import Path
+
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from harness.plan.expand import expand
+from harness.plan.request import StudyFile, make_request
+from harness.plan.schedule import schedule
+from results.plan import Plan, Request
+
+CALLS_PER_CELL = 260
+"""Half as much again as a cell costs today: work of a workload that is done for each cell is over it."""
+
+
+def request_of(cells: int) -> Request:
+    """A matrix of about `cells` cells over the largest model there is and a small one."""
+    options = StudyFile(
+        workload="resnet101,gpt-nano",
+        strategy="ddp,ddp:bucket_mb=50",
+        gpus=f"2..{cells // 8 + 1}:1",
+        batch_size="8,16",
+    )
+    return make_request(options, machine_has_cuda=False, source_folder=Path())
+
+
+def planned(request: Request) -> Plan:
+    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+
+
+def test_expand_10_000_cells(benchmark: BenchmarkFixture) -> None:
+    plan = benchmark.pedantic(planned, args=(request_of(10_000),), rounds=3)
+    assert len(plan.cells) == 10_000
+    assert len({cell.id for cell in plan.cells}) == 10_000
+
+
+def test_schedule_three_repeats_of_10_000_cells(benchmark: BenchmarkFixture) -> None:
+    cells = planned(request_of(10_000)).cells
+    launches = benchmark.pedantic(schedule, args=(cells,), kwargs={"repeats": 3}, rounds=3)
+    assert sum(len(launch.cells) for launch in launches) == 30_000
+
+
+def test_a_cell_more_is_a_bounded_number_of_calls() -> None:
+    """Counted, not timed: the same on every machine, however busy it is."""
+    small, large = (_calls(request_of(cells)) for cells in (200, 1000))
+    assert (large - small) / 800 < CALLS_PER_CELL
+
+
+def _calls(request: Request) -> int:
+    profile = cProfile.Profile()
+    profile.runcall(planned, request)
+    stats = pstats.Stats(profile)
+    calls: int = stats.total_calls  # type: ignore[attr-defined]
+    return calls

@@ -1,0 +1,83 @@
+"""Speed and memory of collecting and reporting a large study: 100 cells x 256 ranks x 200 steps.
+
+The target is 30 s and 1 GiB; the figures are kept in the benchmark's record, not asserted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from results.store import Study
+
+CELLS, RANKS, STEPS = 100, 256, 200
+REPORT = """
+import json, resource, sys, time
+from pathlib import Path
+from results.store import Study
+start = time.monotonic()
+study = Study(Path(sys.argv[1]))
+results = study.collect()
+collected = time.monotonic()
+from reports.page.render import cells_as_csv, render, runs_as_csv
+texts = [render(study, results), cells_as_csv(study, results), runs_as_csv(study, results)]
+print(json.dumps({
+    "collect_s": collected - start,
+    "render_s": time.monotonic() - collected,
+    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "html_bytes": len(texts[0].encode()),
+    "ok": sum(result.outcome == "ok" for result in results),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """The planted studies of the report's own tests."""
+    path = Path(__file__).parents[1] / "reports" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("planted_studies", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up by name.
+    sys.modules["planted_studies"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def large(generator: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Ten strategies by ten batches, one run each."""
+    planted = generator.PlantedStudy(tmp_path_factory.mktemp("large") / "study", device="cuda")
+    cells = [
+        planted.series("weak", f"ddp:bucket_mb={bucket}.0", [RANKS], batch=batch)[0]
+        for batch in range(8, 88, 8)
+        for bucket in range(1, 11)
+    ]
+    assert len(cells) == CELLS
+    planted.plan(repeats=1)
+    for place, cell in enumerate(cells):
+        timing = generator.Timing(step_ms=100 + place * 1.234567, exposed_ms=12.345678, steps=STEPS)
+        planted.run(cell, timing, sync=False)
+    return planted.study
+
+
+@pytest.mark.slow
+def test_collecting_and_reporting_a_large_study(large: Study, benchmark: BenchmarkFixture) -> None:
+    def report() -> dict[str, float]:
+        done = subprocess.run(
+            [sys.executable, "-c", REPORT, str(large.root)], check=True, capture_output=True, text=True
+        )
+        found: dict[str, float] = json.loads(done.stdout)
+        return found
+
+    found = benchmark.pedantic(report, setup=large.forget_derived, rounds=1)
+    benchmark.extra_info.update(found)
+    assert found["ok"] == CELLS

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.plan.limit import Limit
+from results.errors import UsageError
+from results.plan import Pattern, Plan
+from workloads.catalog import WORKLOADS, facts
+
+MakePlan = Callable[..., Plan]
+Row = tuple[object, ...]
+
+SINGLE = "single runs on exactly 1"
+DDP = "ddp needs at least 2: on 1 there is nothing to exchange, and single is the same step"
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Each series as (kind, strategy, batch size, global batch, [(gpus, micro-batch), ...])."""
+    cells = {cell.id: cell for cell in plan.cells}
+    return [
+        (s.kind, s.strategy, s.batch_size, s.global_batch,
+         [(cells[id].gpus, cells[id].micro_batch) for id in s.cells])
+        for s in plan.series
+    ]  # fmt: skip
+
+
+def skipped(plan: Plan) -> list[Row]:
+    return [(s.scaling, s.strategy, s.batch_size, s.gpus, s.reason) for s in plan.skips]
+
+
+def test_the_example_of_the_readme_expands_as_by_hand(plan_of: MakePlan) -> None:
+    """Weak keeps the micro-batch; strong keeps 8 x 2 = 16 and 16 x 2 = 32 samples over all replicas."""
+    plan = plan_of(
+        workload="resnet18,gpt-nano",
+        gpus="1..2",
+        strategy="single,ddp",
+        batch_size="8,16",
+        scaling="weak,strong",
+    )
+    one_workload: list[Row] = [
+        ("weak", "single", 8, None, [(1, 8)]),
+        ("weak", "single", 16, None, [(1, 16)]),
+        ("strong", "single", 8, 16, [(1, 16)]),
+        ("strong", "single", 16, 32, [(1, 32)]),
+        ("weak", "ddp", 8, None, [(2, 8)]),
+        ("weak", "ddp", 16, None, [(2, 16)]),
+        ("strong", "ddp", 8, 16, [(2, 8)]),
+        ("strong", "ddp", 16, 32, [(2, 16)]),
+    ]
+    assert rows(plan) == one_workload * 2
+    assert [s.workload for s in plan.series] == ["resnet18"] * 8 + ["gpt-nano"] * 8
+    # single at 8, 16, 32 and ddp at 8, 16: strong shares three of them with weak.
+    assert [(c.workload, c.strategy, c.gpus, c.micro_batch) for c in plan.cells] == [
+        (workload, *cell)
+        for workload in ("resnet18", "gpt-nano")
+        for cell in [("single", 1, 8), ("single", 1, 16), ("single", 1, 32), ("ddp", 2, 8), ("ddp", 2, 16)]
+    ]
+    one_skips: list[Row] = [
+        *[(kind, "single", batch, 2, SINGLE) for kind in ("weak", "strong") for batch in (8, 16)],
+        *[(kind, "ddp", batch, 1, DDP) for kind in ("weak", "strong") for batch in (8, 16)],
+    ]
+    assert skipped(plan) == one_skips * 2
+
+
+def test_a_cell_that_two_series_share_is_planned_once(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size="8,16", scaling="weak,strong")
+    # strong 8 x 4 = 32: 16 at 2, 8 at 4; strong 16 x 4 = 64: 32 at 2, 16 at 4.
+    assert rows(plan) == [
+        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
+        ("weak", "ddp", 16, None, [(2, 16), (4, 16)]),
+        ("strong", "ddp", 8, 32, [(2, 16), (4, 8)]),
+        ("strong", "ddp", 16, 64, [(2, 32), (4, 16)]),
+    ]
+    assert [(c.gpus, c.micro_batch) for c in plan.cells] == [(2, 8), (4, 8), (2, 16), (4, 16), (2, 32)]
+
+
+def test_accumulation_divides_the_batch_of_a_replica(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus=2, strategy="ddp", batch_size="8,10", accumulation=4)
+    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 2)])]
+    assert plan.cells[0].global_batch == 2 * 4 * 2
+    assert [s.reason for s in plan.skips] == [
+        "10 samples of a replica do not divide into 4 equal micro-batches (accumulation 4)"
+    ]
+
+
+def test_a_global_batch_that_does_not_divide_is_skipped_with_the_numbers(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, scaling="strong")
+    assert rows(plan) == [("strong", "ddp", 8, 32, [(2, 16), (4, 8)])]
+    assert [(s.gpus, s.reason) for s in plan.skips] == [
+        (3, "a global batch of 32 samples does not divide over 3 replicas")
+    ]
+
+
+def test_accumulation_divides_a_global_batch_too(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size=3, scaling="strong", accumulation=2)
+    # 3 x 4 = 12 samples: 12 / (2 x 2) = 3 each; 12 / (4 x 2) is 1.5.
+    assert rows(plan) == [("strong", "ddp", 3, 12, [(2, 3)])]
+    assert [s.reason for s in plan.skips] == [
+        "a global batch of 12 samples does not divide over 4 replicas x 2 micro-batches"
+    ]
+
+
+def test_a_named_global_batch_is_an_axis_of_the_strong_series_alone(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp",
+        gpus="2,4",
+        strategy="ddp",
+        batch_size=8,
+        global_batch_size="16,64",
+        scaling="weak,strong",
+    )
+    assert rows(plan) == [
+        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
+        ("strong", "ddp", 16, 16, [(2, 8), (4, 4)]),
+        ("strong", "ddp", 64, 64, [(2, 32), (4, 16)]),
+    ]
+
+
+def test_a_larger_matrix_later_keeps_the_global_batch_of_the_first_plan(plan_of: MakePlan) -> None:
+    call = {"workload": "mlp", "strategy": "ddp", "scaling": "strong"}
+    first = plan_of(gpus="1..2", batch_size=8, **call)
+    second = plan_of(gpus="1..4", batch_size=8, earlier=(first,), **call)
+    third = plan_of(gpus="1..8", batch_size="8,4", earlier=(first, second), **call)
+    assert rows(first) == [("strong", "ddp", 8, 16, [(2, 8)])]
+    assert rows(second) == [("strong", "ddp", 8, 16, [(2, 8), (4, 4)])]
+    assert rows(third) == [
+        ("strong", "ddp", 8, 16, [(2, 8), (4, 4), (8, 2)]),
+        ("strong", "ddp", 4, 32, [(2, 16), (4, 8), (8, 4)]),
+    ]
+    assert first.cells[0] in second.cells
+
+
+def test_a_global_batch_once_named_does_not_fix_another_batch_size(plan_of: MakePlan) -> None:
+    call = {"workload": "mlp", "strategy": "ddp", "scaling": "strong", "gpus": "1..2"}
+    first = plan_of(global_batch_size=8, **call)
+    second = plan_of(batch_size=8, earlier=(first,), **call)
+    assert rows(first) == [("strong", "ddp", 8, 8, [(2, 4)])]
+    assert rows(second) == [("strong", "ddp", 8, 16, [(2, 8)])]
+
+
+def test_without_a_batch_size_each_workload_has_its_own(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="gpt-nano,mlp", gpus=1, strategy="single")
+    own = {name: facts(WORKLOADS.parse(name)).default_batch for name in ("gpt-nano", "mlp")}
+    assert own["gpt-nano"] != own["mlp"]
+    assert {c.workload: c.micro_batch for c in plan.cells} == own
+
+
+def test_cells_beyond_the_machine_are_skipped_with_a_hint(plan_of: MakePlan) -> None:
+    limit = Limit(devices=2, word="cores", hint="--oversubscribe runs them emulated")
+    plan = plan_of(workload="mlp", gpus="1..8", strategy="single,ddp", batch_size=8, limit=limit)
+    assert rows(plan) == [
+        ("weak", "single", 8, None, [(1, 8)]),
+        ("weak", "ddp", 8, None, [(2, 8)]),
+    ]
+    reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips}
+    assert reasons["ddp", 4] == "needs 4, this machine has 2 cores; --oversubscribe runs them emulated"
+    assert reasons["single", 4] == SINGLE
+
+
+def test_one_core_is_not_called_cores() -> None:
+    limit = Limit(devices=1, word="cores", hint="h")
+    assert limit.reason(1) is None
+    assert limit.reason(2) == "needs 2, this machine has 1 core; h"
+
+
+def test_workers_that_do_not_fill_nodes_are_skipped(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, gpus_per_node=2)
+    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)])]
+    assert [s.reason for s in plan.skips] == ["3 workers do not fill whole nodes of 2"]
+
+
+def test_a_data_set_that_fits_one_workload_skips_the_other(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp,gpt-nano", gpus=1, strategy="single", dataset="digits")
+    assert [c.workload for c in plan.cells] == ["mlp"]
+    assert [(s.workload, s.reason) for s in plan.skips] == [
+        ("gpt-nano", "gpt-nano does not take digits; it takes synthetic, text")
+    ]
+
+
+def test_an_excluded_point_is_a_skip_that_says_so(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp",
+        gpus="2,4",
+        strategy="ddp",
+        batch_size="8,16",
+        exclude=[Pattern(gpus=4, batch_size=16)],
+    )
+    assert rows(plan) == [
+        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
+        ("weak", "ddp", 16, None, [(2, 16)]),
+    ]
+    assert skipped(plan) == [
+        ("weak", "ddp", 16, 4, "excluded by the study file: gpus 4, batch_size 16"),
+    ]
+
+
+def test_an_included_point_joins_its_series_and_is_never_excluded(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp",
+        gpus="2,4",
+        strategy="ddp",
+        batch_size=8,
+        exclude=[Pattern(gpus=4)],
+        include=[
+            Pattern(workload="mlp", strategy="ddp", gpus=3, batch_size=8),
+            Pattern(workload="mlp", strategy="ddp", gpus=4, batch_size=8),
+            Pattern(workload="gpt-nano", strategy="single", gpus=1, batch_size=2, scaling="strong"),
+        ],
+    )
+    # The strong global batch of gpt-nano: 2 x 4, the largest count of the axis.
+    assert rows(plan) == [
+        ("weak", "ddp", 8, None, [(2, 8), (3, 8), (4, 8)]),
+        ("strong", "single", 2, 8, [(1, 8)]),
+    ]
+    assert plan.skips == ()
+
+
+def test_a_matrix_beyond_reason_is_refused_before_it_grows(plan_of: MakePlan) -> None:
+    with pytest.raises(UsageError, match=r"^the matrix has 1000000 points, at most 200000 are planned"):
+        plan_of(workload="mlp", gpus="1..500000:1", strategy="single,ddp")
+
+
+def test_the_source_of_an_own_model_is_part_of_the_cell(plan_of: MakePlan, tmp_path: Path) -> None:
+    model = tmp_path / "mine.py"
+    model.write_text("def build():\n    return 1\n")
+    call = {"workload": "py:mine:build", "gpus": 1, "strategy": "single", "batch_size": 2}
+    before = plan_of(**call).cells[0]
+    again = plan_of(**call).cells[0]
+    model.write_text("def build():\n    return 2\n")
+    after = plan_of(**call).cells[0]
+    assert before.source_hash is not None
+    assert before.id == again.id
+    assert before.id != after.id
+
+
+def test_the_bytes_of_an_own_text_are_part_of_the_cell(plan_of: MakePlan, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
+    plan = plan_of(workload="gpt-nano", gpus=1, strategy="single", dataset="text:corpus.txt")
+    assert plan.cells[0].dataset_hash == hashlib.sha256(b"to be or not to be").hexdigest()[:16]
+    assert plan.cells[0].dataset == "text:corpus.txt"
+
+
+def test_a_text_that_is_not_there_is_refused(plan_of: MakePlan) -> None:
+    with pytest.raises(UsageError, match=r"none\.txt: No such file"):
+        plan_of(workload="gpt-nano", gpus=1, strategy="single", dataset="text:none.txt")
+
+
+def test_what_holds_for_all_cells_reaches_each(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp",
+        gpus="1..2",
+        strategy="single,ddp",
+        precision="bf16",
+        clip_norm=1.0,
+        seed=7,
+        optimizer="adamw",
+        activation_checkpointing=True,
+        compile=True,
+        quads=2,
+    )
+    assert len(plan.cells) == 2
+    for cell in plan.cells:
+        assert (cell.precision, cell.clip_norm, cell.seed) == ("bf16", 1.0, 7)
+        assert (cell.optimizer, cell.steps.quads) == ("adamw", 2)
+        assert cell.activation_checkpointing
+        assert cell.compile

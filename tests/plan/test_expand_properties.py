@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.plan.expand import expand
+from harness.plan.limit import Limit
+from harness.plan.request import StudyFile, make_request
+from results.plan import Pattern, Plan, Request
+
+WORKLOADS = ("mlp", "gpt-nano", "resnet18-32px")
+STRATEGIES = ("single", "ddp", "ddp:bucket_mb=50.0")
+COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True)
+
+
+def texts(*values: str) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(values), min_size=1, unique=True)
+
+
+REQUESTS = st.builds(
+    StudyFile,
+    workload=texts(*WORKLOADS),
+    strategy=texts(*STRATEGIES),
+    gpus=COUNTS,
+    batch_size=COUNTS,
+    scaling=texts("weak", "strong"),
+    accumulation=st.integers(1, 3),
+    gpus_per_node=st.none() | st.integers(1, 4),
+    exclude=st.lists(st.builds(Pattern, gpus=st.integers(1, 9)), max_size=2),
+).map(lambda options: make_request(options, machine_has_cuda=False, source_folder=Path()))
+LIMITS = st.none() | st.integers(1, 9).map(lambda devices: Limit(devices=devices, word="cores", hint="h"))
+
+
+def planned(request: Request, *, limit: Limit | None = None, earlier: tuple[Plan, ...] = ()) -> Plan:
+    return expand(request, study="s", created_at="t", limit=limit, earlier=earlier)
+
+
+@settings(max_examples=150, deadline=None)
+@given(request=REQUESTS, limit=LIMITS)
+def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(
+    request: Request, limit: Limit | None
+) -> None:
+    plan = planned(request, limit=limit)
+    cells = {cell.id: cell for cell in plan.cells}
+    run = [
+        (s.workload, s.strategy, s.kind, s.batch_size, cells[id].gpus) for s in plan.series for id in s.cells
+    ]
+    not_run = [(s.workload, s.strategy, s.scaling, s.batch_size, s.gpus) for s in plan.skips]
+    asked = [
+        (workload, strategy, scaling, batch, gpus)
+        for workload in request.workloads
+        for strategy in request.strategies
+        for scaling in request.scalings
+        for batch in request.batch_sizes
+        for gpus in request.gpus
+    ]
+    assert sorted(run + not_run) == sorted(asked)
+    assert all(skip.reason for skip in plan.skips)
+
+
+@settings(max_examples=100, deadline=None)
+@given(request=REQUESTS)
+def test_cells_are_distinct_and_each_belongs_to_a_series(request: Request) -> None:
+    plan = planned(request)
+    ids = [cell.id for cell in plan.cells]
+    assert len(set(ids)) == len(ids)
+    assert {id for series in plan.series for id in series.cells} == set(ids)
+    assert all(series.cells for series in plan.series)
+
+
+@settings(max_examples=100, deadline=None)
+@given(request=REQUESTS)
+def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request: Request) -> None:
+    plan = planned(request)
+    cells = {cell.id: cell for cell in plan.cells}
+    for series in plan.series:
+        members = [cells[id] for id in series.cells]
+        assert [cell.gpus for cell in members] == sorted({cell.gpus for cell in members})
+        if series.kind == "weak":
+            assert {cell.micro_batch * cell.accumulation for cell in members} == {series.batch_size}
+        else:
+            assert {cell.global_batch for cell in members} == {series.batch_size * max(request.gpus)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=REQUESTS, second=REQUESTS)
+def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first: Request, second: Request) -> None:
+    one = planned(first)
+    two = planned(second, earlier=(one,))
+    fixed: dict[tuple[str, int], int | None] = {}
+    for series in (*one.series, *two.series):
+        if series.kind == "strong":
+            key = (series.workload, series.batch_size)
+            assert fixed.setdefault(key, series.global_batch) == series.global_batch
+
+
+@settings(max_examples=30, deadline=None)
+@given(request=REQUESTS)
+def test_the_same_request_gives_the_same_plan(request: Request) -> None:
+    assert planned(request) == planned(request)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.plan.options import BY_NAME, OPTIONS, check, read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.request import StudyFile
+from results.errors import GpuCountsError, UsageError
+
+
+def test_the_table_and_the_study_file_have_the_same_names() -> None:
+    assert [option.name for option in OPTIONS] + ["include", "exclude"] == list(StudyFile.__struct_fields__)
+
+
+def test_a_flag_is_the_key_with_dashes() -> None:
+    assert BY_NAME["batch_size"].flag == "--batch-size"
+    assert BY_NAME["gpus"].flag == "--gpus"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("single,ddp", ("single", "ddp")),
+        (" single , ddp,", ("single", "ddp")),
+        (["single", "ddp"], ("single", "ddp")),
+        (["single,ddp", "single"], ("single", "ddp")),
+        ("py:models.net:build", ("py:models.net:build",)),
+        ("", ()),
+    ],
+)
+def test_names_come_as_a_text_or_a_list(value: str | list[str], expected: tuple[str, ...]) -> None:
+    assert read_names(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(8, (8,)), ("8,16", (8, 16)), ([8, "16"], (8, 16)), ("8,8", (8,)), ("-3", (-3,)), ([16, 8], (16, 8))],
+)
+def test_counts_come_as_a_number_a_text_or_a_list(
+    value: int | str | list[int | str], expected: tuple[int, ...]
+) -> None:
+    assert read_counts(value, "--batch-size") == expected
+
+
+@pytest.mark.parametrize("value", ["8,x", "", "8,", "1e3", "0x10", "8.0", "1_0", "9" * 5000])
+def test_counts_that_are_no_whole_numbers_are_refused(value: str) -> None:
+    with pytest.raises(UsageError, match=r"^--batch-size takes whole numbers joined by commas"):
+        read_counts(value, "--batch-size")
+
+
+def test_gpus_name_the_place_they_stand_in() -> None:
+    assert read_gpus([1, "2..8"], "$.gpus") == (1, 2, 4, 8)
+    with pytest.raises(GpuCountsError, match=r"^\$\.gpus '8\.\.1': a range goes up"):
+        read_gpus("8..1", "$.gpus")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(20, 20.0), (1.5, 1.5), ("20", 20.0), ("90s", 90.0), ("1.5m", 90.0), ("2 h", 7200.0), ("1d", 86400.0)],
+)
+def test_a_duration_is_in_seconds_unless_it_says_otherwise(value: float | str, seconds: float) -> None:
+    assert read_duration_s(value, "--budget") == seconds
+
+
+@pytest.mark.parametrize("value", ["soon", "-5s", "5w", "", "1h30m"])
+def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="--budget takes seconds or a time like"):
+        read_duration_s(value, "--budget")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("batch_size", 0, "x is at least 1, not 0"),
+        ("batch_size", "8,-2", "x is at least 1, not -2"),
+        ("batch_size", 10**12, "x is at most 1000000000, not 1000000000000"),
+        ("repeats", 0, "x is at least 1, not 0"),
+        ("repeats", 10**6, "x is at most 1000, not 1000000"),
+        ("clip_norm", 0.0, "x is more than 0, not 0.0"),
+        ("seed", -1, "x is at least 0, not -1"),
+        ("seed", 2**32, "x is at most 4294967295, not 4294967296"),
+        ("target", float("nan"), "x is a finite number, not nan"),
+        ("budget", float("inf"), "x is a finite number, not inf"),
+        ("max_time", "0s", "x is more than 0, not 0.0"),
+        ("precision", "fp8", "x is one of fp32, tf32, bf16, fp16, not 'fp8'"),
+        ("scaling", "weak,sideways", "x takes weak, strong, not 'sideways'"),
+        ("strategy", " , ", "x names nothing; give a value or leave it out"),
+        ("dataset", " ", "x is empty; give a value or leave it out"),
+        ("gpus", 0, "x '0': counts start at 1, not 0"),
+    ],
+)
+def test_a_value_against_its_rule_is_refused_with_both(name: str, value: object, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check(BY_NAME[name], value, "x")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("budget", 0),
+        ("quads", 0),
+        ("seed", 2**32 - 1),
+        ("target", 1.0),
+        ("clip_norm", 1e-9),
+        ("repeats", 1000),
+    ],
+)
+def test_a_value_at_the_edge_of_its_rule_passes(name: str, value: object) -> None:
+    check(BY_NAME[name], value, "x")

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results.cell import StepPolicy
+from results.errors import GpuCountsError, SpecError, UsageError
+from results.plan import Pattern, Request
+
+MakeRequest = Callable[..., Request]
+
+
+def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design(request_of: MakeRequest) -> None:
+    request = request_of(gpus="1..256")
+    assert request.workloads == ("resnet18-32px", "gpt-nano")
+    assert request.gpus == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert request.strategies == ("single", "ddp")
+    assert request.compressions == ("none",)
+    assert request.scalings == ("weak",)
+    assert request.repeats == 3
+    assert (request.device, request.backend, request.dataset) == ("cpu", "gloo", "synthetic")
+    assert request.batch_sizes == ()
+    assert request.steps == StepPolicy()
+    assert request.source_folder is None
+
+
+def test_a_bare_call_on_a_gpu_trains_larger_models_over_nccl(request_of: MakeRequest) -> None:
+    request = request_of(gpus=1, machine_has_cuda=True)
+    assert request.workloads == ("resnet50", "gpt2-small")
+    assert (request.device, request.backend) == ("cuda", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("device", "machine_has_cuda", "expected"),
+    [
+        ("auto", False, ("cpu", "gloo")),
+        ("auto", True, ("cuda", "nccl")),
+        ("cpu", True, ("cpu", "gloo")),
+        ("cuda", False, ("cuda", "nccl")),
+    ],
+)
+def test_the_backend_follows_the_device(
+    request_of: MakeRequest, device: str, machine_has_cuda: bool, expected: tuple[str, str]
+) -> None:
+    request = request_of(gpus=1, device=device, machine_has_cuda=machine_has_cuda)
+    assert (request.device, request.backend) == expected
+
+
+def test_a_named_backend_stays(request_of: MakeRequest) -> None:
+    assert request_of(gpus=1, device="cuda", backend="gloo").backend == "gloo"
+
+
+def test_specs_are_canonical_and_distinct(request_of: MakeRequest) -> None:
+    request = request_of(gpus=2, strategy="ddp:bucket_mb=25,ddp,ddp:bucket_mb=50", workload="resnet50:px=224")
+    assert request.strategies == ("ddp", "ddp:bucket_mb=50.0")
+    assert request.workloads == ("resnet50",)
+    assert request_of(gpus=2, optimizer="sgd:momentum=0.9:lr=0.05").optimizer == "sgd:lr=0.05"
+
+
+def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
+    request = request_of(gpus=1, budget="1m", target=0.1, block_steps=3, quads=0)
+    assert request.steps == StepPolicy(budget_s=60.0, target=0.1, block_steps=3, quads=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, UsageError, "--gpus is missing"),
+        ({"gpus": "8..1"}, GpuCountsError, "--gpus '8..1': a range goes up"),
+        ({"gpus": 1, "batch_size": "8,0"}, UsageError, "--batch-size is at least 1, not 0"),
+        ({"gpus": 1, "repeats": 0}, UsageError, "--repeats is at least 1, not 0"),
+        (
+            {"gpus": 1, "workload": "resnt18"},
+            SpecError,
+            "there is no workload 'resnt18' (did you mean 'resnet18'?)",
+        ),
+        ({"gpus": 1, "strategy": "dpp"}, SpecError, "there is no strategy 'dpp' (did you mean 'ddp'?)"),
+        ({"gpus": 1, "workload": "gpt-nano:seq=65"}, SpecError, "seq is at most its context of 64, not 65"),
+        (
+            {"gpus": 1, "workload": "gpt-nano", "dataset": "digits"},
+            UsageError,
+            "--dataset digits fits none of the workloads: gpt-nano takes synthetic, text",
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong(
+    request_of: MakeRequest, options: dict[str, object], error: type[UsageError], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        request_of(**options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern", "message"),
+    [
+        ("include", {"workload": "mlp", "gpus": 2, "batch_size": 8}, "include[0] names no strategy"),
+        ("exclude", {}, "exclude[0] names nothing, and would exclude everything"),
+        ("exclude", {"gpus": 0}, "exclude[0]: gpus is at least 1, not 0"),
+        ("exclude", {"batch_size": -1}, "exclude[0]: batch_size is at least 1, not -1"),
+        ("exclude", {"strategy": "fspd"}, "there is no strategy 'fspd'"),
+    ],
+)
+def test_a_bad_pattern_says_which_it_is(
+    request_of: MakeRequest, key: str, pattern: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        request_of(gpus=1, **{key: [msgspec.convert(pattern, Pattern)]})
+    assert str(error.value).startswith(message)
+
+
+def test_patterns_are_canonical(request_of: MakeRequest) -> None:
+    request = request_of(gpus=1, exclude=[Pattern(strategy="ddp:bucket_mb=25")])
+    assert request.exclude == (Pattern(strategy="ddp"),)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"workload": "py:mine.net:build"}, True),
+        ({"workload": "gpt-nano", "dataset": "text:corpus.txt"}, True),
+        ({"workload": "gpt-nano", "dataset": "text:workers=2"}, False),
+        ({"workload": "gpt-nano", "dataset": "text"}, False),
+    ],
+)
+def test_a_folder_is_kept_only_where_something_is_read_from_it(
+    request_of: MakeRequest, tmp_path: Path, options: dict[str, object], needed: bool
+) -> None:
+    assert request_of(gpus=1, **options).source_folder == (str(tmp_path) if needed else None)
+
+
+def test_a_request_survives_its_file(request_of: MakeRequest) -> None:
+    request = request_of(gpus="1..4", scaling="weak,strong", exclude=[Pattern(gpus=4)], budget="5s")
+    assert msgspec.json.decode(msgspec.json.encode(request), type=Request) == request

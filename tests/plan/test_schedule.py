@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.plan.schedule import PlannedLaunch, Progress, schedule
+from results.cell import Cell
+from results.errors import UsageError
+from results.plan import Placement
+
+MakeCell = Callable[..., Cell]
+
+
+def make(*, gpus: int, micro_batch: int) -> Cell:
+    return Cell(
+        workload="mlp",
+        dataset="synthetic",
+        strategy="single" if gpus == 1 else "ddp",
+        gpus=gpus,
+        micro_batch=micro_batch,
+        device="cpu",
+        backend="gloo",
+        optimizer="adamw",
+    )
+
+
+CELLS = [make(gpus=gpus, micro_batch=batch) for gpus in (1, 2, 4, 8) for batch in (8, 16, 32)]
+
+
+def visits(launches: list[PlannedLaunch], repeat: int) -> list[int]:
+    return [launch.placement.gpus for launch in launches if launch.repeat == repeat]
+
+
+def runs(launches: list[PlannedLaunch]) -> list[tuple[int, str]]:
+    return [(launch.repeat, cell.id) for launch in launches for cell in launch.cells]
+
+
+def test_each_repeat_visits_every_placement_once() -> None:
+    launches = schedule(CELLS, repeats=3)
+    assert [launch.repeat for launch in launches] == [1] * 4 + [2] * 4 + [3] * 4
+    for repeat in (1, 2, 3):
+        assert sorted(visits(launches, repeat)) == [1, 2, 4, 8]
+    assert all(len(launch.cells) == 3 for launch in launches)
+
+
+def test_an_even_repeat_goes_backwards_through_the_one_before() -> None:
+    launches = schedule(CELLS, repeats=4)
+    assert visits(launches, 2) == visits(launches, 1)[::-1]
+    assert visits(launches, 4) == visits(launches, 3)[::-1]
+    first = [id for repeat, id in runs(launches) if repeat == 1]
+    second = [id for repeat, id in runs(launches) if repeat == 2]
+    assert second == first[::-1]
+
+
+def test_a_new_pair_of_repeats_draws_a_new_order() -> None:
+    launches = schedule(CELLS, repeats=40)
+    orders = {tuple(visits(launches, repeat)) for repeat in range(1, 41, 2)}
+    # 20 draws from 24 orders: one alone would mean that nothing is drawn.
+    assert len(orders) > 5
+
+
+def test_the_order_is_the_seeds_and_not_the_inputs() -> None:
+    assert schedule(CELLS, repeats=3, seed=1) == schedule(CELLS[::-1], repeats=3, seed=1)
+    assert schedule(CELLS, repeats=3, seed=1) != schedule(CELLS, repeats=3, seed=2)
+
+
+def test_the_drawn_order_stays_between_versions() -> None:
+    launches = schedule(CELLS, repeats=3, seed=0)
+    assert [visits(launches, repeat) for repeat in (1, 2, 3)] == [[1, 2, 8, 4], [4, 8, 2, 1], [2, 1, 4, 8]]
+
+
+def test_only_what_is_not_done_is_planned() -> None:
+    one, two, three = CELLS[0], CELLS[1], CELLS[2]
+    launches = schedule([one, two, three], repeats=3, progress=Progress(ok_runs={one.id: 2, two.id: 3}))
+    # one: two of three runs are there, so repeat 3 is left; two: none; three: all.
+    assert sorted(runs(launches)) == sorted([(3, one.id), (1, three.id), (2, three.id), (3, three.id)])
+
+
+def test_what_failed_for_good_is_not_run_again() -> None:
+    launches = schedule(CELLS[:2], repeats=2, progress=Progress(closed={CELLS[0].id}))
+    assert runs(launches) == [(1, CELLS[1].id), (2, CELLS[1].id)]
+
+
+def test_a_finished_study_has_no_launches() -> None:
+    done = Progress(ok_runs={cell.id: 3 for cell in CELLS})
+    assert schedule(CELLS, repeats=3, progress=done) == []
+
+
+def test_more_repeats_later_are_only_the_new_ones() -> None:
+    done = Progress(ok_runs={cell.id: 3 for cell in CELLS})
+    assert {launch.repeat for launch in schedule(CELLS, repeats=5, progress=done)} == {4, 5}
+
+
+@settings(max_examples=50, deadline=None)
+@given(done=st.integers(0, len(CELLS) * 2), seed=st.integers(0, 100))
+def test_an_interrupted_study_goes_on_in_the_order_it_had(done: int, seed: int) -> None:
+    order = runs(schedule(CELLS, repeats=2, seed=seed))
+    so_far = Counter(id for _, id in order[:done])
+    rest = runs(schedule(CELLS, repeats=2, seed=seed, progress=Progress(ok_runs=so_far)))
+    assert rest == order[done:]
+
+
+def test_cells_share_a_launch_only_with_device_and_backend(cell_of: MakeCell) -> None:
+    cells = [
+        cell_of(device="cpu", backend="gloo"),
+        cell_of(device="cuda", backend="gloo"),
+        cell_of(device="cuda", backend="nccl"),
+        cell_of(device="cuda", backend="nccl", micro_batch=8),
+    ]
+    launches = schedule(cells, repeats=1)
+    assert sorted((launch.device, launch.backend, len(launch.cells)) for launch in launches) == [
+        ("cpu", "gloo", 1),
+        ("cuda", "gloo", 1),
+        ("cuda", "nccl", 2),
+    ]
+
+
+def test_isolation_gives_each_cell_a_launch_in_the_same_order() -> None:
+    together = schedule(CELLS, repeats=2)
+    apart = schedule(CELLS, repeats=2, isolation="cell")
+    assert all(len(launch.cells) == 1 for launch in apart)
+    assert runs(apart) == runs(together)
+
+
+def test_nodes_make_the_placement() -> None:
+    launches = schedule(CELLS, repeats=1, gpus_per_node=4)
+    assert {launch.cells[0].gpus: launch.placement for launch in launches} == {
+        1: Placement(nodes=1, gpus_per_node=1),
+        2: Placement(nodes=1, gpus_per_node=2),
+        4: Placement(nodes=1, gpus_per_node=4),
+        8: Placement(nodes=2, gpus_per_node=4),
+    }
+    with pytest.raises(UsageError, match="4 workers do not fill whole nodes of 3"):
+        schedule(CELLS, repeats=1, gpus_per_node=3)
+
+
+def test_a_steady_drift_cancels_over_two_repeats() -> None:
+    """Each run takes its place in the order as its time; every cell then has the same sum."""
+    places: dict[str, list[int]] = {}
+    for place, (_, id) in enumerate(runs(schedule(CELLS, repeats=2, seed=5))):
+        places.setdefault(id, []).append(place)
+    # 12 cells: places p and 23 - p.
+    assert {sum(both) for both in places.values()} == {23}
+    assert all(one < two for one, two in places.values())
+    assert all(a != b for a, b in pairwise(sorted(place for both in places.values() for place in both)))

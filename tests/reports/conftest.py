@@ -1,0 +1,279 @@
+"""A study with planted times: plans, cells and rank records as the worker writes them, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results import schemas
+from results.cell import Cell, Device
+from results.environment import CodeVersion, Environment
+from results.outcome import Evidence, Outcome
+from results.plan import Plan, Request, Scaling, Series, Skip
+from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.store import Study
+
+MS = 1_000_000
+PROVED = Proof(method="serial-simulation", passed=True, detail="3 steps, all gradients within the bound")
+
+
+def environment(**facts: object) -> Environment:
+    """An environment of one CPU host; `facts` replace its own."""
+    plain = Environment(
+        host="node-a",
+        os="Linux 6.1",
+        python="3.11.9",
+        torch="2.13.0",
+        device_name="Example CPU",
+        device_memory_bytes=8 * 2**30,
+        cpu_model="Example CPU",
+        cores=8,
+        threads=1,
+        code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=False),
+    )
+    return msgspec.structs.replace(plain, **facts)
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """What one run is made to say. Times are of a step of the slowest rank, in ms."""
+
+    step_ms: float
+    exposed_ms: float | None = None
+    """Planted in the quads; None: no quads."""
+    steps: int = 6
+    outcome: Outcome = Outcome.OK
+    reason: str | None = None
+    evidence: Evidence = Evidence.MEASURED
+    foreign_cpu_cores: float | None = 0.0
+    warnings: list[str] = field(default_factory=list)
+    proof: Proof | None = PROVED
+    environment: Environment = field(default_factory=environment)
+    units_per_sample: int = 1
+    unit: str = "images"
+    payload_bytes: int = 4_000_000
+
+
+class PlantedStudy:
+    """Builds a study's folder: series first, then `plan`, then runs."""
+
+    def __init__(self, root: Path, *, device: Device = "cpu") -> None:
+        self.study = Study(root)
+        self.device: Device = device
+        self._series: list[Series] = []
+        self._skips: list[Skip] = []
+        self._cells: dict[str, Cell] = {}
+        self._runs = 0
+
+    def series(
+        self, kind: Scaling, strategy: str, gpus: list[int], *, batch: int, **fields: object
+    ) -> list[Cell]:
+        """Add a series: `batch` is per replica under weak scaling, global under strong."""
+        cells = [self._cell(kind, strategy, n, batch, fields) for n in gpus]
+        self._cells |= {cell.id: cell for cell in cells}
+        self._series.append(
+            Series(
+                kind=kind,
+                workload=cells[0].workload,
+                strategy=strategy,
+                compression=cells[0].compression,
+                batch_size=batch,
+                global_batch=batch if kind == "strong" else None,
+                cells=tuple(cell.id for cell in cells),
+            )
+        )
+        return cells
+
+    def skip(self, strategy: str, gpus: int, reason: str, *, batch: int, kind: Scaling = "weak") -> None:
+        self._skips.append(
+            Skip(
+                workload="gpt-nano",
+                strategy=strategy,
+                compression="none",
+                gpus=gpus,
+                batch_size=batch,
+                scaling=kind,
+                reason=reason,
+            )
+        )
+
+    def plan(self, *, repeats: int = 3) -> Plan:
+        """Write what was added since the last plan."""
+        cells = tuple(self._cells.values())
+        plan = Plan(
+            study=self.study.name,
+            created_at="2026-01-02T03:04:05.000Z",
+            request=Request(
+                workloads=tuple(sorted({cell.workload for cell in cells})) or ("gpt-nano",),
+                gpus=tuple(sorted({cell.gpus for cell in cells})) or (1,),
+                strategies=tuple(sorted({cell.strategy for cell in cells})) or ("single",),
+                repeats=repeats,
+                device=self.device,
+            ),
+            cells=cells,
+            series=tuple(self._series),
+            skips=tuple(self._skips),
+        )
+        self.study.add_plan(plan)
+        self._series, self._skips, self._cells = [], [], {}
+        return plan
+
+    def run(self, cell: Cell, timing: Timing, *, sync: bool = True) -> str:
+        """Write one run's rank records; `sync=False` skips the slow, careful way of writing."""
+        self._runs += 1
+        run_id = f"20260102T030405Z-{self._runs:06x}"
+        for rank in range(cell.gpus):
+            record = rank_record(cell, rank, run_id, timing)
+            if sync:
+                self.study.add_rank_record(record)
+            else:
+                path = self.study.rank_path(cell.id, run_id, rank)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(schemas.RANK_RECORD.encode(record))
+        return run_id
+
+    def runs(self, cell: Cell, step_ms: list[float], **timing: object) -> None:
+        """One run a step time, all else equal."""
+        for ms in step_ms:
+            self.run(cell, Timing(step_ms=ms, **timing))
+
+    def _cell(self, kind: Scaling, strategy: str, gpus: int, batch: int, fields: dict[str, object]) -> Cell:
+        plain = Cell(
+            workload="gpt-nano",
+            dataset="synthetic",
+            strategy=strategy,
+            gpus=gpus,
+            micro_batch=batch // gpus if kind == "strong" else batch,
+            device=self.device,
+            backend="gloo" if self.device == "cpu" else "nccl",
+            optimizer="sgd:0.1",
+        )
+        return msgspec.structs.replace(plain, **fields)
+
+
+def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecord:
+    """One rank's record. Rank 0 is the slowest: every other one needs 10 % less for a block or a step."""
+    pace = 1.0 if rank == 0 else 0.9
+    step_ns = round(timing.step_ms * MS * pace)
+    ok = timing.outcome is Outcome.OK
+    number = int(run_id.rpartition("-")[2], 16)
+    return RankRecord(
+        cell_id=cell.id,
+        run_id=run_id,
+        launch_id="20260102T030400Z-00000f",
+        repeat=1,
+        gpus=cell.gpus,
+        rank=rank,
+        local_rank=rank,
+        node_rank=0,
+        outcome=timing.outcome,
+        reason=timing.reason,
+        evidence=timing.evidence,
+        started_at=f"2026-01-02T{number // 3600:02d}:{number // 60 % 60:02d}:{number % 60:02d}.000Z",
+        ended_at="2026-01-02T23:59:59.000Z",
+        clock="monotonic",
+        environment=msgspec.structs.replace(timing.environment, gpus_per_node=cell.gpus),
+        setup_ns=500 * MS,
+        warmup=_columns(step_ns, 4) if ok else StepColumns(),
+        warmup_steady=True if ok else None,
+        steps=_columns(step_ns, timing.steps) if ok else StepColumns(),
+        blocks_ns=[2 * step_ns] * (timing.steps // 2) if ok else [],
+        block_steps=2,
+        stop="target" if ok else None,
+        quads=_quads(timing, pace) if ok else None,
+        work=_work(cell, timing) if ok else None,
+        memory=_memory(rank) if ok else None,
+        proof=timing.proof if ok and rank == 0 else None,
+        parameters_hash="feed",
+        foreign_cpu_cores=timing.foreign_cpu_cores,
+        warnings=timing.warnings,
+        absent={} if timing.exposed_ms is not None else {"quads": "quads were turned off"},
+    )
+
+
+def _columns(step_ns: int, steps: int) -> StepColumns:
+    """Of a step: 5 % data, 30 % forward, 50 % backward, 10 % optimizer; the rest is named `other`."""
+    return StepColumns(
+        step_ns=[step_ns] * steps,
+        data_ns=[step_ns * 5 // 100] * steps,
+        forward_ns=[step_ns * 30 // 100] * steps,
+        backward_ns=[step_ns * 50 // 100] * steps,
+        optimizer_ns=[step_ns * 10 // 100] * steps,
+        loss=[2.0 - 0.001 * step for step in range(steps)],
+    )
+
+
+def _quads(timing: Timing, pace: float) -> Quads | None:
+    if timing.exposed_ms is None:
+        return None
+    on = round(2 * timing.step_ms * MS * pace)
+    off = round(2 * (timing.step_ms - timing.exposed_ms) * MS * pace)
+    return Quads(steps=2, on_first_ns=[on], off_first_ns=[off], off_second_ns=[off], on_second_ns=[on])
+
+
+def _work(cell: Cell, timing: Timing) -> Work:
+    samples = cell.micro_batch * cell.accumulation
+    return Work(
+        samples=samples,
+        units=samples * timing.units_per_sample,
+        unit=timing.unit,
+        parameters=1_000_000,
+        flops=6_000_000 * samples,
+        exchange_payload_bytes=timing.payload_bytes if cell.gpus > 1 else 0,
+        exchange_operations=3 if cell.gpus > 1 else 0,
+    )
+
+
+def _memory(rank: int) -> Memory:
+    return Memory(
+        rss_peak_bytes=300 * 2**20 + rank,
+        rss_idle_bytes=200 * 2**20,
+        device_allocated_peak_bytes=None,
+        device_reserved_peak_bytes=None,
+        device_idle_bytes=None,
+    )
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> PlantedStudy:
+    """An empty study on CPU, to be planted."""
+    return PlantedStudy(tmp_path / "planted")
+
+
+@pytest.fixture
+def small(planted: PlantedStudy) -> PlantedStudy:
+    """Weak and strong, single and ddp, three runs a cell, one failure and one skip; see the tests' sums."""
+    weak_one = planted.series("weak", "single", [1], batch=8)[0]
+    weak = planted.series("weak", "ddp", [2, 4, 8], batch=8)
+    strong_one = planted.series("strong", "single", [1], batch=32)[0]
+    strong = planted.series("strong", "ddp", [2, 4], batch=32)
+    planted.skip("ddp", 1, "ddp needs at least 2", batch=8)
+    planted.plan()
+    planted.runs(weak_one, [9.0, 10.0, 11.0])
+    planted.runs(weak[0], [12.0, 12.5, 13.0], exposed_ms=2.5)
+    planted.runs(weak[1], [14.0, 16.0, 18.0], exposed_ms=4.0)
+    planted.run(weak[2], Timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
+    planted.runs(strong_one, [40.0, 40.0, 40.0])
+    planted.runs(strong[0], [24.0, 25.0, 26.0], exposed_ms=5.0)
+    # The cell of 4 x 8 samples is the weak one of size 4 too: strong[1] has its runs already.
+    assert strong[1] == weak[1]
+    return planted
+
+
+@pytest.fixture
+def new_timing() -> type[Timing]:
+    return Timing
+
+
+@pytest.fixture
+def new_study() -> type[PlantedStudy]:
+    return PlantedStudy
+
+
+@pytest.fixture
+def new_environment() -> Callable[..., Environment]:
+    return environment

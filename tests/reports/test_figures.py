@@ -1,0 +1,203 @@
+"""Cell figures, worked out by hand from the planted rank records (`small` in conftest)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.analysis.figures import CellFigures, share_of_runs, throughput
+from reports.analysis.study import StudyFigures, analyse
+from results.outcome import Evidence
+from results.record import Proof
+from results.statistics import Metric
+
+Analyse = Callable[..., StudyFigures]
+
+
+def figures_of(study: StudyFigures, strategy: str, gpus: int, micro_batch: int) -> CellFigures:
+    found = [
+        one
+        for one in study.cells.values()
+        if (one.cell.strategy, one.cell.gpus, one.cell.micro_batch) == (strategy, gpus, micro_batch)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.fixture
+def analysed(small) -> StudyFigures:
+    return analyse("small", small.study.plans(), small.study.collect())
+
+
+def test_step_time_is_the_mean_of_the_runs_by_the_slowest_rank(analysed: StudyFigures) -> None:
+    # Runs of 12.0, 12.5 and 13.0 ms on rank 0; rank 1 is 10 % faster and does not count.
+    step = figures_of(analysed, "ddp", 2, 8).step_ns
+    assert step.value == pytest.approx(12.5e6)
+    assert (step.low, step.high) == pytest.approx((12.0e6, 13.0e6))
+    assert (step.samples, step.interval) == (3, "range")
+
+
+def test_step_time_agrees_with_the_rank_files_read_as_plain_json(small, analysed: StudyFigures) -> None:
+    figures = figures_of(analysed, "ddp", 4, 8)
+    runs = []
+    for run_id in small.study.run_ids(figures.cell.id):
+        folder = small.study.run_folder(figures.cell.id, run_id)
+        ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        assert len(ranks) == 4
+        walls = [max(rank["blocks_ns"][block] for rank in ranks) for block in range(3)]
+        runs.append(sum(walls) / 3 / ranks[0]["block_steps"])
+    assert runs == [14e6, 16e6, 18e6]
+    assert figures.step_ns.value == pytest.approx(sum(runs) / 3)
+
+
+def test_throughput_is_total_work_over_total_time(analysed: StudyFigures) -> None:
+    figures = figures_of(analysed, "ddp", 4, 8)
+    # 4 x 8 images in 16 ms: 2,000 a second. The mean of the runs' rates, (2286 + 2000 + 1778) / 3 = 2021,
+    # would overstate it.
+    assert figures.units_per_s is not None
+    assert figures.units_per_s.value == pytest.approx(2000)
+    assert figures.units_per_s.unit == "images/s"
+    # 32 / 18 ms and 32 / 14 ms: the ends change places.
+    assert figures.units_per_s.low == pytest.approx(1777.78, abs=0.01)
+    assert figures.units_per_s.high == pytest.approx(2285.71, abs=0.01)
+    assert figures.samples_per_s.value == pytest.approx(2000)
+
+
+def test_throughput_counts_the_workloads_own_units(planted, new_timing) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan(repeats=1)
+    planted.run(cell, new_timing(step_ms=20, units_per_sample=64, unit="tokens"))
+    figures = analyse("tokens", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    # 4 samples of 64 tokens in 20 ms: 12,800 tokens a second, 200 samples a second.
+    assert figures.units_per_s is not None
+    assert (figures.units_per_s.value, figures.units_per_s.unit) == (pytest.approx(12_800), "tokens/s")
+    assert figures.samples_per_s.value == pytest.approx(200)
+
+
+def test_phases_are_means_over_ranks_and_runs_and_the_rest_is_other(analysed: StudyFigures) -> None:
+    # Ranks at 12.5 and 11.25 ms on the mean of the runs: 11.875 ms; half of it backward.
+    # Named phases are 95 %: 11.28125 ms; other = 12.5 - 11.28125.
+    phases = figures_of(analysed, "ddp", 2, 8).phase_ns
+    assert phases["data"] == pytest.approx(0.59375e6)
+    assert phases["forward"] == pytest.approx(3.5625e6)
+    assert phases["backward"] == pytest.approx(5.9375e6)
+    assert phases["optimizer"] == pytest.approx(1.1875e6)
+    assert phases["other"] == pytest.approx(1.21875e6)
+
+
+def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed: StudyFigures) -> None:
+    # Quads of 2 steps: the middle run has on = 25 ms and off = 20 ms, twice each:
+    # (25 + 25 - 20 - 20) / (2 x 2) = 2.5 ms, and so in all runs; of 12.5 ms that is 20 %.
+    figures = figures_of(analysed, "ddp", 2, 8)
+    assert figures.exposed_ns is not None
+    assert figures.exposed_ns.value == pytest.approx(2.5e6)
+    assert figures.exposed_share is not None
+    assert figures.exposed_share.value == pytest.approx(0.20)
+    # 2.5 / 13 and 2.5 / 12.
+    assert figures.exposed_share.low == pytest.approx(0.19231, abs=1e-5)
+    assert figures.exposed_share.high == pytest.approx(0.20833, abs=1e-5)
+
+
+def test_one_device_exchanges_nothing_and_says_so(analysed: StudyFigures) -> None:
+    figures = figures_of(analysed, "single", 1, 8)
+    assert figures.exposed_ns is None
+    assert figures.exposed_absent == "nothing is exchanged"
+
+
+def test_a_run_without_quads_leaves_the_exposed_time_unknown_with_its_reason(planted, new_timing) -> None:
+    cell = planted.series("weak", "ddp", [2], batch=4)[0]
+    planted.plan(repeats=2)
+    planted.run(cell, new_timing(step_ms=20, exposed_ms=2))
+    planted.run(cell, new_timing(step_ms=20))
+    figures = analyse("half", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    assert figures.exposed_ns is None
+    assert figures.exposed_absent == "quads were turned off"
+
+
+def test_the_strongest_proof_of_the_runs_is_named(planted, new_timing) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan(repeats=2)
+    for method in ("earlier-run", "replica-agreement"):
+        planted.run(cell, new_timing(step_ms=20, proof=Proof(method=method, passed=True, detail="as said")))
+    figures = analyse("proofs", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    assert figures.proof_method == "replica-agreement"
+
+
+def test_a_disturbed_run_is_kept_and_marked(planted, new_timing) -> None:
+    cell = planted.series("weak", "ddp", [2], batch=4)[0]
+    planted.plan(repeats=2)
+    planted.run(cell, new_timing(step_ms=20))
+    # 5 % of 2 cores is 0.1: 0.5 is above.
+    planted.run(cell, new_timing(step_ms=30, foreign_cpu_cores=0.5))
+    figures = analyse("disturbed", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    assert figures.disturbed
+    assert figures.step_ns.value == pytest.approx(25e6)
+
+
+def test_runs_of_two_environments_are_not_pooled_and_the_difference_is_named(
+    planted, new_timing, new_environment
+) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan()
+    old = new_environment(torch="2.12.0")
+    planted.run(cell, new_timing(step_ms=30, environment=old))
+    planted.run(cell, new_timing(step_ms=20))
+    planted.run(cell, new_timing(step_ms=22))
+    study = analyse("two", planted.study.plans(), planted.study.collect())
+    assert study.cells[cell.id].step_ns.value == pytest.approx(21e6)
+    assert [left.reason for left in study.left_out] == ["torch: 2.12.0 here, 2.13.0 in the runs that count"]
+
+
+def test_a_newer_environment_whose_runs_failed_does_not_take_over(
+    planted, new_timing, new_environment
+) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan()
+    planted.run(cell, new_timing(step_ms=20))
+    broken = new_environment(torch="2.14.0")
+    planted.run(cell, new_timing(step_ms=1, environment=broken, outcome="crashed", reason="no kernel"))
+    study = analyse("broken", planted.study.plans(), planted.study.collect())
+    assert study.cells[cell.id].step_ns.value == pytest.approx(20e6)
+    assert [lost.run.reason for lost in study.lost] == ["rank 0: no kernel"]
+
+
+def test_measured_and_emulated_runs_are_not_pooled(planted, new_timing) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan()
+    planted.run(cell, new_timing(step_ms=20))
+    planted.run(cell, new_timing(step_ms=40, evidence=Evidence.EMULATED))
+    study = analyse("mixed", planted.study.plans(), planted.study.collect())
+    assert study.cells[cell.id].evidence is Evidence.MEASURED
+    assert study.cells[cell.id].step_ns.value == pytest.approx(20e6)
+    assert [left.reason for left in study.left_out] == ["emulated, while the runs that count are measured"]
+
+
+def test_a_share_from_six_runs_has_the_interval_of_a_ratio_estimator() -> None:
+    # Wholes of 10, parts 1 2 3 1 2 3: share 0.2; residuals -0.1 0 0.1 twice, of which the deviation is
+    # sqrt(0.04 / 5) = 0.0894; half-width t(5) x 0.0894 / sqrt(6) = 2.5706 x 0.036515 = 0.09386.
+    share = share_of_runs([1, 2, 3, 1, 2, 3], [10] * 6)
+    assert share.value == pytest.approx(0.2)
+    assert share.low == pytest.approx(0.10614, abs=1e-5)
+    assert share.high == pytest.approx(0.29386, abs=1e-5)
+    assert share.interval == "t95-runs"
+
+
+@given(st.lists(st.floats(1e3, 1e12), min_size=2, max_size=5), st.integers(1, 10**6))
+def test_the_ends_of_a_throughput_enclose_it(steps: Sequence[float], work: int) -> None:
+    metric = Metric(
+        value=sum(steps) / len(steps),
+        unit="ns",
+        low=min(steps),
+        high=max(steps),
+        samples=len(steps),
+        interval="range",
+    )
+    rate = throughput(metric, work=work, unit="samples/s")
+    assert rate.low is not None
+    assert rate.high is not None
+    assert rate.low <= rate.value * (1 + 1e-9)
+    assert rate.value <= rate.high * (1 + 1e-9)

@@ -1,0 +1,119 @@
+"""The headline table, and what has no figure."""
+
+from __future__ import annotations
+
+from reports.analysis.headline import headline, headline_table
+from reports.analysis.study import StudyFigures, analyse
+from reports.table import TextTable
+from results.outcome import Evidence, Outcome
+
+
+def analysed(planted) -> StudyFigures:
+    return analyse("study", planted.study.plans(), planted.study.collect())
+
+
+def column(table: TextTable, title: str) -> list[str]:
+    place = [column.title for column in table.columns].index(title)
+    return [row[place] for row in table.rows]
+
+
+def test_the_headline_of_the_small_study_in_full(small) -> None:
+    table = headline_table(analysed(small))
+    assert [column.title for column in table.columns] == [
+        "workload",
+        "strategy",
+        "ranks (CPU)",
+        "scaling",
+        "batch: replica / global",
+        "step time",
+        "interval",
+        "throughput",
+        "efficiency",
+        "against",
+        "exposed",
+        "proof",
+        "runs",
+    ]
+    # The sums are in test_figures and test_scaling.
+    assert column(table, "ranks (CPU)") == ["1", "2", "4", "1", "2", "4"]
+    assert column(table, "scaling") == ["weak"] * 3 + ["strong"] * 3
+    assert column(table, "step time") == ["10.0 ms", "12.5 ms", "16.0 ms", "40.0 ms", "25.0 ms", "16.0 ms"]
+    assert column(table, "efficiency") == [
+        "baseline",
+        "80.0 % (69.2 to 91.7)",
+        "62.5 % (50.0 to 78.6)",
+        "baseline",
+        "80.0 % (76.9 to 83.3)",
+        "62.5 % (55.6 to 71.4)",
+    ]
+    assert column(table, "against") == ["-", "single on 1", "single on 1"] * 2
+    assert column(table, "exposed") == ["-", "20.0 %", "25.0 %"] * 2
+
+
+def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> None:
+    weak = planted.series("weak", "single", [1], batch=8)[0]
+    assert planted.series("strong", "single", [1], batch=8)[0] == weak
+    planted.plan(repeats=1)
+    planted.runs(weak, [10.0])
+    rows = headline(analysed(planted))
+    assert [row.kinds for row in rows] == [("weak", "strong")]
+
+
+def test_a_gpu_study_says_gpus(tmp_path, new_study) -> None:
+    study = new_study(tmp_path / "gpus", device="cuda")
+    cell = study.series("weak", "single", [1], batch=8)[0]
+    study.plan(repeats=1)
+    study.runs(cell, [10.0])
+    assert "GPUs" in [column.title for column in headline_table(analysed(study)).columns]
+
+
+def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
+    cell = planted.series("weak", "single", [1], batch=8)[0]
+    planted.plan(repeats=3)
+    planted.runs(cell, [10.0, 11.0], evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
+    table = headline_table(analysed(planted))
+    assert column(table, "runs") == ["2 of 3 emulated, disturbed"]
+    assert column(table, "efficiency") == ["none: emulated"]
+
+
+def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    planted.runs(cells[0], [10.0])
+    planted.runs(cells[1], [12.5])
+    table = headline_table(analysed(planted))
+    # One run a cell: 10 / 12.5 without an interval.
+    assert column(table, "efficiency") == ["baseline", "80.0 %"]
+    assert column(table, "against") == ["-", "ddp on 2"]
+    assert column(table, "interval") == ["1 run", "1 run"]
+
+
+def test_cells_without_a_result_say_why(planted, new_timing) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan()
+    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room"))
+    study = analysed(planted)
+    assert headline(study) == []
+    assert [(one.outcome, one.runs) for one in study.failures] == [("out_of_memory", 1), ("not run", 0)]
+    assert "run the same command again" in study.failures[1].reason
+
+
+def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
+    cell = planted.series("weak", "single", [1], batch=8)[0]
+    planted.plan()
+    planted.runs(cell, [10.0, 10.0])
+    planted.run(cell, new_timing(step_ms=1, outcome=Outcome.HUNG, reason="silent for 60 s"))
+    study = analysed(planted)
+    assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]
+    assert study.failures == ()
+
+
+def test_skips_of_one_reason_are_put_together(planted) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    for gpus in (8, 4, 16):
+        planted.skip("ddp", gpus, "2 devices here", batch=8)
+    planted.plan()
+    planted.skip("ddp", 4, "2 devices here", batch=8)
+    planted.plan()
+    study = analysed(planted)
+    assert [one.gpus for one in study.skipped] == [(4, 8, 16)]

@@ -1,0 +1,72 @@
+"""FLOPs that torch counts against the closed forms, exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from results.errors import BenchError
+from workloads.catalog import WORKLOADS, facts
+from workloads.flops import count_flops, count_parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resnet18",
+        "resnet50",
+        "resnet101:px=97:classes=7",
+        "resnet18-32px",
+        "gpt-nano",
+        "gpt-nano:seq=17",
+        "gpt2-small",
+        "mlp",
+    ],
+)
+def test_the_counted_forward_is_the_closed_form(text: str) -> None:
+    per_sample = facts(WORKLOADS.parse(text)).forward_flops_per_sample
+    assert per_sample is not None
+    assert count_parts(text, micro_batch=3).forward == 3 * per_sample
+
+
+@pytest.mark.parametrize(
+    ("text", "first_layer"),
+    [
+        # Backward is two products for each of the forward's, but the first layer's inputs need no
+        # gradient: the stem is 2 * 7*7*3*64 FLOP at each of 112 x 112 positions.
+        ("resnet50", 2 * 9408 * 112 * 112),
+        ("mlp", 2 * 784 * 512),
+        # An embedding is a look-up, so nothing is left out; attention's backward is 2 x its forward.
+        ("gpt2-small", 0),
+        ("gpt-nano", 0),
+    ],
+)
+def test_backward_is_twice_forward_less_the_inputs_gradient(text: str, first_layer: int) -> None:
+    counted = count_parts(text, micro_batch=2)
+    assert counted.backward == 2 * counted.forward - 2 * first_layer
+    assert count_flops(text, micro_batch=2) == counted.forward + counted.backward
+
+
+def test_resnet50_takes_4_09_gmac_at_224_px() -> None:
+    assert round(count_parts("resnet50", micro_batch=1 + 1).forward / 2 / 2 / 1e9, 2) == 4.09
+
+
+def test_counting_leaves_torchs_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    count_flops("mlp", micro_batch=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> None:
+    (user_folder / "counted.py").write_text(model_source)
+    # Linear 3 x 2 on 5 samples: 2*3*2*5 = 60 forward, and as much for its weight's gradient.
+    assert count_flops("py:counted:build", micro_batch=5, source_folder=user_folder) == 120
+
+
+def test_a_model_that_reads_its_values_is_named_uncountable(user_folder: Path, model_source: str) -> None:
+    source = model_source.replace("nn.functional.mse_loss", "lambda out, y: out.sum() * out.sum().item()")
+    (user_folder / "reading.py").write_text(source)
+    with pytest.raises(BenchError, match="FLOPs of py:reading:build cannot be counted on the meta device"):
+        count_flops("py:reading:build", micro_batch=5, source_folder=user_folder)

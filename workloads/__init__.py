@@ -1,0 +1,23 @@
+"""What is trained: the model families, the data they see and the FLOPs they cost.
+
+`workloads.catalog`, `workloads.shapes` and `workloads.source` say what there is without importing torch.
+What a user's own model file needs is here by name, and imports torch only when it is asked for::
+
+    from workloads import ImageInput, TokenInput, Workload
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workloads.workload import Batch, ImageInput, TokenInput, Workload
+
+__all__ = ["Batch", "ImageInput", "TokenInput", "Workload"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("workloads.workload"), name)

@@ -1,0 +1,81 @@
+"""From a workload's text to the workload: a freshly initialised module with its loss and its data."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from results.errors import UsageError
+from workloads.catalog import WORKLOADS, shape_of
+from workloads.gpt import build_gpt
+from workloads.mlp import build_mlp
+from workloads.resnet import build_resnet
+from workloads.shapes import GPTShape, ResNetShape, Shape
+from workloads.source import module_file, split_positional
+from workloads.workload import Workload
+
+
+def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
+    """The workload that `text` names, its module on the CPU (or on the device of a `torch.device` context).
+
+    The initial parameters follow from `torch.manual_seed` alone. A `py:` workload is imported from
+    `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
+    UsageError for a user's function that cannot be imported or returns something else.
+    """
+    spec = WORKLOADS.parse(text)
+    shape = shape_of(spec)
+    if shape is not None:
+        return _build(shape)
+    return _call(str(spec.positional), folder=(source_folder or Path.cwd()).resolve())
+
+
+def _build(shape: Shape) -> Workload:
+    if isinstance(shape, ResNetShape):
+        return build_resnet(shape)
+    return build_gpt(shape) if isinstance(shape, GPTShape) else build_mlp(shape)
+
+
+def _call(positional: str, *, folder: Path) -> Workload:
+    name, function = split_positional(positional)
+    module = _import(name, folder=folder)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise UsageError(f"workload py:{positional}: {module.__file__} has no function {function!r}")
+    workload = build()
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"workload py:{positional}: {function}() returned {type(workload).__name__},"
+            " not a workloads.Workload(module=..., loss=..., synthetic=...)"
+        )
+    return workload
+
+
+def _import(name: str, *, folder: Path) -> ModuleType:
+    expected = module_file(name, folder)
+    if str(folder) not in sys.path:
+        # First and for good, as for a script: a model may import its neighbours as late as in forward().
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            raise _taken(name, expected) from error
+        raise UsageError(
+            f"workload py:{name} imports {error.name!r}, which is neither in the folder {folder} nor"
+            " installed: the model needs code from elsewhere; put it beside the study file or install it"
+        ) from error
+    if module.__file__ is None or Path(module.__file__).resolve() != expected.resolve():
+        raise _taken(name, expected)
+    return module
+
+
+def _taken(name: str, expected: Path) -> UsageError:
+    top = name.partition(".")[0]
+    where = getattr(sys.modules.get(top), "__file__", None) or "elsewhere"
+    return UsageError(
+        f"workload py:{name}: another {top!r} ({where}) is loaded already,"
+        f" so {expected} cannot be; rename yours"
+    )

@@ -1,0 +1,139 @@
+"""Batches without end on the device, of synthetic or real data, the same for the same seed and replica."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, cycle
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from results.errors import UsageError
+from results.spec import Spec
+from workloads.catalog import DATASETS
+from workloads.datasets import Images, Windows, digits, text
+from workloads.workload import Batch, ImageInput, TokenInput, Workload
+
+POOL = 4
+"""Synthetic batches made beforehand and then given in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRequest:
+    """Which batches: one replica's share of a data set."""
+
+    workload: Workload
+    dataset: str
+    """Spec text."""
+    micro_batch: int
+    replica: int
+    replicas: int
+    seed: int
+    device: torch.device
+    memory_format: torch.memory_format = torch.contiguous_format
+    """Of inputs with four dimensions; others are contiguous."""
+    source_folder: Path | None = None
+    """What the path of a user's text is relative to; None: the working folder."""
+
+
+def open_batches(request: DataRequest) -> Iterator[Batch]:
+    """Micro-batches on the request's device, without end; worker processes, if any, end with the iterator.
+
+    Everything is drawn from generators of its own, so that torch's global random state stays as it is and
+    one process can open the batches of every replica. Real data are dealt anew each epoch (a seeded
+    permutation), no sample to two replicas; what does not fill a batch is left out. Raises UsageError if
+    the data set does not fit the workload or has less than one batch for each replica.
+    """
+    spec = DATASETS.parse(request.dataset)
+    if spec.name == "synthetic":
+        return cycle(_pool(request))
+    loader, sampler = _loader(request, spec)
+    return _epochs(request, loader, sampler)
+
+
+def _pool(request: DataRequest) -> list[Batch]:
+    generator = torch.Generator().manual_seed(_seed(request.seed, request.replica))
+    batches = (request.workload.synthetic(generator, request.micro_batch) for _ in range(POOL))
+    return [_placed(request, batch) for batch in batches]
+
+
+def _seed(seed: int, replica: int) -> int:
+    """32 bits (all that torch's CPU generator uses) that differ for neighbouring seeds and replicas."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{replica}".encode()).digest()[:4], "big")
+
+
+def _placed(request: DataRequest, batch: Batch) -> Batch:
+    inputs, targets = batch
+    form = request.memory_format if inputs.dim() == 4 else torch.contiguous_format
+    # non_blocking copies overlap with the step only from pinned memory, and are plain copies otherwise.
+    return (
+        inputs.to(request.device, non_blocking=True, memory_format=form),
+        targets.to(request.device, non_blocking=True),
+    )
+
+
+def _epochs(
+    request: DataRequest, loader: DataLoader[Batch], sampler: DistributedSampler[Batch]
+) -> Iterator[Batch]:
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            yield _placed(request, (inputs, targets))
+
+
+def _loader(request: DataRequest, spec: Spec) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:
+    dataset = _dataset(request, spec)
+    share = len(dataset) // request.replicas
+    if share < request.micro_batch:
+        raise UsageError(
+            f"dataset {spec.text} has {len(dataset)} samples: {share} for each of {request.replicas} replicas"
+            f" is less than a batch of {request.micro_batch}; use a smaller batch or more data"
+        )
+    sampler: DistributedSampler[Batch] = DistributedSampler(
+        dataset,
+        num_replicas=request.replicas,
+        rank=request.replica,
+        seed=request.seed,
+        drop_last=True,
+    )
+    workers = spec.integer("workers")
+    loader = DataLoader(
+        dataset,
+        batch_size=request.micro_batch,
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=_as_is,
+        pin_memory=request.device.type == "cuda",
+        drop_last=True,
+        persistent_workers=workers > 0,
+        # Its own, or each epoch would draw from the generator that dropout uses.
+        generator=torch.Generator().manual_seed(_seed(request.seed, request.replica)),
+    )
+    return loader, sampler
+
+
+def _as_is(batch: object) -> object:
+    """The data sets give whole batches already."""
+    return batch
+
+
+def _dataset(request: DataRequest, spec: Spec) -> Images | Windows:
+    takes = request.workload.input
+    if spec.name == "digits" and isinstance(takes, ImageInput):
+        return digits(takes)
+    if spec.name == "text" and isinstance(takes, TokenInput):
+        return text(takes, path=_path(request, str(spec.positional)))
+    wants = {ImageInput: "images", TokenInput: "tokens"}.get(type(takes), "no real data (its input is None)")
+    raise UsageError(
+        f"dataset {spec.text} does not fit: the workload takes {wants}; synthetic fits every one"
+    )
+
+
+def _path(request: DataRequest, positional: str) -> Path | None:
+    if positional == "stdlib":
+        return None
+    return (request.source_folder or Path.cwd()) / positional

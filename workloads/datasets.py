@@ -1,0 +1,130 @@
+"""Real data that ship with Python packages, or a user's text, shaped to what a workload takes.
+
+A data set here is indexed by the list of a whole batch's samples (`__getitems__`, which torch's
+DataLoader calls where it exists), so that a batch is one gather instead of one Python call a sample.
+"""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from results.errors import UsageError
+from workloads.workload import Batch, ImageInput, TokenInput
+
+STDLIB_BYTES = 4 * 2**20
+"""Of the standard library's text, the first 4 MiB."""
+_NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
+_BYTE_VALUES = 256
+
+
+class Images(Dataset[Batch]):
+    """Images of one channel, with their classes, given to a model that takes `shape`."""
+
+    def __init__(self, images: Tensor, classes: Tensor, *, shape: tuple[int, ...]) -> None:
+        self.images = images
+        self.classes = classes
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        images = self.images[indices]
+        if len(self.shape) == 3:
+            images = images.expand(-1, *self.shape)
+        return images.reshape(-1, *self.shape).contiguous(), self.classes[indices]
+
+
+class Windows(Dataset[Batch]):
+    """Pieces of a text, one after another: `length` bytes, and the byte that follows each of them."""
+
+    def __init__(self, text: Tensor, *, length: int) -> None:
+        self.text = text
+        self.length = length
+        self.reach = torch.arange(length + 1)
+
+    def __len__(self) -> int:
+        return max(0, (len(self.text) - 1) // self.length)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        starts = torch.tensor(indices, dtype=torch.int64) * self.length
+        tokens = self.text[starts[:, None] + self.reach].long()
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def digits(takes: ImageInput) -> Images:
+    """scikit-learn's 1797 handwritten digits of 8 x 8, standardised and resized to what the model takes.
+
+    Raises UsageError if the model takes too few classes, or pixels that are no square.
+    """
+    # Imported late: it takes a second, and only this data set needs it.
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    classes = torch.from_numpy(bundle.target).long()
+    if takes.classes <= int(classes.max()):
+        raise UsageError(f"dataset digits has 10 classes, the workload {takes.classes}; it needs 10 or more")
+    images = torch.from_numpy(bundle.images).float()[:, None]
+    images = (images - images.mean()) / images.std()
+    px = _side(takes.shape)
+    resized = F.interpolate(images, size=(px, px), mode="bilinear", align_corners=False, antialias=False)
+    return Images(resized, classes, shape=takes.shape)
+
+
+def _side(shape: tuple[int, ...]) -> int:
+    """Pixels of a side, of (pixels,) or (channels, px, px)."""
+    side = math.isqrt(shape[0]) if len(shape) == 1 else shape[-1]
+    if shape not in ((side * side,), (shape[0], side, side)):
+        raise UsageError(f"dataset digits has square images; the workload takes the shape {shape}")
+    return side
+
+
+def text(takes: TokenInput, *, path: Path | None) -> Windows:
+    """The bytes of a user's file, or of Python's standard library (None), in windows of the model's length.
+
+    Raises UsageError if the model's vocabulary cannot hold bytes or the file cannot be read.
+    """
+    if takes.vocabulary < _BYTE_VALUES:
+        raise UsageError(
+            f"dataset text is made of bytes; a vocabulary of {takes.vocabulary} is less than 256"
+        )
+    content = stdlib_text() if path is None else _read(path)
+    return Windows(torch.frombuffer(bytearray(content), dtype=torch.uint8), length=takes.length)
+
+
+def stdlib_text() -> bytes:
+    """The first 4 MiB of the standard library's source, its files in the order of their paths, no tests."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    content = bytearray()
+    for path in _modules(folder):
+        content += path.read_bytes()
+        if len(content) >= STDLIB_BYTES:
+            return bytes(content[:STDLIB_BYTES])
+    return bytes(content)
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    kept = (entry for entry in sorted(folder.iterdir()) if entry.name not in _NOT_STDLIB)
+    files = chain.from_iterable(sorted(e.rglob("*.py")) if e.is_dir() else [e] for e in kept)
+    for path in files:
+        if path.suffix == ".py" and not _NOT_STDLIB.intersection(path.relative_to(folder).parts):
+            yield path
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the text {path}: {error.strerror}; give a readable file") from error
+    if not content:
+        raise UsageError(f"the text {path} is empty; give one of some thousand bytes")
+    return content

@@ -1,0 +1,61 @@
+"""FLOPs of a workload, counted by torch on the meta device: no memory, no arithmetic, no device needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from results.errors import BenchError
+from workloads.build import build_workload
+from workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedFlops:
+    """FLOPs of one micro-batch; 1 multiply-add = 2 FLOP."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward
+
+
+def count_flops(text: str, *, micro_batch: int, source_folder: Path | None = None) -> int:
+    """FLOPs of forward and backward of one micro-batch. Raises BenchError as `count_parts` does."""
+    return count_parts(text, micro_batch=micro_batch, source_folder=source_folder).total
+
+
+def count_parts(text: str, *, micro_batch: int, source_folder: Path | None = None) -> CountedFlops:
+    """FLOPs of convolutions and matrix products, uncompiled and without recomputation, attention in full.
+
+    Raises BenchError if the model cannot run on the meta device, which a user's may not: one that reads
+    values of its tensors.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):
+                workload = build_workload(text, source_folder=source_folder)
+            return _count(workload, micro_batch)
+    except BenchError:
+        raise
+    except Exception as error:  # a user's model may fail on meta tensors in any way
+        raise BenchError(f"the FLOPs of {text} cannot be counted on the meta device: {error}") from error
+
+
+def _count(workload: Workload, micro_batch: int) -> CountedFlops:
+    # Drawn outside the meta context: a generator lives on the CPU.
+    inputs, targets = (part.to("meta") for part in workload.synthetic(torch.Generator(), micro_batch))
+    module = workload.module.to("meta").train()
+    # Named, so that the count never hangs on which kernel torch prefers: a fused kernel's backward computes
+    # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss = workload.loss(module(inputs), targets)
+        forward = counter.get_total_flops()
+        torch.autograd.backward(loss)
+    return CountedFlops(forward=forward, backward=counter.get_total_flops() - forward)

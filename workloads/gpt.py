@@ -1,0 +1,111 @@
+"""GPT-2 from scratch: learned positions, pre-LayerNorm, GELU by tanh, the head tied to the embedding.
+
+Radford et al. 2019. Modules are named as in nanoGPT. There is no dropout, as in today's pre-training.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from results.layout import ModelLayout
+from workloads.shapes import GPTShape
+from workloads.workload import TokenInput, Workload
+
+
+def build_gpt(shape: GPTShape) -> Workload:
+    """The language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
+    return Workload(
+        module=GPT(shape),
+        loss=token_loss,
+        synthetic=takes.synthetic,
+        unit="tokens",
+        units_per_sample=shape.seq,
+        layout=ModelLayout(blocks=tuple(f"h.{layer}" for layer in range(shape.layers))),
+        input=takes,
+    )
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of logits (n, tokens, vocabulary) over all tokens."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Attention(nn.Module):
+    """Causal self-attention over several heads."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.c_attn = nn.Linear(shape.width, 3 * shape.width)
+        self.c_proj = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (self._split(part) for part in self.c_attn(x).chunk(3, dim=2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y: Tensor = self.c_proj(mixed.transpose(1, 2).reshape(x.shape))
+        return y
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(n, tokens, width) to (n, heads, tokens, width / heads)."""
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """Two linear layers, four times the width between them."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(shape.width, 4 * shape.width)
+        self.c_proj = nn.Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return y
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to what came in."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(shape.width)
+        self.attn = Attention(shape)
+        self.ln_2 = nn.LayerNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        y: Tensor = x + self.mlp(self.ln_2(x))
+        return y
+
+
+class GPT(nn.Module):
+    """Tokens (n, seq) to logits (n, seq, vocabulary)."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(shape.vocabulary, shape.width)
+        self.wpe = nn.Embedding(shape.context, shape.width)
+        self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.ln_f = nn.LayerNorm(shape.width)
+        self._initialise(shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.h:
+            x = block(x)
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+    def _initialise(self, shape: GPTShape) -> None:
+        """Normal with 0.02; what adds to the residual stream by 1 / sqrt(2 layers) of it; biases zero."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                added = name.endswith("c_proj")
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,141 @@
+"""Files that decide what work is done without being this program's: a user's model, a user's text.
+
+Nothing here imports the user's code: a plan is made where torch, or the model's own needs, may be missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from results.errors import SpecError, UsageError
+
+_FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
+
+
+def split_positional(positional: str) -> tuple[str, str]:
+    """Module and function of a `py:` workload's positional. Raises SpecError if it is not MODULE:FUNCTION."""
+    if not _FORM.fullmatch(positional):
+        raise SpecError(
+            f"workload py:{positional} is not py:MODULE:FUNCTION, such as py:mypackage.mymodule:build"
+        )
+    module, _, function = positional.partition(":")
+    return module, function
+
+
+def module_file(module: str, folder: Path) -> Path:
+    """The file that importing `module` from `folder` would load. Raises SpecError if there is none."""
+    top, _, _ = module.partition(".")
+    if top in _OURS or top in sys.stdlib_module_names:
+        raise SpecError(f"workload py:{module}: the name {top!r} is taken; rename your file or folder")
+    path = folder.joinpath(*module.split("."))
+    candidates = (path / "__init__.py", path.with_name(path.name + ".py"))
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = " and ".join(str(candidate) for candidate in candidates)
+    raise SpecError(
+        f"workload py:{module}: looked for {looked}, found neither;"
+        " the module is found from the folder of the study file, or of the call"
+    )
+
+
+def source_hash(positional: str, folder: Path) -> str:
+    """16 hex digits over the source that a `py:` workload is made of: its module (of a package, the whole
+    package) and, one leading to the next, every module beside it in `folder` that these import.
+
+    Raises SpecError if the text is not MODULE:FUNCTION, a file is missing or is not Python, or the
+    function is not there.
+    """
+    module, function = split_positional(positional)
+    _require(function, module_file(module, folder))
+    digest = hashlib.sha256()
+    for path in sorted(_sources(module, folder), key=lambda path: path.relative_to(folder).as_posix()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(_content(path)).digest())
+    return digest.hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """16 hex digits over a data file's bytes. Raises UsageError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the data file {path}: {error.strerror}; give a readable file"
+        ) from error
+
+
+def _sources(module: str, folder: Path) -> set[Path]:
+    found: set[Path] = set()
+    waiting = [module.partition(".")[0]]
+    seen = set(waiting)
+    while waiting:
+        files = set(_files_of(waiting.pop(), folder))
+        found |= files
+        new = {name for path in files for name in _imports(path)} - seen
+        seen |= new
+        waiting += new
+    return found
+
+
+def _files_of(top: str, folder: Path) -> Iterator[Path]:
+    """The files of a top-level module or package in `folder`; none if it is from elsewhere."""
+    yield from (folder / top).rglob("*.py")
+    if (folder / f"{top}.py").is_file():
+        yield folder / f"{top}.py"
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Top-level names that a file imports anywhere in it; relative imports stay in their own package."""
+    try:
+        tree = ast.parse(_content(path))
+    except (SyntaxError, ValueError):
+        return  # hashed all the same; a package may hold files that are no code of this Python
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}; a py: workload's source is hashed") from error
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(_content(path), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise SpecError(f"{path} is not Python: {error}; a py: workload's source is read first") from error
+
+
+def _require(function: str, path: Path) -> None:
+    names = set(_names(_parse(path)))
+    if function not in names and "*" not in names:
+        known = ", ".join(sorted(name for name in names if not name.startswith("_"))) or "nothing"
+        raise SpecError(f"workload py: {path} has no {function!r}; it has: {known}")
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Names that a module may bind: top-level definitions, imports and assignments, branches included."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.alias):
+                yield part.asname or part.name
+            elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                yield part.id
+            elif isinstance(part, ast.FunctionDef):
+                yield part.name
