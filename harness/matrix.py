@@ -32,6 +32,8 @@ from results.run import RunResult
 from results.store import Study, utc_now
 
 RUNS = Path("runs")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 class Matrix:
@@ -64,12 +66,13 @@ class Matrix:
         plan_tables(self._console, study, plan, campaign.planned(so_far), so_far.step_ns, manual=self._manual)
 
     def run(self, *, report: bool) -> int:
-        """Run what is left. Returns the exit code: 0 if every cell of the plan has its runs."""
+        """Run what is left. Returns the exit code: 0 if all cells have their runs, 130 after Ctrl-C."""
         if not self._manual:
             require_torch()
         folder = checkout()
         code = code_version()
-        Study.for_planning(self._root)
+        # Once before anything is written: a wrong call leaves no folder behind.
+        self._plan(Study.for_planning(self._root))
         with study_lock(self._root) as lock, _sigterm_is_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
@@ -84,7 +87,7 @@ class Matrix:
             except Interrupted:
                 study.collect()
                 self._console.note("interrupted; the same command goes on from here")
-                raise KeyboardInterrupt from None
+                return INTERRUPTED
         return self._finish(study, plan, results, report=report)
 
     def _announce(self, study: Study, plan: Plan, campaign: Campaign, code: CodeVersion) -> None:

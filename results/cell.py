@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from functools import cache, cached_property
 from typing import Literal
@@ -18,6 +19,13 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 def _at_least(name: str, value: float, least: float) -> None:
     if not value >= least:
         raise ValueError(f"{name} is at least {least}, not {value}")
+    if value == math.inf:
+        raise ValueError(f"{name} is a finite number, not inf")
+
+
+def _as_float(struct: msgspec.Struct, name: str) -> None:
+    # A whole number in a float field is written 1 by JSON and read back 1.0: two ids of one cell.
+    msgspec.structs.force_setattr(struct, name, float(getattr(struct, name)))
 
 
 class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -42,6 +50,8 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             _at_least(name, getattr(self, name), 1)
         for name in ("warmup_max_steps", "quads", "target", "budget_s"):
             _at_least(name, getattr(self, name), 0)
+        for name in ("target", "budget_s"):
+            _as_float(self, name)
         if self.max_blocks < self.min_blocks:
             raise ValueError(f"max_blocks ({self.max_blocks}) is less than min_blocks ({self.min_blocks})")
 
@@ -81,8 +91,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     def __post_init__(self) -> None:
         for name in ("gpus", "micro_batch", "accumulation"):
             _at_least(name, getattr(self, name), 1)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm is more than 0, not {self.clip_norm}")
+        if self.clip_norm is not None:
+            if not 0 < self.clip_norm < math.inf:
+                raise ValueError(f"clip_norm is finite and more than 0, not {self.clip_norm}")
+            _as_float(self, "clip_norm")
 
     @property
     def replicas(self) -> int:
@@ -102,7 +114,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
         parts = [self.workload, self.strategy]
         if self.compression != "none":
             parts.append(self.compression)
-        prefix = "-".join(_slug(part) for part in parts)[:60].rstrip("-.")
+        prefix = "-".join(_slug(part) for part in parts)[:60].strip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
+from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
@@ -30,14 +31,21 @@ _WORST_FIRST = (
     Outcome.NODE_FAILED,
     Outcome.CANCELLED,
     Outcome.MISSING_RANKS,
+    Outcome.SKIPPED,
     Outcome.UNKNOWN,
 )
 
 
 def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
-    """The result of one run from the records that its ranks left, in any order."""
+    """The result of one run from the records that its ranks left, in any order.
+
+    Raises SchemaError if the records cannot be of one run of this cell.
+    """
     ranks = sorted(records, key=lambda record: record.rank)
+    _check_ranks(cell, run_id, ranks)
     outcome, reason = _outcome(cell, run_id, ranks, attempt)
+    if outcome is Outcome.OK:
+        _check_shapes(cell, run_id, ranks)
     first = ranks[0] if ranks else None
     result = RunResult(
         cell_id=cell.id,
@@ -58,12 +66,38 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     return _with_figures(result, cell, ranks) if outcome is Outcome.OK else result
 
 
+def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
+    for rank in ranks:
+        if rank.gpus != cell.gpus or not 0 <= rank.rank < cell.gpus:
+            raise SchemaError(
+                f"a record of run {run_id} of {cell.id} is of rank {rank.rank} of {rank.gpus}; "
+                f"the cell has {cell.gpus} ranks: it was edited, move the run away"
+            )
+
+
+def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
+    shapes = {_shape(rank) for rank in ranks}
+    if len(shapes) > 1 or 0 in shapes.pop()[:3]:
+        raise SchemaError(
+            f"the ranks of run {run_id} of {cell.id} did not measure the same blocks and steps: "
+            f"their records were edited, move the run away"
+        )
+
+
+def _shape(rank: RankRecord) -> tuple[int, ...]:
+    quads = (rank.quads.steps, len(rank.quads.on_first_ns)) if rank.quads is not None else ()
+    return (rank.block_steps, len(rank.blocks_ns), len(rank.steps.step_ns), *quads)
+
+
 def _outcome(
     cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None
 ) -> tuple[Outcome, str | None]:
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if bad:
         worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))
+        if worst.outcome is Outcome.CANCELLED and attempt is not None and run_id in attempt.outcomes:
+            # Only victims had time to write; the supervisor knows what became of the culprit.
+            return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return worst.outcome, f"rank {worst.rank}: {worst.reason}"
     missing = cell.gpus - len({rank.rank for rank in ranks})
     if missing:

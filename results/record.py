@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from results.environment import Environment
-from results.errors import SchemaError
 from results.outcome import Evidence, Outcome
 
 ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
@@ -32,7 +31,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
         if len(set(lengths.values())) > 1:
-            raise SchemaError(f"the columns of a rank record differ in length: {lengths}")
+            raise ValueError(f"the columns differ in length: {lengths}")
 
 
 class Quads(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +42,11 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     off_first_ns: list[int] = []
     off_second_ns: list[int] = []
     on_second_ns: list[int] = []
+
+    def __post_init__(self) -> None:
+        lengths = [len(getattr(self, name)) for name in self.__struct_fields__ if name != "steps"]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the blocks of the quads differ in number: {lengths}")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ WRITER = "bench 0.1.0"
 
 class _Envelope(msgspec.Struct):
     schema: str
-    schema_version: int
+    schema_version: Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Schema(Generic[T]):
             if envelope.schema_version == self.version:
                 return msgspec.json.decode(data, type=self.type)
             return msgspec.convert(self._upgraded(data, envelope.schema_version), self.type)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SchemaError(
                 f"{path} is not a readable {self.name}: {error}; it was damaged or edited: "
                 f"move it away and run the same command again"

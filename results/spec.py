@@ -8,6 +8,7 @@ later does not rename the cells of old studies.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,6 +38,8 @@ class Option:
             value = _convert(self.kind, text)
         except (ValueError, KeyError):
             raise SpecError(f"{where} takes {_KIND_TEXT[self.kind]}, not {text!r}") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SpecError(f"{where} is a finite number, not {text}")
         if self.choices and value not in self.choices:
             raise SpecError(f"{where} is one of {', '.join(self.choices)}, not {text!r}")
         if self.minimum is not None and not isinstance(value, str) and not value >= self.minimum:
@@ -106,12 +109,19 @@ class Catalog:
     def __init__(self, kind: str, entries: list[Entry]) -> None:
         self.kind = kind
         self.entries = {entry.name: entry for entry in entries}
+        # A matrix names the same few texts in each of its thousands of cells.
+        self._parsed: dict[str, Spec] = {}
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 
     def parse(self, text: str) -> Spec:
         """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name."""
+        if text not in self._parsed:
+            self._parsed[text] = self._parse(text)
+        return self._parsed[text]
+
+    def _parse(self, text: str) -> Spec:
         name, positional, options = split(text)
         entry = self.entries.get(name)
         if entry is None:

@@ -196,7 +196,9 @@ class Study:
     def _result(self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
         kept = _kept(path)
-        if kept is not None and kept.ranks_present == kept.ranks_expected:
+        # A folder that was copied under another name holds another run's result: it counts once.
+        own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
+        if kept is not None and own and kept.ranks_present == kept.ranks_expected:
             return kept
         try:
             result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)

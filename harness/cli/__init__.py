@@ -61,13 +61,13 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line. Every error is one line on stderr, unless `debug` asks for the traceback."""
     try:
         code = bench.main(arguments, prog_name="bench", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
     except Exception as error:
         # The last border: whatever comes this far is told to the user, in one line.
         if debug:
             raise
         return _tell(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
@@ -86,8 +86,6 @@ def _reading(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "bench"
         return f"{error.format_message()} See {path} --help", 2
-    if isinstance(error, click.Abort):
-        return "interrupted", INTERRUPTED
     return (
         f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
     ), 1

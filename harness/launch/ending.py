@@ -69,12 +69,14 @@ def reading(exits: Sequence[RankExit], stopped: Stopped | None) -> tuple[Outcome
     """The outcome of a run that was going on when its launch ended and that left no complete records."""
     if stopped is not None:
         return stopped.outcome, stopped.reason
-    killed = [rank for rank in exits if rank.signal is not None]
+    # torchrun itself ends the other ranks with SIGTERM when one has failed.
+    culprits = [rank for rank in exits if rank.signal != "SIGTERM"] or list(exits)
+    killed = [rank for rank in culprits if rank.signal is not None]
     if killed:
         first = killed[0]
         hint = "; often the kernel's out-of-memory killer" if first.signal == "SIGKILL" else ""
         return Outcome.CRASHED, f"rank {first.rank} was killed by {first.signal}{hint}"
-    if exits:
-        first = next((rank for rank in exits if rank.message), exits[0])
+    if culprits:
+        first = next((rank for rank in culprits if rank.message), culprits[0])
         return Outcome.CRASHED, f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
     return Outcome.UNKNOWN, "the launch ended without a word; see its logs"

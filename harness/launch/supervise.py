@@ -53,6 +53,7 @@ class Supervisor:
         self._checkout = checkout
         self._watch = watch
         self._folder = study.launch_folder(launch.launch_id)
+        self._tail = LogTail(self._folder / "rank-00000.jsonl")
         self._state = LaunchState()
         self._ready_at: float | None = None
 
@@ -95,14 +96,10 @@ class Supervisor:
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
-        tail = LogTail(self._folder / "rank-00000.jsonl")
         began = time.time()
         while True:
             ended = process.poll() is not None
-            for event in tail.events():
-                self._state.take(event)
-            if self._state.ready and self._ready_at is None:
-                self._ready_at = time.monotonic()
+            self._read_log()
             self._watch.report(self._state)
             if ended:
                 return None
@@ -113,6 +110,12 @@ class Supervisor:
                 return Stopped(outcome=Outcome.HUNG, reason=f"no rank said anything for {silence:.0f} s")
             time.sleep(POLL_S)
 
+    def _read_log(self) -> None:
+        for event in self._tail.events():
+            self._state.take(event)
+        if self._state.ready and self._ready_at is None:
+            self._ready_at = time.monotonic()
+
     def _attempt(
         self,
         command: tuple[str, ...],
@@ -121,6 +124,8 @@ class Supervisor:
         exit_code: int | None,
         stopped: Stopped | None,
     ) -> Attempt:
+        # A run may have begun between the last look and the end.
+        self._read_log()
         exits = rank_exits(self._folder / "torchrun.log", self._folder)
         unfinished = [run for run in self._state.started if not self._complete(run)]
         outcome, reason = reading(exits, stopped)

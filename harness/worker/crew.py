@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from datetime import timedelta
 from pathlib import Path
 
@@ -86,9 +87,12 @@ def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, 
 
 
 def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:
-    """What the launch was planned as, or less: only the host knows how many cores its ranks share."""
+    """What the launch was planned as, or less: only the hosts know how many cores their ranks share."""
+    hosts: list[str | None] = [None] * rank.gpus
+    dist.all_gather_object(hosts, platform.node())
+    virtual_nodes = len(set(hosts)) < launch.placement.nodes
     crowded = launch.device == "cpu" and rank.local_gpus * launch.threads > len(cores)
-    return Evidence.EMULATED if crowded else launch.evidence
+    return Evidence.EMULATED if crowded or virtual_nodes else launch.evidence
 
 
 def _device(launch: Launch, rank: Rank) -> torch.device:

@@ -10,19 +10,19 @@ from pathlib import Path
 from results.cell import Precision
 
 # The names that drivers give, most specific first: a pattern that could swallow a sibling of another
-# peak (H200 NVL, A100 PCIe) ends where the name ends, so that the sibling stays unknown.
+# peak (H200 NVL, A100 PCIe, a MIG slice) ends where the name ends, so that the sibling stays unknown.
 _NAMES = (
-    (r"V100-SXM2", "V100-SXM2-16GB"),
-    (r"V100-PCIE", "V100-PCIe"),
+    (r"V100-SXM2-\d+GB$", "V100-SXM2-16GB"),
+    (r"V100-PCIE-\d+GB$", "V100-PCIe"),
     (r"\bT4$", "T4-16GB"),
-    (r"A100-SXM4-40GB", "A100-SXM4-40GB"),
-    (r"A100-SXM4-80GB", "A100-SXM4-80GB"),
+    (r"A100-SXM4-40GB$", "A100-SXM4-40GB"),
+    (r"A100-SXM4-80GB$", "A100-SXM4-80GB"),
     (r"\bL40S$", "L40S-48GB"),
     (r"\bL4$", "L4-24GB"),
     (r"H100 PCIe$", "H100-PCIe-80GB"),
     (r"H100 NVL$", "H100-NVL"),
     (r"H100 80GB HBM3$", "H100-SXM5-80GB"),
-    (r"H200$", "H200-SXM5-141GB"),
+    (r"\bH200$", "H200-SXM5-141GB"),
     (r"\bGB200$", "GB200 (per Blackwell GPU)"),
     (r"\bB200$", "B200-SXM"),
     (r"MI300X", "MI300X-192GB"),

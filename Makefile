@@ -1,0 +1,52 @@
+# Two commands need nothing but Python 3.11 (with venv) and make:
+#   make demo    installs, runs a small real study, ends with its headline and the report's path
+#   make test    installs, lints, checks types and import contracts, tests (SLOW=1: all tests)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+PACKAGES := results workloads strategies slurm reports harness
+
+.PHONY: demo test quick lint types contracts perf format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/bench matrix docs/studies/demo.yaml
+
+test: lint types contracts
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(if $(SLOW),,-m "not slow")
+
+# The tests alone, without the slow ones.
+quick: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -q
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+# The speed and memory goals of docs/performance.md, measured on this machine.
+perf: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks

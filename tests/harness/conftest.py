@@ -1,0 +1,53 @@
+"""A place of its own for each test, and the command as a user has it: a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from results.store import Study
+
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+QUICK = ("--device", "cpu", "--budget", "0", "--block-steps", "2", "--quads", "1")
+"""Six blocks of two steps: real training, no more of it than the test needs."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("bench")), *arguments]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Run `bench` in the test's own folder; returns the finished process."""
+
+    def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, subprocess.CompletedProcess[str]]:
+    """A real study, run once: the MLP alone and data-parallel, weak and strong, two repeats."""
+    folder = tmp_path_factory.mktemp("small")
+    arguments = ["matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", *QUICK]
+    done = subprocess.run(
+        command(*arguments, "--scaling", "weak,strong", "--repeats", "2", "--out", "study"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Study(folder / "study"), done

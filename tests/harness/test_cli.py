@@ -1,0 +1,180 @@
+"""The surface: help, errors of one line with the fix in them, and no torch where none is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import COMMANDS, run
+from harness.plan.options import OPTIONS
+from results.store import Study
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = run(list(arguments))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+    return code, captured.err
+
+
+def test_every_command_of_the_help_works(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert run([name, "--help"]) == 0
+        assert f"bench {name}" in capsys.readouterr().out
+
+
+def test_every_option_of_a_study_file_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["matrix", "--help"])
+    text = capsys.readouterr().out
+    assert [option.flag for option in OPTIONS if option.flag not in text] == []
+
+
+MATRIX_ERRORS = [
+    (["--gpus", "8..1"], "'8..1'", "write 1..8"),
+    (["--gpus", "0"], "'0'", "start at 1"),
+    (["--gpus", "two"], "'two'", "1..256 (doubling)"),
+    ([], "--gpus is missing", "--gpus 1..8"),
+    (["--gpus", "1", "--workload", "resnet81"], "'resnet81'", "did you mean 'resnet18'?"),
+    (["--gpus", "1", "--workload", "nothing-like-it"], "'nothing-like-it'", "there are: gpt-nano"),
+    (["--gpus", "1", "--strategy", "dpp"], "'dpp'", "did you mean 'ddp'?"),
+    (["--gpus", "1", "--strategy", "ddp:bucket=1"], "'bucket'", "its options: bucket_mb"),
+    (["--gpus", "1", "--strategy", "ddp:bucket_mb=inf"], "inf", "finite"),
+    (["--gpus", "1", "--compression", "zip"], "'zip'", "there are: none"),
+    (["--gpus", "1", "--batch-size", "0"], "--batch-size", "at least 1"),
+    (["--gpus", "1", "--repeats", "0"], "--repeats", "at least 1"),
+    (["--gpus", "1", "--dataset", "imagenet"], "'imagenet'", "synthetic"),
+    (["--gpus", "1", "--workload", "py:absent:build"], "absent.py", "found neither"),
+    (["--gpus", "1", "--budget", "soon"], "'soon'", "90s"),
+    (["--gpus", "1", "--launcher", "slum"], "'slum'", "'local', 'manual'"),
+    (["--gpu", "1"], "--gpu", "--gpus"),
+    (["absent.yaml"], "absent.yaml", "check the name"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "given", "fix"), MATRIX_ERRORS, ids=lambda value: str(value)[:40])
+def test_a_wrong_call_says_what_was_given_and_what_to_do(
+    arguments: list[str], given: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = _error(capsys, "matrix", *arguments)
+    assert code == 2
+    assert given in error
+    assert fix in error
+    assert list(Path().iterdir()) == [], "a wrong call writes nothing"
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = _error(capsys, "matirx")
+    assert code == 2
+    assert "See bench --help" in error
+
+
+def test_a_folder_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").touch()
+    for command in ("report", "status", "collect"):
+        code, error = _error(capsys, command, "letters")
+        assert code == 2
+        assert "is not a study" in error
+    code, error = _error(capsys, "matrix", "--gpus", "1", "--out", "letters")
+    assert code == 2
+    assert "name a new folder" in error
+    assert [path.name for path in (tmp_path / "letters").iterdir()] == ["dear.txt"]
+
+
+def test_the_folder_of_another_study_is_refused(
+    small_study: tuple[Study, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    study, _ = small_study
+    (tmp_path / "mine.yaml").write_text("name: mine\ngpus: 1\n")
+    code, error = _error(capsys, "matrix", "mine.yaml", "--out", str(study.root))
+    assert code == 2
+    assert "holds the study 'study', not 'mine'" in error
+
+
+def test_a_plan_of_a_newer_program_is_refused_with_advice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    plan = {"schema": "bench/plan", "schema_version": 99}
+    (tmp_path / "later" / "plan-0001.json").write_text(json.dumps(plan))
+    code, error = _error(capsys, "report", "later")
+    assert code == 1
+    assert "update bench" in error
+
+
+def test_a_plan_that_was_cut_off_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "plan-0001.json").write_text('{"schema": "bench/plan", "sche')
+    code, error = _error(capsys, "status", "torn")
+    assert code == 1
+    assert "torn/plan-0001.json is not a readable plan" in error
+
+
+def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("workload: mlp\ngpus: 1\nstrategy: single\nbatch_size: [8, 16]\n")
+    assert run(["matrix", "study.yaml", "--batch-size", "4", "--device", "cpu", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "mlp-single-g001-b4-" in out
+    assert "-b8-" not in out
+
+
+def test_without_torch_a_plan_is_shown_and_running_says_how_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["matrix", "--gpus", "1..256", "--device", "cpu", "--dry-run"]) == 0
+    capsys.readouterr()
+    code, error = _error(capsys, "matrix", "--gpus", "1", "--device", "cpu")
+    assert code == 1
+    assert "pip install 'torch>=2.11,<2.14'" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+PROBE = """
+import sys
+from harness.cli import run
+code = run(sys.argv[1:])
+heavy = sorted({"torch", *sys.argv[0:0]} & sys.modules.keys())
+assert code == 0, code
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["matrix", "--gpus", "1..256", "--dry-run"], ["list"]])
+def test_planning_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PROBE, *arguments], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_reporting_loads_no_torch(small_study: tuple[Study, object], tmp_path: Path) -> None:
+    arguments = ["report", str(small_study[0].root), "--output", str(tmp_path / "page.html")]
+    subprocess.run([sys.executable, "-c", PROBE, *arguments], check=True, capture_output=True)
+    assert (tmp_path / "page.html").exists()
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from harness.cli import run; run(['--help']);"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'scipy', 'msgspec', 'rich'} & sys.modules.keys();"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    bench = str(Path(sys.executable).with_name("bench"))
+    done = subprocess.run([bench, "matrix", "--gpus", "8..1", "--debug"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "GpuCountsError" in done.stderr

@@ -1,0 +1,147 @@
+"""The main job, really run: torchrun, two ranks, rank files, a report; figures recomputed by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from results.store import Study
+
+Small = tuple[Study, subprocess.CompletedProcess[str]]
+
+
+def _runs(study: Study) -> dict[str, list[list[dict[str, object]]]]:
+    """Rank files by cell and run, read by plain JSON: nothing of the program's own reading is used."""
+    cells: dict[str, list[list[dict[str, object]]]] = {}
+    for folder in sorted(study.root.glob("cells/*/*/")):
+        ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        cells.setdefault(folder.parent.name, []).append(ranks)
+    return cells
+
+
+def test_the_matrix_ends_well_with_its_headline_and_the_report(small_study: Small) -> None:
+    study, done = small_study
+    assert done.returncode == 0, done.stderr
+    assert "serial-simulation" in done.stdout
+    assert done.stdout.splitlines()[-2] == "report: study/report.html"
+    assert (study.root / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_every_cell_has_its_repeats_and_every_run_its_ranks(small_study: Small) -> None:
+    study, _ = small_study
+    cells = _runs(study)
+    # single at 32 (weak) and 64 (strong on one rank); ddp at 32 (weak, and strong on two): 3 cells.
+    assert sorted((ranks[0][0]["gpus"], len(ranks)) for ranks in cells.values()) == [(1, 2), (1, 2), (2, 2)]
+    assert all(len(ranks) == ranks[0]["gpus"] for runs in cells.values() for ranks in runs)
+    repeats = {cell: [ranks[0]["repeat"] for ranks in runs] for cell, runs in cells.items()}
+    assert all(found == [1, 2] for found in repeats.values())
+
+
+def test_repeats_of_a_cell_are_in_different_launches(small_study: Small) -> None:
+    study, _ = small_study
+    for runs in _runs(study).values():
+        assert len({ranks[0]["launch_id"] for ranks in runs}) == 2
+
+
+def test_a_cell_is_proven_once_and_says_by_which_run(small_study: Small) -> None:
+    study, _ = small_study
+    for runs in _runs(study).values():
+        first, second = (ranks[0]["proof"] for ranks in runs)
+        assert (first["method"], second["method"]) == ("serial-simulation", "earlier-run")
+        assert first["max_difference"] == first["max_bound"] == 0.0
+        assert runs[0][0]["run_id"] in second["detail"]
+
+
+def test_the_table_agrees_with_hand_calculation_from_the_rank_files(small_study: Small) -> None:
+    study, _ = small_study
+    with (study.root / "cells.csv").open(newline="") as file:
+        rows = {row["cell_id"]: row for row in csv.DictReader(file)}
+    for cell, runs in _runs(study).items():
+        step_times = []
+        for ranks in runs:
+            walls = [max(block) for block in zip(*(rank["blocks_ns"] for rank in ranks), strict=True)]
+            step_times.append(sum(walls) / len(walls) / ranks[0]["block_steps"])
+        step_ns = sum(step_times) / len(step_times)
+        assert float(rows[cell]["step_ns"]) == _close(step_ns)
+        images = sum(rank["work"]["samples"] for rank in runs[0])
+        assert float(rows[cell]["units_per_s"]) == _close(images / (step_ns / 1e9))
+        assert float(rows[cell]["step_ns_low"]) == _close(min(step_times))
+        assert float(rows[cell]["step_ns_high"]) == _close(max(step_times))
+
+
+def test_exposed_communication_agrees_with_hand_calculation(small_study: Small) -> None:
+    study, _ = small_study
+    with (study.root / "runs.csv").open(newline="") as file:
+        rows = {row["run_id"]: row for row in csv.DictReader(file)}
+    checked = 0
+    for runs in _runs(study).values():
+        for ranks in (ranks for ranks in runs if len(ranks) == 2):
+            first, second = (rank["quads"] for rank in ranks)
+            total = 0.0
+            for name, sign in (("on_first", 1), ("off_first", -1), ("off_second", -1), ("on_second", 1)):
+                total += sign * max(first[f"{name}_ns"][0], second[f"{name}_ns"][0])
+            assert float(rows[ranks[0]["run_id"]]["exposed_ns"]) == _close(total / (2 * first["steps"]))
+            checked += 1
+    assert checked == 2
+
+
+def test_gradient_bytes_are_the_parameters_of_the_model(small_study: Small) -> None:
+    study, _ = small_study
+    # 784 x 512 + 512 + 512 x 256 + 256 + 256 x 10 + 10 = 535,818 parameters, 4 bytes each, no buffers.
+    works = [ranks[0]["work"] for runs in _runs(study).values() for ranks in runs if len(ranks) == 2]
+    assert [work["exchange_payload_bytes"] for work in works] == [535_818 * 4] * 2
+
+
+def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_study: Small) -> None:
+    study, _ = small_study
+    for runs in _runs(study).values():
+        for ranks in runs:
+            assert len({rank["parameters_hash"] for rank in ranks}) == 1
+            losses = ranks[0]["warmup"]["loss"] + ranks[0]["steps"]["loss"]
+            assert losses[-1] < losses[0] < 3.5
+
+
+def test_the_same_command_again_finds_nothing_to_do(small_study: Small, bench) -> None:
+    study, _ = small_study
+    before = sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json"))
+    again = bench(
+        "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
+        "0", "--block-steps", "2", "--quads", "1", "--scaling", "weak,strong", "--repeats", "2",
+        "--out", "study", cwd=study.root.parent,
+    )  # fmt: skip
+    assert again.returncode == 0
+    assert "0 of 6 runs to do" in again.stderr
+    assert sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json")) == before
+    assert len(study.plan_paths()) == 1
+
+
+def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench) -> None:
+    study, _ = small_study
+    shown = bench(
+        "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
+        "0", "--block-steps", "2", "--quads", "1", "--scaling", "weak,strong", "--dry-run",
+        cwd=study.root.parent,
+    )  # fmt: skip
+    assert shown.returncode == 0
+    assert all(cell_id in shown.stdout for cell_id in study.cell_ids())
+    assert "torch.distributed.run --nproc-per-node=2 --standalone" in shown.stdout
+    assert not (Path(study.root.parent) / "runs").exists()
+
+
+def test_status_show_and_collect_tell_the_same_story(small_study: Small, bench) -> None:
+    study, _ = small_study
+    root = str(study.root)
+    assert bench("status", root).returncode == 0
+    ddp = next(cell_id for cell_id in study.cell_ids() if "ddp" in cell_id)
+    assert "serial-simulation: 3 steps of 2 replicas" in bench("show", root, ddp[:12]).stdout
+    index = (study.root / "index.jsonl").read_bytes()
+    assert bench("collect", root).returncode == 0
+    assert (study.root / "index.jsonl").read_bytes() == index
+
+
+def _close(value: float) -> object:
+    return pytest.approx(value, rel=1e-9)
