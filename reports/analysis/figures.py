@@ -54,6 +54,11 @@ class CellFigures:
         return self.pool.runs[-1]
 
     @property
+    def throughput(self) -> Metric:
+        """In the workload's unit, or in samples where the unit is unknown."""
+        return self.units_per_s or self.samples_per_s
+
+    @property
     def disturbed(self) -> bool:
         return any(run.disturbed for run in self.pool.runs)
 

@@ -79,11 +79,6 @@ def runs_text(figures: CellFigures) -> str:
     return f"{share} {figures.evidence}{', disturbed' if figures.disturbed else ''}"
 
 
-def throughput_text(figures: CellFigures) -> str:
-    """In the workload's unit, or in samples where the unit is unknown."""
-    return metric(figures.units_per_s or figures.samples_per_s).value
-
-
 def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
     return [
         words("workload", lambda row: row.workload),
@@ -94,7 +89,7 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         figures("batch: replica / global", _batch, anchor="method-scaling"),
         figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),
         figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),
-        figures("throughput", lambda row: throughput_text(row.figures), anchor="method-throughput"),
+        figures("throughput", lambda row: metric(row.figures.throughput).value, anchor="method-throughput"),
         figures("efficiency", lambda row: efficiency_text(row.efficiency), anchor="method-efficiency"),
         words("against", lambda row: _against(row.efficiency), anchor="method-efficiency"),
         figures("exposed", _exposed, anchor="method-exposed"),

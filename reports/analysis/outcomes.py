@@ -13,6 +13,8 @@ from results.run import RunResult
 
 NOT_RUN = "not run"
 """The state of a cell that was planned and has no run."""
+UNUSABLE = "unusable"
+"""The state of a cell whose newest run ended well and can still not be counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Failure:
 
     cell: Cell
     outcome: str
-    """The newest run's outcome, or `not run`."""
+    """The newest run's outcome, or `not run`, or `unusable`."""
     reason: str
     runs: int
     """Runs that were tried."""
@@ -90,13 +92,18 @@ def _failure(pool: Pool) -> Failure:
     newest = pool.lost[-1]
     return Failure(
         cell=pool.cell,
-        outcome=newest.outcome,
-        reason=newest.reason or _without_reason(newest.outcome),
+        outcome=UNUSABLE if newest.outcome is Outcome.OK else newest.outcome,
+        reason=reason_of(newest),
         runs=len(pool.lost),
     )
 
 
-def _without_reason(outcome: Outcome) -> str:
-    if outcome is Outcome.OK:
+def reason_of(run: RunResult) -> str:
+    """Why a run is in no figure."""
+    if run.reason is not None:
+        return run.reason
+    if run.proof is not None and not run.proof.passed:
+        return f"it did not train as it should: {run.proof.detail}"
+    if run.outcome is Outcome.OK:
         return "the run left no step time"
     return "no reason was recorded; the launch's log may say more"

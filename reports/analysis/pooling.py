@@ -42,7 +42,7 @@ class Pool:
 def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
     """Sort one cell's results; `planned` is how many repeats were asked for."""
     ordered = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
-    ok = [result for result in ordered if result.outcome is Outcome.OK and result.step_ns is not None]
+    ok = [result for result in ordered if _counts(result)]
     counted, others = _newest(ok)
     return Pool(
         cell=cell,
@@ -68,6 +68,11 @@ def machine_facts(environment: Environment) -> dict[str, object]:
     facts = environment.pooling_facts()
     del facts["placement"]
     return facts
+
+
+def _counts(result: RunResult) -> bool:
+    proved = result.proof is None or result.proof.passed
+    return result.outcome is Outcome.OK and result.step_ns is not None and proved
 
 
 def _newest(ok: list[RunResult]) -> tuple[list[RunResult], list[RunResult]]:

@@ -28,42 +28,44 @@ Labels = Mapping[str, str]
 """What a cell is called beside its bar, by id."""
 
 
-def phase_bars(cells: Sequence[CellFigures], labels: Labels) -> list[Drawing]:
-    """Stacked bars of the phases, a few cells a drawing; cells without phases are left to the table."""
-    return _drawings([cell for cell in cells if cell.phase_ns], labels, "Step time by phase, ms", _phases)
+Group = tuple[str, Sequence[CellFigures]]
+"""Cells that are drawn on one scale, and what they have in common."""
 
 
-def exposed_dots(cells: Sequence[CellFigures], labels: Labels) -> list[Drawing]:
+def phase_bars(groups: Sequence[Group], labels: Labels) -> list[Drawing]:
+    """Stacked bars of the phases; cells without phases are left to the table."""
+    with_phases = [(name, [cell for cell in cells if cell.phase_ns]) for name, cells in groups]
+    return _drawings(with_phases, labels, "step time by phase, ms", _phases)
+
+
+def exposed_dots(groups: Sequence[Group], labels: Labels) -> list[Drawing]:
     """Exposed communication as a share of the step, with its interval."""
-    with_share = [cell for cell in cells if cell.exposed_share is not None]
-    return _drawings(with_share, labels, "Exposed communication, percent of the step", _exposed)
+    with_share = [(name, [cell for cell in cells if cell.exposed_share]) for name, cells in groups]
+    return _drawings(with_share, labels, "exposed communication, percent of the step", _exposed)
 
 
 Painter = Callable[[Axes, Sequence[CellFigures]], None]
 
 
-def _drawings(cells: Sequence[CellFigures], labels: Labels, title: str, paint: Painter) -> list[Drawing]:
+def _drawings(groups: Sequence[Group], labels: Labels, title: str, paint: Painter) -> list[Drawing]:
     drawings: list[Drawing] = []
-    for workload, group in _sheets(cells):
+    for common, cells in _sheets(groups):
         name = f"{paint.__name__.strip('_')}-{len(drawings)}"
-        full = f"{workload}: {title}"
-        height = _MARGINS + _ROW * len(group)
-        with axes(width=_WIDTH, height=height) as drawn:
-            paint(drawn, group)
-            _rows(drawn, [labels[cell.cell.id] for cell in group])
+        full = f"{common}: {title}"
+        with axes(width=_WIDTH, height=_MARGINS + _ROW * len(cells)) as drawn:
+            paint(drawn, cells)
+            _rows(drawn, [labels[cell.cell.id] for cell in cells])
             drawn.set_title(title.partition(", ")[2])
-            described = f"{full} of {len(group)} cells. The numbers are in the table below."
+            described = f"{full} of {len(cells)} cells. The numbers are in the table below."
             svg = inline(drawn, name=name, title=full, description=described)
         drawings.append(Drawing(title=full, svg=svg))
     return drawings
 
 
-def _sheets(cells: Sequence[CellFigures]) -> Iterator[tuple[str, Sequence[CellFigures]]]:
-    workloads = dict.fromkeys(cell.cell.workload for cell in cells)
-    for workload in workloads:
-        group = [cell for cell in cells if cell.cell.workload == workload]
-        for start in range(0, len(group), _ROWS_OF_A_DRAWING):
-            yield workload, group[start : start + _ROWS_OF_A_DRAWING]
+def _sheets(groups: Sequence[Group]) -> Iterator[Group]:
+    for common, cells in groups:
+        for start in range(0, len(cells), _ROWS_OF_A_DRAWING):
+            yield common, cells[start : start + _ROWS_OF_A_DRAWING]
 
 
 def _rows(drawn: Axes, labels: Sequence[str]) -> None:

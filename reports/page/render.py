@@ -17,8 +17,9 @@ from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures, analyse
 from reports.page import conditions, tables
 from reports.page.bars import exposed_dots, phase_bars
-from reports.page.curves import Group, Hands, efficiency, hands, throughput
+from reports.page.curves import efficiency, throughput
 from reports.page.frames import cells_csv, runs_csv
+from reports.page.groups import Group, Hands, hands
 from reports.page.svg import Drawing
 from reports.table import TextTable
 from reports.text import count, moment
@@ -74,7 +75,14 @@ def render_figures(study: StudyFigures) -> str:
     """The report of a study that is analysed already."""
     drawn = hands(study.curves)
     cells = list(study.cells.values())
-    labels = {cell.cell.id: tables.CellWords(study).label(cell.cell) for cell in cells}
+    words = tables.CellWords(study)
+    labels = {cell.cell.id: words.label(cell.cell) for cell in cells}
+    by_work = [
+        (title, [point.figures for curve in group for point in curve.points])
+        for title, group in _works(study)
+    ]
+    workloads = dict.fromkeys(cell.cell.workload for cell in cells)
+    by_workload = [(name, [cell for cell in cells if cell.cell.workload == name]) for name in workloads]
     return _TEMPLATES.get_template("report.html.j2").render(
         study=study,
         summary=_summary(study),
@@ -83,9 +91,9 @@ def render_figures(study: StudyFigures) -> str:
         emulated=any(cell.evidence is Evidence.EMULATED for cell in cells),
         headline=headline_table(study),
         scaling={kind: _scaling(study, kind, drawn) for kind in ("weak", "strong")},
-        phases=(phase_bars(cells, labels), tables.phases_table(study)),
+        phases=(phase_bars(by_work, labels), tables.phases_table(study)),
         spread=tables.spread_table(study),
-        communication=(exposed_dots(cells, labels), tables.communication_table(study)),
+        communication=(exposed_dots(by_workload, labels), tables.communication_table(study)),
         work=tables.work_table(study),
         mfu_reasons=tables.mfu_reasons(study),
         failures=tables.failures_table(study),
@@ -112,28 +120,35 @@ def _summary(study: StudyFigures) -> str:
     return ", ".join(parts)
 
 
-def _scaling(study: StudyFigures, kind: Scaling, drawn: Hands) -> list[ScalingPart]:
+def _works(study: StudyFigures) -> list[tuple[str, tuple[Curve, ...]]]:
+    """The curves of the same work under the same rule, with what they share; none without a point."""
     groups: dict[tuple[object, ...], list[Curve]] = {}
     for curve in study.curves:
-        if curve.key.kind == kind:
-            key = (curve.key.workload, curve.key.batch, curve.key.setting)
-            groups.setdefault(key, []).append(curve)
+        key = (curve.key.workload, curve.key.kind, curve.key.batch, curve.key.setting)
+        groups.setdefault(key, []).append(curve)
+    found = [curves for curves in groups.values() if any(curve.points for curve in curves)]
+    return [(_title(study, curves[0]), tuple(curves)) for curves in found]
+
+
+def _scaling(study: StudyFigures, kind: Scaling, drawn: Hands) -> list[ScalingPart]:
+    works = [(title, curves) for title, curves in _works(study) if curves[0].key.kind == kind]
     return [
-        _part(study, f"{kind}-{place}", tuple(curves), drawn)
-        for place, curves in enumerate(groups.values())
-        if any(curve.points for curve in curves)
+        _part(
+            study,
+            Group(name=f"{kind}-{place}", title=title, curves=curves, devices_word=study.devices_word),
+            drawn,
+        )
+        for place, (title, curves) in enumerate(works)
     ]
 
 
-def _part(study: StudyFigures, name: str, curves: tuple[Curve, ...], drawn: Hands) -> ScalingPart:
-    title = _title(study, curves[0])
-    group = Group(name=name, title=title, curves=curves, devices_word=study.devices_word)
+def _part(study: StudyFigures, group: Group, drawn: Hands) -> ScalingPart:
     return ScalingPart(
-        title=title,
+        title=group.title,
         drawings=(throughput(group, drawn), efficiency(group, drawn)),
-        table=tables.scaling_table(study, curves),
-        baselines=_baselines(curves),
-        no_claims=tuple(tables.no_claim_reasons(curves)),
+        table=tables.scaling_table(study, group.curves),
+        baselines=_baselines(group.curves),
+        no_claims=tuple(tables.no_claim_reasons(group.curves)),
     )
 
 

@@ -88,7 +88,6 @@ def axes(*, width: float, height: float) -> Iterator[Axes]:
     """Empty axes of a figure of so many inches, in the report's look."""
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasSVG(figure)
         figure.patch.set_visible(False)
         plain = figure.add_subplot()
         plain.patch.set_visible(False)
@@ -103,7 +102,9 @@ def inline(drawn: Axes, *, name: str, title: str, description: str) -> Markup:
     figure = drawn.get_figure(root=True)
     assert figure is not None
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    # Not savefig: it draws everything twice. Any: the method has no annotations.
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(file, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     body = _body(file.getvalue(), name)
     width, height = figure.get_size_inches() * 72
     head = (

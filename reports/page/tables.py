@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_text, runs_text
-from reports.analysis.outcomes import Failure, LostRun, SkippedSizes
+from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, reason_of
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.scaling import Curve, Efficiency, Point
 from reports.analysis.series import setting_of
@@ -161,7 +161,7 @@ def lost_table(study: StudyFigures) -> TextTable:
         *CellWords(study).columns(attrgetter("cell")),
         words("run", lambda row: row.run.run_id),
         words("outcome", lambda row: outcome_words(row.run.outcome)),
-        words("reason", lambda row: row.run.reason or NOTHING),
+        words("reason", lambda row: reason_of(row.run)),
     ]
     return table(study.lost, columns)
 
@@ -189,7 +189,7 @@ def _value(figure: Metric | None) -> str:
 
 
 def _throughput(row: CellFigures) -> str:
-    text = metric(row.units_per_s or row.samples_per_s)
+    text = metric(row.throughput)
     return f"{text.value} ({text.ends})" if text.ends else text.value
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong while workers run: each end has its name, the rest is unharmed, the same command goes on."""
+"""What goes wrong while workers run: every end has its name, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_killed_bench_leaves_its_workers_to_finish_the_cell_and_to_stop(
 def test_a_worker_that_is_killed_costs_one_run(started: subprocess.Popen[str], tmp_path: Path) -> None:
     ranks = [p for p in _workers(tmp_path) if "harness.worker" in p.cmdline() and "-u" in p.cmdline()]
     os.kill(max(process.pid for process in ranks), signal.SIGKILL)
-    _, errors = started.communicate(timeout=120)
+    started.communicate(timeout=120)
     assert started.returncode == 1
     results = Study(tmp_path / "study").results()
     failed = [result for result in results if result.outcome is not Outcome.OK]

@@ -6,6 +6,7 @@ from reports.analysis.headline import headline, headline_table
 from reports.analysis.study import StudyFigures, analyse
 from reports.table import TextTable
 from results.outcome import Evidence, Outcome
+from results.record import Proof
 
 
 def analysed(planted) -> StudyFigures:
@@ -88,6 +89,15 @@ def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) 
     assert column(table, "interval") == ["1 run", "1 run"]
 
 
+def test_a_super_linear_point_is_shown_and_called_so(planted) -> None:
+    cells = [planted.series("weak", name, [n], batch=8)[0] for name, n in (("single", 1), ("ddp", 2))]
+    planted.plan(repeats=1)
+    planted.runs(cells[0], [10.0])
+    planted.runs(cells[1], [8.0])
+    # 10 / 8 = 125 %.
+    assert column(headline_table(analysed(planted)), "efficiency") == ["baseline", "125.0 %, super-linear"]
+
+
 def test_cells_without_a_result_say_why(planted, new_timing) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan()
@@ -106,6 +116,17 @@ def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
     study = analysed(planted)
     assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]
     assert study.failures == ()
+
+
+def test_a_run_whose_training_was_not_proved_has_no_figure(planted, new_timing) -> None:
+    cell = planted.series("weak", "single", [1], batch=8)[0]
+    planted.plan()
+    failed = Proof(method="serial-simulation", passed=False, detail="gradients differ by 0.5")
+    planted.run(cell, new_timing(step_ms=10, proof=failed))
+    study = analysed(planted)
+    assert headline(study) == []
+    assert study.failures[0].outcome == "unusable"
+    assert "gradients differ by 0.5" in study.failures[0].reason
 
 
 def test_skips_of_one_reason_are_put_together(planted) -> None:

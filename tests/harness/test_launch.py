@@ -1,0 +1,318 @@
+"""The parts of a launch: its command, its logs, its end, and what goes before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import device
+from harness.code import checkout, code_version
+from harness.console import Console
+from harness.launch import preflight
+from harness.launch.campaign import Campaign, RunOptions, tally
+from harness.launch.command import Rendezvous, torchrun_command, worker_environment
+from harness.launch.ending import Stopped, rank_exits, reading
+from harness.launch.follow import LaunchState, LogTail
+from harness.launch.machine import Machine
+from harness.matrix import Matrix
+from harness.plan.study_file import StudyFile
+from results.environment import CodeVersion
+from results.errors import MachineError
+from results.launch import Launch, RankExit, Slot
+from results.lock import study_lock
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
+from results.store import Study
+
+
+def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
+    return Launch(
+        launch_id="20260102T030405Z-abcdef",
+        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(Slot(cell_id="c", run_id="r", repeat=1),),
+        code=CodeVersion(code_hash="0"),
+    )
+
+
+def test_the_command_of_one_node_is_a_standalone_torchrun() -> None:
+    command = torchrun_command(_launch(), Path("/s/launches/L/launch.json"), python="python")
+    assert " ".join(command) == (
+        "python -m torch.distributed.run --nproc-per-node=2 --standalone "
+        "--log-dir=/s/launches/L/torchrun --redirects=3 -m harness.worker /s/launches/L/launch.json"
+    )
+
+
+def test_the_command_of_several_nodes_meets_at_the_first() -> None:
+    command = torchrun_command(
+        _launch(nodes=4, gpus_per_node=8),
+        Path("/s/launches/L/launch.json"),
+        rendezvous=Rendezvous(node_rank=3, endpoint="n0:29500"),
+        python="python",
+    )
+    assert " ".join(command) == (
+        "python -m torch.distributed.run --nproc-per-node=8 --nnodes=4 --node-rank=3 --rdzv-backend=static "
+        "--rdzv-endpoint=n0:29500 --rdzv-id=20260102T030405Z-abcdef "
+        "--log-dir=/s/launches/L/torchrun --redirects=3 -m harness.worker /s/launches/L/launch.json"
+    )
+
+
+def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    found = worker_environment(_launch(), Path("/ours"))
+    assert (found["PYTHONSAFEPATH"], found["OMP_NUM_THREADS"]) == ("1", "1")
+    assert found["PYTHONPATH"] == "/ours:/theirs"
+
+
+# What torchrun 2.13 printed when rank 1 of 2 was killed by the kernel, hosts and paths shortened.
+KILLED = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+harness.worker FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_04:24:50
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 14610)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 14610
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_04:24:50
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 14611)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 14611
+============================================================
+"""
+
+
+def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path: Path) -> None:
+    (tmp_path / "torchrun.log").write_text(KILLED)
+    exits = rank_exits(tmp_path / "torchrun.log", tmp_path)
+    assert [(exit.rank, exit.signal, exit.exit_code) for exit in exits] == [
+        (0, "SIGTERM", None),
+        (1, "SIGKILL", None),
+    ]
+    outcome, reason = reading(exits, None)
+    assert outcome is Outcome.CRASHED
+    assert reason.startswith("rank 1 was killed by SIGKILL; often")
+
+
+def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
+    (tmp_path / "torchrun.log").write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n")
+    error = tmp_path / "torchrun" / "x" / "attempt_0" / "1" / "error.json"
+    error.parent.mkdir(parents=True)
+    error.write_text(json.dumps({"message": {"message": "OSError: [Errno 28] No space left on device"}}))
+    exits = rank_exits(tmp_path / "torchrun.log", tmp_path)
+    assert reading(exits, None) == (
+        Outcome.CRASHED,
+        "rank 1: OSError: [Errno 28] No space left on device",
+    )
+
+
+def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
+    stopped = Stopped(outcome=Outcome.HUNG, reason="no rank said anything for 900 s")
+    exits = (RankExit(rank=0, exit_code=None, signal="SIGTERM", message=None),)
+    assert reading(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
+
+
+def test_an_end_without_a_word_is_unknown() -> None:
+    assert reading((), None)[0] is Outcome.UNKNOWN
+
+
+def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
+    path, state = tmp_path / "rank-00000.jsonl", LaunchState()
+    tail = LogTail(path)
+    assert list(tail.events()) == []
+    lines = '{"event": "ready"}\n{"event": "run", "run": "r1", "cell": "c1"}\n{"event": "mea'
+    path.write_text(lines)
+    for event in tail.events():
+        state.take(event)
+    assert (state.ready, state.started, state.cell_id, state.phase) == (True, ["r1"], "c1", "building")
+    path.write_text(lines + 'sure"}\n{"event": "finished"}\n')
+    for event in tail.events():
+        state.take(event)
+    assert (state.phase, state.finished) == ("measuring", True)
+
+
+def test_a_nearly_full_disk_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "LEAST_FREE_BYTES", 2**60)
+    with pytest.raises(MachineError, match="free some space or choose another disk with --out"):
+        preflight.require_room(tmp_path / "not" / "there" / "yet")
+
+
+def test_a_battery_a_slow_governor_and_a_busy_host_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "on_battery", lambda: True)
+    monkeypatch.setattr(preflight, "slow_governor", lambda: "powersave")
+    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert preflight.warnings("cpu") == (
+        "the machine runs on battery: its clocks may be held down",
+        "the CPU frequency governor is powersave: clocks may be held down",
+        "the machine was busy at the start: load 9.0 on 2 cores",
+    )
+
+
+def _gpu(index: int, **facts: object) -> device.Gpu:
+    given = {
+        "name": "NVIDIA H200",
+        "uuid": f"GPU-{index}f00",
+        "memory_bytes": 140 * 2**30,
+        "used_bytes": 0,
+        "processes": 0,
+        "throttled": False,
+        "ecc_errors": 0,
+        "near_cores": (),
+    }
+    return device.Gpu(index=index, **{**given, **facts})  # type: ignore[arg-type]
+
+
+def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        _gpu(0),
+        _gpu(1, processes=2, used_bytes=3 * 2**30),
+        _gpu(2, throttled=True),
+        _gpu(3, ecc_errors=4),
+    ]
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: gpus)
+    assert preflight.warnings("cuda") == (
+        "GPU 1 (NVIDIA H200) was in use at the start: 2 processes, 3.0 GiB taken",
+        "GPU 2 (NVIDIA H200) was throttled at the start (heat or power)",
+        "GPU 3 (NVIDIA H200) has 4 uncorrected ECC errors",
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, [0, 1, 2]), ("2,0", [2, 0]), ("GPU-1f", [1]), ("", []), ("0,9,1", [0]), ("-1", [])],
+)
+def test_cuda_visible_devices_is_read_as_the_runtime_does(visible: str | None, expected: list[int]) -> None:
+    chosen = device._selected([_gpu(0), _gpu(1), _gpu(2)], visible)
+    assert [gpu.index for gpu in chosen] == expected
+
+
+def test_more_workers_than_cores_are_emulated_and_never_claimed_as_measured() -> None:
+    machine = Machine(cores=2, gpu_names=())
+    assert machine.evidence(Placement(nodes=1, gpus_per_node=2), "cpu") is Evidence.MEASURED
+    assert machine.evidence(Placement(nodes=1, gpus_per_node=3), "cpu") is Evidence.EMULATED
+
+
+def test_the_packages_come_from_one_folder() -> None:
+    assert (checkout() / "pyproject.toml").exists()
+    assert len(code_version().code_hash) == 16
+
+
+SLEEPER = """
+import os, time
+import torch
+from torch import nn
+from workloads import Workload
+
+
+class Sleeper(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 8 and os.environ["RANK"] == "1":
+            time.sleep(600)
+        return super().forward(x)
+
+
+def build():
+    def synthetic(generator, samples):
+        return torch.randn(samples, 4, generator=generator), torch.randn(samples, 1, generator=generator)
+
+    return Workload(module=Sleeper(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    options = StudyFile(
+        workload="py:sleeper:build", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, out="study"
+    )
+    matrix = Matrix(options, study_file=None)
+    study = Study(tmp_path / "study")
+    with study_lock(study.root) as lock:
+        plan = matrix._kept_plan(study)
+        campaign = Campaign(study, plan, RunOptions(silence_s=6), Console())
+        results = campaign.run(code_version(), checkout(), lock)
+    assert [result.outcome for result in results] == [Outcome.HUNG]
+    stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/1/stderr.log"))
+    assert "sleeper.py" in stacks
+    assert "in forward" in stacks
+
+
+@pytest.mark.slow
+def test_a_cell_gives_the_same_figures_after_another_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses bit for bit, bytes and operations: with living workers and with a launch of its own each."""
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for isolation in ("launch", "cell"):
+        options = StudyFile(
+            workload="mlp,gpt-nano",
+            gpus=2,
+            strategy="ddp",
+            repeats=1,
+            device="cpu",
+            budget=0,
+            block_steps=2,
+            isolation=isolation,
+            out=isolation,
+        )
+        assert Matrix(options, study_file=None).run(report=False) == 0
+        study = Study(tmp_path / isolation)
+        assert len(study.launches()) == (1 if isolation == "launch" else 2)
+        records = [
+            record
+            for cell_id in study.cell_ids()
+            for run_id in study.run_ids(cell_id)
+            for record in study.rank_records(cell_id, run_id)
+        ]
+        # Warm-up ends by the clock, so that runs differ in length: what both took is compared.
+        found[isolation] = [
+            ((record.warmup.loss + record.steps.loss)[:12], record.work) for record in records
+        ]
+    assert found["launch"] == found["cell"]
+
+
+def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
+    from results.run import RunResult
+
+    def run(cell: str, outcome: Outcome) -> RunResult:
+        return RunResult(
+            cell_id=cell,
+            run_id="r",
+            launch_id="l",
+            repeat=1,
+            outcome=outcome,
+            reason=None,
+            evidence=Evidence.MEASURED,
+            started_at=None,
+            ranks_expected=1,
+            ranks_present=0,
+        )
+
+    results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
+    so_far = tally(results, CodeVersion(code_hash="0"), rerun_failed=False)
+    assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c"})
+    assert tally(results, CodeVersion(code_hash="0"), rerun_failed=True).closed == set()

@@ -1,0 +1,230 @@
+"""The page as a document: whole, escaped, the same every time, and honest when nothing succeeded."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from reports.analysis.study import analyse
+from reports.page.groups import shown_gaps
+from reports.page.render import render
+from results.outcome import Evidence, Outcome
+
+SECTIONS = [
+    "headline",
+    "weak",
+    "strong",
+    "phases",
+    "communication",
+    "work",
+    "outcomes",
+    "warnings",
+    "environment",
+    "method",
+]
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """What a page holds: ids, links, texts, and whether its tags are balanced."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.sections: list[str] = []
+        self.hrefs: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.attributes += found
+        if "id" in found:
+            self.ids.append(found["id"] or "")
+        if tag == "section":
+            self.sections.append(found["id"] or "")
+        for name in ("href", "xlink:href"):
+            if found.get(name):
+                self.hrefs.append(found[name] or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(planted) -> Page:
+    return Page(render(planted.study, planted.study.collect()))
+
+
+def test_the_sections_stand_in_their_order(small) -> None:
+    assert page_of(small).sections == SECTIONS
+
+
+def test_ids_are_unique_and_every_inner_link_leads_somewhere(small) -> None:
+    page = page_of(small)
+    assert len(page.ids) == len(set(page.ids))
+    inner = {href[1:] for href in page.hrefs if href.startswith("#")}
+    assert inner - set(page.ids) == set()
+    assert "method-exposed" in inner
+
+
+def test_the_page_loads_nothing_and_runs_nothing(small) -> None:
+    html = render(small.study, small.study.collect())
+    page = Page(html)
+    assert [href for href in page.hrefs if not href.startswith(("#", "data:"))] == []
+    assert {"script", "img", "iframe", "object", "image"} & set(page.tags) == set()
+    assert [name for name in page.attributes if name.startswith("on") or name == "src"] == []
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
+    assert not re.search(r"url\((?!#)", html)
+
+
+def test_every_drawing_has_a_title_and_a_description(small) -> None:
+    html = render(small.study, small.study.collect())
+    drawings = re.findall(r"<svg [^>]*>.*?</svg>", html, flags=re.DOTALL)
+    # Two for weak, two for strong, their phases, and one of communication.
+    assert len(drawings) == 7
+    for drawing in drawings:
+        label = re.search(r'role="img" aria-labelledby="(\S+) (\S+)"', drawing)
+        assert label is not None
+        assert f'<title id="{label[1]}">' in drawing
+        assert f'<desc id="{label[2]}">' in drawing
+
+
+def test_the_same_study_gives_the_same_bytes(small) -> None:
+    first = render(small.study, small.study.collect())
+    small.study.forget_derived()
+    assert render(small.study, small.study.collect()) == first
+
+
+def test_no_machine_number_reaches_the_reader(small) -> None:
+    html = render(small.study, small.study.collect())
+    seen = re.sub(r"<style>.*?</style>|base64,[^\"]*", "", html, flags=re.DOTALL)
+    assert not re.search(r"\b(nan|inf|None|NaN|True|False)\b", seen)
+
+
+def test_a_cpu_study_speaks_of_ranks(small) -> None:
+    text = page_of(small).text
+    assert "ranks (CPU)" in text
+    assert "a rank has one core and one thread" in text
+
+
+def test_a_gpu_study_speaks_of_gpus(tmp_path, new_study) -> None:
+    study = new_study(tmp_path / "gpus", device="cuda")
+    study.runs(study.series("weak", "ddp", [2], batch=8)[0], [10.0])
+    study.plan(repeats=1)
+    page = page_of(study)
+    assert "GPUs" in page.text
+    assert "ranks (CPU)" not in page.text
+    assert "method-cpu" not in page.ids
+
+
+def test_hostile_texts_are_only_texts(tmp_path, new_study, new_timing, new_environment) -> None:
+    bad = "<script>alert(1)</script>&\"'{{ 7 * 7 }}$x^2$]]>-->"
+    study = new_study(tmp_path / "<img src=x onerror=alert(2)>")
+    cells = study.series("weak", f"ddp:{bad}", [2, 4], batch=8, workload=f"py:{bad}")
+    study.skip(bad, 8, bad, batch=8)
+    study.plan(repeats=1)
+    hostile = new_environment(host=bad, device_name=bad, nccl_settings={"NCCL_X": bad})
+    study.run(cells[0], new_timing(step_ms=10, exposed_ms=1, unit=bad, warnings=[bad], environment=hostile))
+    study.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason=bad, environment=hostile))
+    html = render(study.study, study.study.collect())
+    page = Page(html)
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert "<script" not in html
+    assert "<img" not in html
+    # Nothing was evaluated or lost on the way: the reader sees what was there.
+    assert page.text.count(bad) >= 6
+
+
+def test_names_that_matplotlib_would_hide_or_typeset_are_drawn(planted) -> None:
+    cells = planted.series("weak", "_hidden$x^2$", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    for cell in cells:
+        planted.runs(cell, [10.0])
+    html = render(planted.study, planted.study.collect())
+    drawings = "".join(re.findall(r"<svg .*?</svg>", html, flags=re.DOTALL))
+    assert re.search(r"<text[^>]*>_hidden\$x\^2\$</text>", drawings)
+
+
+def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
+    planted.plan()
+    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room for 2 GiB"))
+    page = page_of(planted)
+    assert page.sections == SECTIONS
+    assert "Nothing succeeded" in page.text
+    assert "no room for 2 GiB" in page.text
+    assert "8 devices asked for, 2 here" in page.text
+    assert "svg" not in page.tags
+
+
+def test_a_study_of_skips_alone_renders(planted) -> None:
+    planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
+    planted.plan()
+    page = page_of(planted)
+    assert "Nothing succeeded" in page.text
+    assert "8 devices asked for, 2 here" in page.text
+
+
+def test_missing_sizes_are_marked_where_a_curve_would_go_on_and_all_are_named(planted) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [2, 4], batch=8)
+    for gpus in (2, 4, 8, 16):
+        planted.skip("single", gpus, "single runs on exactly 1", batch=8)
+    for gpus in (1, 8, 16):
+        planted.skip("ddp", gpus, "not here", batch=8)
+    planted.plan(repeats=1)
+    for cell in (single, *ddp):
+        planted.runs(cell, [10.0])
+    one, two = analyse("study", planted.study.plans(), planted.study.collect()).curves
+    # Not where single cannot be, not below ddp's smallest size, and not beyond twice the largest result.
+    assert shown_gaps(one) == []
+    assert shown_gaps(two) == [8]
+    assert "No result: ddp at 1 (skipped), 8 (skipped), 16 (skipped)." in page_of(planted).text
+
+
+def test_emulated_points_are_said_to_be_so(planted) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    planted.runs(cells[0], [10.0])
+    planted.runs(cells[1], [20.0], evidence=Evidence.EMULATED)
+    text = page_of(planted).text
+    assert "hollow: emulated" in text
+    assert "ddp on 4: emulated: more ranks than cores or devices make no efficiency claim" in text
+
+
+def test_disturbed_runs_warnings_and_left_out_runs_are_listed(planted, new_timing, new_environment) -> None:
+    cell = planted.series("weak", "single", [1], batch=8)[0]
+    planted.plan(repeats=2)
+    left_out = planted.run(cell, new_timing(step_ms=10, environment=new_environment(torch="2.12.0")))
+    disturbed = planted.run(cell, new_timing(step_ms=10, foreign_cpu_cores=0.5, warnings=["on battery"]))
+    text = page_of(planted).text
+    assert "on battery" in text
+    assert disturbed in text
+    assert left_out in text
+    assert "torch: 2.12.0 here, 2.13.0 in the runs that count" in text
+
+
+@pytest.mark.parametrize("sizes", [[2], [8, 16, 24, 32, 40, 48, 56, 64]])
+def test_sizes_of_any_spacing_are_drawn(planted, sizes) -> None:
+    cells = planted.series("weak", "ddp", sizes, batch=1)
+    planted.plan(repeats=1)
+    planted.runs(cells[0], [10.0])
+    assert "svg" in page_of(planted).tags

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.cell import Cell, StepPolicy, differing_fields
+from results.store import Study
+
+CellOf = Callable[..., Cell]
+
+# Another value for every field, so that no field can be left out of the id.
+OTHER = {
+    "workload": "resnet50",
+    "dataset": "digits",
+    "strategy": "single",
+    "gpus": 4,
+    "micro_batch": 16,
+    "device": "cuda",
+    "backend": "nccl",
+    "optimizer": "adamw",
+    "compression": "topk:0.01",
+    "accumulation": 2,
+    "precision": "bf16",
+    "clip_norm": 1.0,
+    "activation_checkpointing": True,
+    "compile": True,
+    "memory_format": "channels_last",
+    "seed": 1,
+    "source_hash": "5eed",
+    "dataset_hash": "da7a",
+    "steps": StepPolicy(quads=0),
+}
+OTHER_STEPS = {
+    "block_steps": 6,
+    "warmup_max_steps": 41,
+    "min_blocks": 7,
+    "max_blocks": 201,
+    "target": 0.03,
+    "budget_s": 21.0,
+    "quads": 6,
+}
+
+
+class LaterCell(Cell, frozen=True, kw_only=True, omit_defaults=True, dict=True, weakref=True):
+    """A cell of a later program, with one field more."""
+
+    gradient_noise: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "cell_id"),
+    [
+        ({}, "resnet18-ddp-g002-b8-5f6e84748a086b1c"),
+        ({"gpus": 1, "strategy": "single"}, "resnet18-single-g001-b8-df5e92cf04ebda80"),
+        ({"compression": "topk:0.01", "gpus": 256}, "resnet18-ddp-topk-0.01-g256-b8-f72dcd73b1ba38ce"),
+        ({"steps": StepPolicy(budget_s=60.0)}, "resnet18-ddp-g002-b8-380fa8d01d03b9ae"),
+        ({"clip_norm": 1.0, "precision": "bf16"}, "resnet18-ddp-g002-b8-84474436bc7e53c6"),
+    ],
+)
+def test_an_id_stays_what_it_was_on_the_first_day(
+    cell_of: CellOf, fields: dict[str, object], cell_id: str
+) -> None:
+    assert cell_of(**fields).id == cell_id
+
+
+def test_the_hash_is_over_the_fields_that_are_not_default(cell_of: CellOf) -> None:
+    cell = cell_of(steps=StepPolicy(quads=3, target=0.02), seed=0, compression="none")
+    assert differing_fields(cell) == {
+        "workload": "resnet18",
+        "dataset": "synthetic",
+        "strategy": "ddp",
+        "gpus": 2,
+        "micro_batch": 8,
+        "device": "cpu",
+        "backend": "gloo",
+        "optimizer": "sgd",
+        "steps": {"quads": 3},
+    }
+
+
+def test_a_field_that_is_added_with_a_default_renames_no_cell(cell_of: CellOf) -> None:
+    for fields in ({}, {"clip_norm": 0.5}, {"steps": StepPolicy(quads=1)}):
+        cell = cell_of(**fields)
+        facts = {name: getattr(cell, name) for name in cell.__struct_fields__}
+        assert LaterCell(**facts).id == cell.id
+        assert LaterCell(**facts, gradient_noise=0.1).id != cell.id
+
+
+def test_every_field_is_part_of_the_id(cell_of: CellOf) -> None:
+    cell = cell_of()
+    assert set(OTHER) == set(cell.__struct_fields__)
+    ids = {name: cell_of(**{name: value}).id for name, value in OTHER.items()}
+    assert len({*ids.values(), cell.id}) == len(ids) + 1
+
+
+def test_every_field_of_the_step_policy_is_part_of_the_id(cell_of: CellOf) -> None:
+    assert set(OTHER_STEPS) == set(StepPolicy().__struct_fields__)
+    ids = {cell_of(steps=StepPolicy(**{name: value})).id for name, value in OTHER_STEPS.items()}  # type: ignore[arg-type]
+    assert len(ids | {cell_of().id}) == len(OTHER_STEPS) + 1
+
+
+@pytest.mark.parametrize("steps", [StepPolicy(budget_s=60), StepPolicy(target=0, budget_s=1)])
+def test_a_whole_number_in_a_float_field_keeps_its_id_through_a_file(
+    cell_of: CellOf, steps: StepPolicy
+) -> None:
+    cell = cell_of(clip_norm=1, steps=steps)
+    assert cell.id == msgspec.json.decode(msgspec.json.encode(cell), type=Cell).id
+    assert cell.id == cell_of(clip_norm=1.0, steps=steps).id
+
+
+@given(
+    gpus=st.integers(1, 10**6),
+    clip_norm=st.none() | st.integers(1, 9) | st.floats(0.001, 1e6),
+    target=st.sampled_from([0, 0.02, 0.5]),
+    budget_s=st.integers(0, 100) | st.floats(0.5, 100),
+)
+def test_equal_cells_have_equal_ids_in_memory_and_from_a_file(
+    cell_of: CellOf, gpus: int, clip_norm: float | None, target: float, budget_s: float
+) -> None:
+    steps = StepPolicy(target=target, budget_s=budget_s)
+    cell = cell_of(gpus=gpus, clip_norm=clip_norm, steps=steps)
+    again = msgspec.json.decode(msgspec.json.encode(cell), type=Cell)
+    assert again == cell
+    assert again.id == cell.id
+
+
+@given(workload=st.text(max_size=200), compression=st.sampled_from(["none", "topk:0.01"]))
+def test_an_id_is_one_harmless_name_of_a_folder(cell_of: CellOf, workload: str, compression: str) -> None:
+    cell_id = cell_of(workload=workload, compression=compression, gpus=10**6, micro_batch=10**9).id
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cell_id)
+    assert len(cell_id) < 120
+
+
+@pytest.mark.parametrize(
+    "workload",
+    ["../../etc/passwd", "/", "..", "-rf", "a\\b:c*?", "py:a.b:build", "x" * 5000, "\u65e5", "\0\n"],
+)
+def test_a_hostile_name_stays_inside_the_study(cell_of: CellOf, tmp_path: Path, workload: str) -> None:
+    study = Study(tmp_path / "study")
+    cell = cell_of(workload=workload)
+    study.add_cell(cell)
+    assert [path.name for path in (tmp_path / "study" / "cells").iterdir()] == [cell.id]
+    assert [path.name for path in tmp_path.iterdir()] == ["study"]
+    assert study.cell(cell.id) == cell
+
+
+def test_names_that_look_alike_in_the_prefix_differ_in_the_id(cell_of: CellOf) -> None:
+    one, other = cell_of(workload="py:a:b").id, cell_of(workload="py-a-b").id
+    assert one[:-16] == other[:-16] == "py-a-b-ddp-g002-b8-"
+    assert one != other
+
+
+def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_of: CellOf) -> None:
+    # 8 samples x 4 micro-batches x 16 replicas = 512
+    assert cell_of(micro_batch=8, accumulation=4, gpus=16).global_batch == 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gpus": 0}, "gpus is at least 1, not 0"),
+        ({"micro_batch": -8}, "micro_batch is at least 1, not -8"),
+        ({"accumulation": 0}, "accumulation is at least 1, not 0"),
+        ({"clip_norm": 0.0}, "clip_norm is finite and more than 0, not 0.0"),
+        ({"clip_norm": float("nan")}, "clip_norm is finite and more than 0, not nan"),
+        # JSON has no infinity: it would be read back as null, which is another cell.
+        ({"clip_norm": float("inf")}, "clip_norm is finite and more than 0, not inf"),
+    ],
+)
+def test_a_cell_names_the_field_and_the_rule_it_breaks(
+    cell_of: CellOf, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        cell_of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_steps": 0}, "block_steps is at least 1, not 0"),
+        ({"min_blocks": 0}, "min_blocks is at least 1, not 0"),
+        ({"quads": -1}, "quads is at least 0, not -1"),
+        ({"warmup_max_steps": -1}, "warmup_max_steps is at least 0, not -1"),
+        ({"target": float("nan")}, "target is at least 0, not nan"),
+        ({"budget_s": float("inf")}, "budget_s is a finite number, not inf"),
+        ({"min_blocks": 9, "max_blocks": 8}, "max_blocks (8) is less than min_blocks (9)"),
+    ],
+)
+def test_a_step_policy_names_the_field_and_the_rule_it_breaks(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        StepPolicy(**fields)  # type: ignore[arg-type]
+
+
+def test_a_misspelt_step_policy_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `budget`"):
+        msgspec.json.decode(b'{"budget": 3}', type=StepPolicy)
+
+
+def test_a_cell_cannot_be_changed(cell_of: CellOf) -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        cell_of().gpus = 4  # type: ignore[misc]

@@ -1,0 +1,144 @@
+"""How a run ends, read from its rank records and from what the supervisor saw; and what cannot be one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from results.cell import Cell
+from results.derive import derive
+from results.errors import SchemaError
+from results.launch import Attempt
+from results.outcome import Outcome
+from results.record import Quads, RankRecord, StepColumns
+from results.run import RunResult
+
+CellOf = Callable[..., Cell]
+RecordOf = Callable[..., RankRecord]
+
+
+def _attempt(**fields: object) -> Attempt:
+    plain = Attempt(
+        launch_id="launch-9",
+        command=("torchrun",),
+        started_at="2026-01-02T03:04:05.000Z",
+        ended_at="2026-01-02T03:05:05.000Z",
+        exit_code=1,
+        stopped_by=None,
+        outcomes={},
+        reasons={},
+        ranks=(),
+        startup_ns=None,
+    )
+    return msgspec.structs.replace(plain, **fields)
+
+
+def _columns(steps: int) -> StepColumns:
+    column = [0] * steps
+    return StepColumns(
+        step_ns=column,
+        data_ns=column,
+        forward_ns=column,
+        backward_ns=column,
+        optimizer_ns=column,
+        loss=[1.0] * steps,
+    )
+
+
+def test_replicas_that_differ_are_a_crash_without_figures(two: Callable[..., RunResult]) -> None:
+    run = two(parameters_hash=("aa", "bb"))
+    assert run.outcome is Outcome.CRASHED
+    assert run.reason == "the replicas' parameters differ at the end of the run"
+    assert (run.step_ns, run.samples_per_s) == (None, None)
+    assert two().replicas_agree is True
+
+
+WORST_FIRST = [
+    Outcome.OUT_OF_MEMORY,
+    Outcome.DIVERGED,
+    Outcome.CRASHED,
+    Outcome.HUNG,
+    Outcome.TIMED_OUT,
+    Outcome.PREEMPTED,
+    Outcome.NODE_FAILED,
+    Outcome.CANCELLED,
+    Outcome.MISSING_RANKS,
+    Outcome.SKIPPED,
+    Outcome.UNKNOWN,
+]
+
+
+def test_every_outcome_has_its_place_among_the_worst() -> None:
+    assert {*WORST_FIRST, Outcome.OK} == set(Outcome)
+
+
+def test_the_worst_outcome_wins_and_names_its_rank(two: Callable[..., RunResult]) -> None:
+    # The collateral crash of rank 0 must not hide that rank 1 ran out of memory.
+    for worse, better in combinations(WORST_FIRST, 2):
+        run = two(outcome=(better, worse), reason=("collateral", "the cause"))
+        assert (run.outcome, run.reason) == (worse, "rank 1: the cause")
+
+
+def test_one_bad_rank_is_enough_and_the_first_of_equals_is_named(two: Callable[..., RunResult]) -> None:
+    assert two(outcome=(Outcome.OK, Outcome.HUNG), reason=(None, "silent")).reason == "rank 1: silent"
+    both = two(outcome=Outcome.CRASHED, reason=("first", "second"))
+    assert (both.outcome, both.reason, both.step_ns) == (Outcome.CRASHED, "rank 0: first", None)
+
+
+def test_missing_ranks_without_an_attempt_may_still_come(cell_of: CellOf, record_of: RecordOf) -> None:
+    run = derive(cell_of(), "run-1", [record_of(cell_of(), 0)], None)
+    assert (run.outcome, run.ranks_present, run.ranks_expected) == (Outcome.UNKNOWN, 1, 2)
+    assert run.reason == "nothing tells how its launch ended; it may still be running"
+    assert (run.launch_id, run.repeat) == ("launch-1", 1)
+
+
+def test_missing_ranks_end_as_the_supervisor_saw_it(cell_of: CellOf, record_of: RecordOf) -> None:
+    attempt = _attempt(outcomes={"run-1": Outcome.PREEMPTED}, reasons={"run-1": "SIGTERM from the node"})
+    run = derive(cell_of(), "run-1", [record_of(cell_of(), 1)], attempt)
+    assert (run.outcome, run.reason) == (Outcome.PREEMPTED, "SIGTERM from the node")
+
+
+def test_missing_ranks_of_an_ended_launch_are_counted(cell_of: CellOf, record_of: RecordOf) -> None:
+    cell = cell_of(gpus=3)
+    run = derive(cell, "run-1", [record_of(cell, 1)], _attempt())
+    assert (run.outcome, run.reason) == (Outcome.MISSING_RANKS, "2 of 3 ranks left no record")
+    empty = derive(cell, "run-1", [], _attempt())
+    assert (empty.outcome, empty.launch_id, empty.started_at) == (Outcome.MISSING_RANKS, "launch-9", None)
+
+
+def test_whole_records_count_whatever_the_supervisor_saw(cell_of: CellOf, record_of: RecordOf) -> None:
+    # The launch was cancelled after this run was done.
+    attempt = _attempt(outcomes={"run-1": Outcome.CANCELLED})
+    records = [record_of(cell_of(), rank) for rank in range(2)]
+    assert derive(cell_of(), "run-1", records, attempt).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"blocks_ns": ([100], [100, 100])},
+        {"block_steps": (2, 3)},
+        {"steps": (_columns(1), _columns(2))},
+        {"quads": (Quads(steps=2), None)},
+        {"block_steps": 0},
+        {"blocks_ns": []},
+        {"steps": StepColumns()},
+    ],
+)
+def test_ranks_that_did_not_measure_the_same_are_refused(
+    two: Callable[..., RunResult], fields: dict[str, object]
+) -> None:
+    with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
+        two(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"rank": 2}, {"rank": -1}, {"gpus": 4}])
+def test_a_rank_that_the_cell_does_not_have_is_refused(
+    cell_of: CellOf, record_of: RecordOf, fields: dict[str, int]
+) -> None:
+    records = [record_of(cell_of(), 0), msgspec.structs.replace(record_of(cell_of(), 1), **fields)]
+    with pytest.raises(SchemaError, match="the cell has 2 ranks"):
+        derive(cell_of(), "run-1", records, None)

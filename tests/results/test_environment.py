@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from results.environment import CodeVersion, Environment
+
+EnvironmentOf = Callable[..., Environment]
+
+POOLING = {
+    "device_name": "Other CPU",
+    "cpu_model": "Other CPU",
+    "python": "3.12.1",
+    "torch": "2.12.0",
+    "driver": "570.1",
+    "cuda": "12.8",
+    "nccl": "2.27.3",
+    "threads": 2,
+    "nccl_settings": {"NCCL_ALGO": "Ring"},
+    "nodes": 2,
+    "gpus_per_node": 2,
+    "code": CodeVersion(code_hash="0ther", commit="abc1234", dirty=False),
+}
+NOT_POOLING = {
+    "host": "node-b",
+    "os": "Linux 6.2",
+    "device_memory_bytes": 1,
+    "cores": 4,
+    "device_uuid": "GPU-1",
+    "pinned_cores": (3,),
+    "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
+}
+
+
+def test_a_fingerprint_is_twelve_hex_digits_that_stay(environment_of: EnvironmentOf) -> None:
+    assert environment_of().fingerprint == "18701de82745"
+
+
+@pytest.mark.parametrize("fact", POOLING)
+def test_a_fingerprint_changes_with_what_decides_speed(environment_of: EnvironmentOf, fact: str) -> None:
+    assert environment_of(**{fact: POOLING[fact]}).fingerprint != environment_of().fingerprint
+
+
+@pytest.mark.parametrize("fact", NOT_POOLING)
+def test_a_fingerprint_stays_with_all_else(environment_of: EnvironmentOf, fact: str) -> None:
+    other = environment_of(**{fact: NOT_POOLING[fact]})
+    assert other != environment_of()
+    assert other.fingerprint == environment_of().fingerprint
+
+
+def test_every_fact_is_known_to_pool_or_not_to() -> None:
+    # A new field of Environment has to be put into one of the tables above.
+    assert {*POOLING, *NOT_POOLING} == set(Environment.__struct_fields__)
+
+
+def test_each_pooling_fact_gives_a_fingerprint_of_its_own(environment_of: EnvironmentOf) -> None:
+    fingerprints = {environment_of(**{fact: value}).fingerprint for fact, value in POOLING.items()}
+    assert len(fingerprints) == len(POOLING)
+
+
+def test_two_nodes_of_one_are_not_one_node_of_two(environment_of: EnvironmentOf) -> None:
+    spread = environment_of(nodes=2, gpus_per_node=1)
+    together = environment_of(nodes=1, gpus_per_node=2)
+    assert spread.fingerprint != together.fingerprint
+
+
+def test_the_order_of_the_settings_does_not_count(environment_of: EnvironmentOf) -> None:
+    one = environment_of(nccl_settings={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"})
+    other = environment_of(nccl_settings={"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"})
+    assert one.fingerprint == other.fingerprint
+
+
+def test_a_fingerprint_is_the_same_from_a_file(environment_of: EnvironmentOf) -> None:
+    environment = environment_of(nccl_settings={"NCCL_ALGO": "Ring"}, pinned_cores=(0, 1))
+    again = msgspec.json.decode(msgspec.json.encode(environment), type=Environment)
+    assert again.fingerprint == environment.fingerprint
