@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,10 @@ from dataclasses import dataclass
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 WIDE = 400
-"""Columns of a table that is not printed on a terminal."""
+"""Columns that output has where it is not shown on a terminal."""
+GAP = "  "
 PLAIN_EVERY_S = 15.0
 """Without a terminal, one line of progress at most this often."""
 
@@ -58,14 +58,42 @@ class ProgressLine:
             self._last, self._last_at = standing, time.monotonic()
 
 
+def table_lines(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
+) -> list[str]:
+    """A table as lines of text: heads break at their blanks, cells never do."""
+    widths = column_widths(headers, rows)
+    heads = [textwrap.wrap(header, width) for header, width in zip(headers, widths, strict=True)]
+    height = max(map(len, heads))
+    lines = [[""] * (height - len(head)) + head for head in heads]
+    return [
+        GAP.join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in [*zip(*lines, strict=True), *rows]
+    ]
+
+
+def column_widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of each column: its widest cell, or the longest word of its head."""
+    return [
+        max(max(map(len, header.split())), max((len(row[number]) for row in rows), default=0))
+        for number, header in enumerate(headers)
+    ]
+
+
 class Console:
     """The only place that prints."""
 
     def __init__(self) -> None:
-        # Off a terminal nothing is cut or wrapped to a width that nobody has.
-        width = None if sys.stdout.isatty() else WIDE
-        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True, width=width)
+        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    @property
+    def width(self) -> int:
+        """Columns of what stdout is shown on; off a terminal there is room for everything."""
+        return self._out.width if self._out.is_terminal else WIDE
 
     def result(self, text: str = "") -> None:
         self._out.print(text, markup=False)
@@ -82,13 +110,9 @@ class Console:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
     ) -> None:
-        """A table on stdout; figures are set flush right."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for header, is_number in zip(headers, numeric, strict=True):
-            table.add_column(header, justify="right" if is_number else "left")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        self._out.print(table, soft_wrap=False)
+        """A table on stdout; figures are set flush right, and nothing is ever cut."""
+        for line in table_lines(headers, rows, numeric=numeric):
+            self.result(line)
 
     @contextmanager
     def progress(self, total: int) -> Iterator[ProgressLine]:

@@ -121,6 +121,9 @@ class Matrix:
                 plan.series,
                 plan.skips,
             ):
+                for cell in kept.cells:
+                    # A cell's file that was lost is written again.
+                    study.add_cell(cell)
                 return kept
         study.add_plan(plan)
         return plan

@@ -11,7 +11,7 @@ from harness.launch.command import Rendezvous, torchrun_command
 from harness.launch.machine import Machine
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.schedule import PlannedLaunch
-from reports.text import count, devices, duration
+from reports.text import count, devices, devices_word, duration
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.launch import Launch
@@ -55,16 +55,17 @@ def plan_tables(
     """Everything of a plan on stdout: cells, skips, launches with their commands, the estimate."""
     for line in plan_summary(study, plan, launches, known_step_ns):
         console.result(line)
+    workers = devices_word({plan.request.device})
     console.result("\ncells")
     console.table(
-        ["cell", "workload", "strategy", "gpus", "micro-batch", "accumulation", "global batch"],
+        ["cell", "workload", "strategy", workers, "micro-batch", "accumulation", "global batch"],
         [_cell_row(cell) for cell in plan.cells],
         numeric=[False] * 3 + [True] * 4,
     )
     if plan.skips:
         console.result("\nskipped")
         console.table(
-            ["workload", "strategy", "gpus", "batch", "scaling", "reason"],
+            ["workload", "strategy", workers, "batch", "scaling", "reason"],
             [_skip_row(skip) for skip in plan.skips],
             numeric=[False, False, True, True, False, False],
         )

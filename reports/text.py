@@ -129,6 +129,8 @@ def _label(figure: Metric) -> str:
         return f"95 % of {figure.samples} runs"
     if figure.interval == "t95-batch-means":
         return "95 % within the run"
+    if figure.interval == "t95-quads":
+        return f"95 % of {figure.samples} quads of the run"
     return count(figure.samples, "run")
 
 

@@ -214,7 +214,7 @@ def exposed_time(quads: Sequence[Quads]) -> Metric | None:
         return None
     on = _longest([q.on_first_ns for q in quads]) + _longest([q.on_second_ns for q in quads])
     off = _longest([q.off_first_ns for q in quads]) + _longest([q.off_second_ns for q in quads])
-    return differences([float(value) for value in (on - off) / (2 * quads[0].steps)], "ns")
+    return differences([float(value) for value in (on - off) / (2 * quads[0].steps)], "ns", of="t95-quads")
 
 
 def _longest(rows: list[list[int]]) -> Ints:

@@ -54,9 +54,9 @@ def _sync_folder(folder: Path) -> None:
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileExistsError as error:
-        raise StoreError(f"{path} exists and is never written over") from error
     except OSError as error:
+        if isinstance(error, FileExistsError) and path.exists():
+            raise StoreError(f"{path} exists and is never written over") from error
         raise StoreError(f"cannot write {path}: {error.strerror}; {_advice(error)}") from error
 
 

@@ -18,7 +18,7 @@ FEWEST_FOR_INTERVAL = 6
 """Below this the range is given: no distribution-free 95 % interval of the median exists for n <= 5."""
 BATCHES = 10
 
-IntervalKind = Literal["range", "t95-runs", "t95-batch-means"]
+IntervalKind = Literal["range", "t95-runs", "t95-batch-means", "t95-quads"]
 Floats = npt.NDArray[np.float64]
 
 
@@ -30,7 +30,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     samples: int
-    """Independent samples behind it: runs for `t95-runs` and `range`, batches for `t95-batch-means`."""
+    """Independent samples behind it: runs, or the batches or quads of one run."""
     interval: IntervalKind | None
     """What `low` and `high` are; None if there is one sample, and so neither."""
 
@@ -72,7 +72,8 @@ def _batch_means(values: Floats) -> Floats:
 def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     """One cell's figure from the figures of its runs: their mean, and an interval or, below six, the range.
 
-    The interval is Student's t on the logarithms of the runs (times are skewed); values are positive.
+    The interval is Student's t on the logarithms of the runs (times are skewed), widened where need be to
+    hold their mean; values are positive.
     """
     values = np.asarray(run_values, dtype=np.float64)
     mean = float(values.mean())
@@ -86,15 +87,20 @@ def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     return Metric(
         value=mean,
         unit=unit,
-        low=float(np.exp(centre - half)),
-        high=float(np.exp(centre + half)),
+        low=min(mean, float(np.exp(centre - half))),
+        high=max(mean, float(np.exp(centre + half))),
         samples=len(values),
         interval="t95-runs",
     )
 
 
-def differences(values: Sequence[float], unit: str) -> Metric:
-    """The mean of paired differences, which may be negative, with Student's t from six pairs on."""
+def differences(
+    values: Sequence[float], unit: str, *, of: Literal["t95-runs", "t95-quads"] = "t95-runs"
+) -> Metric:
+    """The mean of differences, which may be negative, with Student's t from six on.
+
+    `of` says what each is a difference of: a run, or a quad within one run.
+    """
     array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
     if len(array) == 1:
@@ -102,16 +108,15 @@ def differences(values: Sequence[float], unit: str) -> Metric:
     if len(array) < FEWEST_FOR_INTERVAL:
         return _range(mean, array, unit)
     half = t_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
-    return Metric(
-        value=mean, unit=unit, low=mean - half, high=mean + half, samples=len(array), interval="t95-runs"
-    )
+    return Metric(value=mean, unit=unit, low=mean - half, high=mean + half, samples=len(array), interval=of)
 
 
 def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> Metric:
     """The ratio of two cells' means, from the figures of their runs.
 
-    From six runs on each side: Welch's t on logarithms. Below: the range of all the ratios a reader could
-    form, smallest over largest to largest over smallest. With one run on both sides: no interval.
+    From six runs on each side: Welch's t on logarithms, widened where need be to hold the value. Below: the
+    range of all the ratios a reader could form, smallest over largest to largest over smallest. With one
+    run on both sides: no interval.
     """
     top, bottom = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     value = float(top.mean() / bottom.mean())
@@ -125,8 +130,8 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
     return Metric(
         value=value,
         unit=unit,
-        low=float(np.exp(centre - half)),
-        high=float(np.exp(centre + half)),
+        low=min(value, float(np.exp(centre - half))),
+        high=max(value, float(np.exp(centre + half))),
         samples=fewest,
         interval="t95-runs",
     )

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,9 @@ from results.outcome import Outcome
 from results.plan import Plan
 from results.record import RankRecord
 from results.run import RunResult
+from results.schema import Schema
+
+T = TypeVar("T")
 
 
 def utc_now() -> str:
@@ -158,15 +162,17 @@ class Study:
         files.write_once(path, schemas.ATTEMPT.encode(attempt))
 
     def launches(self) -> list[Launch]:
-        return [schemas.LAUNCH.read(path) for path in sorted(self.root.glob("launches/*/launch.json"))]
+        """The launches whose files can be read; one that is damaged has runs that tell for themselves."""
+        paths = sorted(self.root.glob("launches/*/launch.json"))
+        return [launch for path in paths if (launch := _readable(schemas.LAUNCH, path)) is not None]
 
     def attempts(self) -> dict[str, Attempt]:
-        """Attempts by the id of a run that each had to do."""
+        """Attempts by the id of a run that each had to do; a damaged one counts as not there."""
         attempts: dict[str, Attempt] = {}
         for launch in self.launches():
             path = self.launch_folder(launch.launch_id) / "attempt.json"
-            if path.exists():
-                attempt = schemas.ATTEMPT.read(path)
+            attempt = _readable(schemas.ATTEMPT, path) if path.exists() else None
+            if attempt is not None:
                 attempts |= {slot.run_id: attempt for slot in launch.slots}
         return attempts
 
@@ -227,4 +233,14 @@ def _kept(path: Path) -> RunResult | None:
     try:
         return schemas.RUN_RESULT.decode(path.read_bytes(), path)
     except (OSError, SchemaError):
+        return None
+
+
+def _readable(schema: Schema[T], path: Path) -> T | None:
+    """What a file holds; None if it is damaged. Raises NewerSchemaError."""
+    try:
+        return schema.read(path)
+    except NewerSchemaError:
+        raise
+    except SchemaError:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -33,16 +33,26 @@ def checkpoint_blocks(module: nn.Module, layout: ModelLayout) -> None:
 
 def _contexts(norms: list[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Of the forward, and of its repetition in backward."""
-    return nullcontext(), _without_tracking(norms)
+    return nullcontext(), _without_updating(norms)
 
 
 @contextmanager
-def _without_tracking(norms: list[_BatchNorm]) -> Iterator[None]:
-    tracking = [norm for norm in norms if norm.track_running_stats]
-    for norm in tracking:
-        norm.track_running_stats = False
+def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Running statistics stay: a weight of 0 for the new batch, and the count of batches put back.
+
+    They are not turned off: the repetition must save as many tensors for backward as the forward did.
+    """
+    before = [(norm, norm.momentum, _clone(norm.num_batches_tracked)) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm in tracking:
-            norm.track_running_stats = True
+        for norm, momentum, batches in before:
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None and batches is not None:
+                norm.num_batches_tracked.copy_(batches)
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

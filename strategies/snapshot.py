@@ -13,12 +13,12 @@ from strategies.trainer import Trainer
 class Snapshot:
     """Parameters, buffers, optimizer and scaler state, and random state of one rank, at one moment.
 
-    The copy lies in host memory, so that it takes no room on a device that is nearly full. Taken after
-    the first step, when the optimizer has its state.
+    The copy lies in host memory, so that it takes no room on a device that is nearly full.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._with_state = set(trainer.optimizer.state)
         self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
         self._scaler = trainer.scaler.state_dict()
         self._random = torch.get_rng_state()
@@ -27,6 +27,9 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put every value back, in place."""
+        # A parameter has optimizer state from its first gradient on, which may have come since.
+        for parameter in set(self._trainer.optimizer.state) - self._with_state:
+            del self._trainer.optimizer.state[parameter]
         for value, kept in zip(_tensors(self._trainer), self._values, strict=True):
             value.copy_(kept)
         self._trainer.scaler.load_state_dict(self._scaler)

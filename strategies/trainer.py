@@ -72,8 +72,9 @@ class Trainer:
             checkpoint_blocks(module, layout or ModelLayout())
         self.model = parallelize(module.train(), settings.strategy, device=device, group=group)
         if settings.compile:
-            # In place, after the strategy's wrapping, so that the graph is cut where gradients are exchanged.
-            self.model.module.compile()
+            # The model inside the wrapper: DDP announces itself while it calls it, and the graph is then
+            # cut where its buckets are, so that the exchange still overlaps with backward.
+            self.model.bare.compile()
         self.optimizer = build_optimizer(settings.optimizer, self.model.parameters())
         self.scaler = loss_scaler(settings.precision, device)
 

@@ -20,9 +20,13 @@ def command() -> int:
 
 
 def _show(console: Console, catalog: Catalog) -> None:
-    console.result(f"\n{catalog.kind}s")
+    console.result(f"\n{_plural(catalog.kind)}")
     rows = [row for entry in catalog for row in _rows(entry)]
     console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
+
+
+def _plural(noun: str) -> str:
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def _rows(entry: Entry) -> list[tuple[str, str, str]]:

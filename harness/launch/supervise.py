@@ -62,7 +62,7 @@ class Supervisor:
 
         Raises Interrupted after Ctrl-C (or SIGTERM), when the workers are gone and the attempt is written.
         """
-        path = self._study.add_launch(self._launch)
+        path = self._study.add_launch(self._launch).resolve()
         command = torchrun_command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         with (self._folder / "torchrun.log").open("wb") as log:

@@ -15,7 +15,6 @@ be reproducible, and the whole gradient must agree in relative L2 norm within `T
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from harness.worker.control import Control
 from harness.worker.parts import Parts
 from harness.worker.reference import (
     Reference,
+    TooLongError,
     finite,
     replay_update,
     seed_step,
@@ -72,11 +72,9 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
     for step in range(STEPS):
         start = {name: value.clone() for name, value in state_of(trainer.model.bare)}
         seed_step(parts.cell.seed, step, parts.rank.rank)
-        began = time.perf_counter()
         trainer.compute_gradients(batches)
         control.synchronize()
-        seconds = STEPS * parts.cell.replicas * (time.perf_counter() - began)
-        reference, obstacle = _attempt(parts, start, step, seconds) if parts.rank.rank == 0 else (None, "")
+        reference, obstacle = _attempt(parts, start, step) if parts.rank.rank == 0 else (None, "")
         if control.from_first(float(reference is None)):
             trainer.update()
             return _replica_agreement(trainer, control, obstacle)
@@ -95,14 +93,12 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
     return _verdict(parts.cell, findings, agreed=agreed, failed=bool(failed))
 
 
-def _attempt(
-    parts: Parts, start: dict[str, Tensor], step: int, seconds: float
-) -> tuple[Reference | None, str]:
+def _attempt(parts: Parts, start: dict[str, Tensor], step: int) -> tuple[Reference | None, str]:
     """The reference of a step, or what stands in its way."""
-    if seconds > LONGEST_S:
-        return None, f"a serial simulation would take about {seconds:.0f} s"
     try:
-        return simulate_step(parts, start, step), ""
+        return simulate_step(parts, start, step, longest_s=LONGEST_S / STEPS), ""
+    except TooLongError as error:
+        return None, f"a serial simulation would take about {STEPS * error.seconds:.0f} s"
     except torch.OutOfMemoryError:
         return None, "a serial simulation does not fit on the device beside the model"
 

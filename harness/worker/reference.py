@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,15 +32,27 @@ class Reference:
     """Replica 0's, after its micro-batches."""
 
 
-def simulate_step(parts: Parts, start: dict[str, Tensor], step: int) -> Reference:
+class TooLongError(Exception):
+    """A step of all replicas would take `seconds`, more than it may."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def simulate_step(
+    parts: Parts, start: dict[str, Tensor], step: int, *, longest_s: float = math.inf
+) -> Reference:
     """One step of every replica, one after another, on this device, from the state `start`.
 
-    Deliberately plain: what is under test (Trainer, strategies) is not used.
+    Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by
+    the first replica, the step would take more than `longest_s`.
     """
     cell = parts.cell
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
+    began = time.perf_counter()
     for replica in range(cell.replicas):
         workload = _reference_model(parts, start)
         batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
@@ -54,6 +68,11 @@ def simulate_step(parts: Parts, start: dict[str, Tensor], step: int) -> Referenc
                 sums[name] = sums[name] + share if name in sums else share
                 sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
         if replica == 0:
+            if parts.device.type == "cuda":
+                torch.cuda.synchronize(parts.device)
+            seconds = cell.replicas * (time.perf_counter() - began)
+            if seconds > longest_s:
+                raise TooLongError(seconds)
             buffers = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
     gamma = cell.replicas * UNIT_ROUNDOFF / (1 - cell.replicas * UNIT_ROUNDOFF)
     factor = 0.0 if cell.replicas <= 2 else 2 * gamma

@@ -84,21 +84,25 @@ def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
 
 
 def setting_labels(cells: Iterable[Cell]) -> Mapping[Setting, str]:
-    """For each setting of some cells, the parts in which the settings differ: `precision=bf16`."""
-    settings = {setting_of(cell) for cell in cells}
-    shared = set.intersection(*(set(setting) for setting in settings)) if settings else set()
+    """For each setting of some cells, in what it differs from others of its workload: `precision=bf16`."""
+    by_workload: dict[tuple[str, str], set[Setting]] = {}
+    for cell in cells:
+        setting = setting_of(cell)
+        by_workload.setdefault(setting[0], set()).add(setting)
     return {
         setting: ", ".join(f"{name}={value}" for name, value in setting if (name, value) not in shared)
+        for settings in by_workload.values()
+        for shared in [set.intersection(*(set(setting) for setting in settings))]
         for setting in settings
     }
 
 
 def setting_of(cell: Cell) -> Setting:
-    """The fields of a cell that all cells of its series share, as texts."""
+    """The workload, and the fields of a cell that all cells of its series share, as texts."""
     names = [name for name in cell.__struct_fields__ if name not in _SIZED]
     values = [(name, _text(getattr(cell, name))) for name in names]
     policy = [(name, _text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
-    return (*values, *policy)
+    return (("workload", cell.workload), *values, *policy)
 
 
 def _text(value: object) -> str:

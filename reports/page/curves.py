@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from reports.analysis.scaling import Curve, Point
 from reports.page.groups import Group, Hand, Hands, shown_gaps
@@ -31,7 +31,7 @@ def throughput(group: Group, hands: Hands) -> Drawing:
             _line(drawn, curve, hands[curve.key.label], _throughputs(curve))
         _ideal(drawn, group)
         drawn.set_yscale("log")
-        drawn.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        drawn.yaxis.set_major_locator(_throughput_ticks(*drawn.get_ylim()))
         _finish(drawn, group, entries)
         drawn.set_title(group.unit)
         return Drawing(
@@ -39,6 +39,13 @@ def throughput(group: Group, hands: Hands) -> Drawing:
             svg=inline(drawn, name=f"{group.name}-throughput", title=title, description=group.description),
             note=group.missing,
         )
+
+
+def _throughput_ticks(low: float, high: float) -> Locator:
+    """1, 2, 5 of each decade; round numbers at equal distances where the axis spans less than a decade."""
+    if high < 10 * low:
+        return FixedLocator([float(tick) for tick in MaxNLocator(4).tick_values(low, high) if tick > 0])
+    return LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
 
 
 def efficiency(group: Group, hands: Hands) -> Drawing:

@@ -1,0 +1,200 @@
+"""Whole or not at all, and never over something: what is left when a write is cut short, in every way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from results import files
+from results.errors import StoreError
+
+ADVICE = {
+    errno.ENOSPC: "free some space and run the same command again: what is written so far is kept",
+    errno.EDQUOT: "free some space and run the same command again: what is written so far is kept",
+    errno.EACCES: "choose a folder that you may write with --out",
+    errno.EPERM: "choose a folder that you may write with --out",
+    errno.EROFS: "choose a folder that you may write with --out",
+    errno.EIO: "check the folder and run the same command again",
+}
+KILLED_BEFORE_THE_LINK = """
+import os, signal, sys
+from pathlib import Path
+from results import files
+
+os.link = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+files.write_once(Path(sys.argv[1]), b"new")
+"""
+LIMITED_TO_4096_BYTES = """
+import resource, sys
+from pathlib import Path
+from results import files
+from results.errors import StoreError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for write in (files.write_once, files.replace):
+    try:
+        write(Path(sys.argv[1]), b"x" * 5000)
+    except StoreError as error:
+        print(error)
+"""
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _fail(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_file_appears_whole_in_folders_made_on_the_way(tmp_path: Path) -> None:
+    files.write_once(tmp_path / "a" / "b" / "c.json", b"data")
+    assert (tmp_path / "a" / "b" / "c.json").read_bytes() == b"data"
+    assert _names(tmp_path / "a" / "b") == ["c.json"]
+
+
+def test_an_existing_file_is_never_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "plan-0001.json"
+    files.write_once(path, b"old")
+    with pytest.raises(StoreError) as error:
+        files.write_once(path, b"new")
+    assert str(error.value) == f"{path} exists and is never written over"
+    assert path.read_bytes() == b"old"
+    assert _names(tmp_path) == ["plan-0001.json"]
+
+
+def test_a_derived_file_is_replaced(tmp_path: Path) -> None:
+    for data in (b"old", b"new"):
+        files.replace(tmp_path / "index.jsonl", data)
+        assert (tmp_path / "index.jsonl").read_bytes() == data
+    assert _names(tmp_path) == ["index.jsonl"]
+
+
+def test_of_many_writers_of_one_name_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "plan-0001.json"
+
+    def write(writer: int) -> int | None:
+        try:
+            files.write_once(path, b"%d" % writer * 10_000)
+        except StoreError:
+            return None
+        return writer
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [writer for writer in pool.map(write, range(8)) if writer is not None]
+    assert len(winners) == 1
+    assert path.read_bytes() == b"%d" % winners[0] * 10_000
+    assert _names(tmp_path) == ["plan-0001.json"]
+
+
+@pytest.mark.parametrize("number", ADVICE, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["link", "fsync"])
+def test_a_failing_write_leaves_the_folder_as_it_was_and_gives_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    (tmp_path / "plan-0001.json").write_bytes(b"old")
+    monkeypatch.setattr(os, call, _fail(number))
+    path = tmp_path / "plan-0002.json"
+    with pytest.raises(StoreError) as error:
+        files.write_once(path, b"new")
+    assert str(error.value) == f"cannot write {path}: {os.strerror(number)}; {ADVICE[number]}"
+    assert _names(tmp_path) == ["plan-0001.json"]
+    assert (tmp_path / "plan-0001.json").read_bytes() == b"old"
+
+
+def test_a_failing_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.replace(tmp_path / "index.jsonl", b"old")
+    for owner, call in ((os, "fsync"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, call, _fail(errno.ENOSPC))
+            with pytest.raises(StoreError, match="free some space"):
+                files.replace(tmp_path / "index.jsonl", b"new")
+        assert (tmp_path / "index.jsonl").read_bytes() == b"old"
+        assert _names(tmp_path) == ["index.jsonl"]
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_once(tmp_path / "plan-0001.json", b"new")
+    assert _names(tmp_path) == []
+
+
+def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "plan-0001.json"
+    killed = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_LINK, str(path)], check=False)
+    assert killed.returncode == -9
+    assert not path.exists()
+    (left,) = _names(tmp_path)
+    assert left.startswith(".plan-0001.json.")
+    assert left.endswith(".tmp")
+    files.write_once(path, b"again")
+    assert path.read_bytes() == b"again"
+
+
+def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.json"
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED_TO_4096_BYTES, str(path)], capture_output=True, text=True, check=True
+    )
+    line = f"cannot write {path}: File too large; check the folder and run the same command again"
+    assert result.stdout.splitlines() == [line, line]
+    assert _names(tmp_path) == []
+
+
+def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(small_disk: Path) -> None:
+    files.write_once(small_disk / "first.json", b"a" * 10_000)
+    (small_disk / "ballast").write_bytes(b"b" * 30_000)
+    path = small_disk / "second.json"
+    for write in (files.write_once, files.replace):
+        with pytest.raises(StoreError) as error:
+            write(path, b"c" * 40_000)
+        assert str(error.value) == (
+            f"cannot write {path}: No space left on device; free some space and run the same command again: "
+            f"what is written so far is kept"
+        )
+        assert _names(small_disk) == ["ballast", "first.json"]
+    assert (small_disk / "first.json").read_bytes() == b"a" * 10_000
+    (small_disk / "ballast").unlink()
+    files.write_once(path, b"c" * 40_000)
+    assert path.read_bytes() == b"c" * 40_000
+
+
+def test_a_read_only_folder_is_one_line_with_advice(
+    small_disk: Path, read_only_disk: Callable[[], Path]
+) -> None:
+    files.write_once(small_disk / "old.json", b"old")
+    root = read_only_disk()
+    for path in (root / "new.json", root / "folder" / "new.json"):
+        for write in (files.write_once, files.replace):
+            with pytest.raises(StoreError) as error:
+                write(path, b"new")
+            assert str(error.value) == (
+                f"cannot write {path}: Read-only file system; choose a folder that you may write with --out"
+            )
+    assert _names(root) == ["old.json"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("cell.json", "File exists"), ("x/cell.json", "Not a directory")])
+def test_a_file_where_a_folder_should_be_is_one_line(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "cells").write_bytes(b"")
+    path = tmp_path / "cells" / name
+    for write in (files.write_once, files.replace):
+        with pytest.raises(StoreError) as error:
+            write(path, b"new")
+        assert str(error.value) == (
+            f"cannot write {path}: {why}; check the folder and run the same command again"
+        )

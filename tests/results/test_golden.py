@@ -1,0 +1,302 @@
+"""Files of every version read to the same objects for ever: `golden/<schema>-<version>.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import results.schema
+from results import schemas
+from results.cell import Cell, StepPolicy
+from results.environment import CodeVersion, Environment
+from results.launch import Attempt, Launch, RankExit, Slot
+from results.outcome import Evidence, Outcome
+from results.plan import Pattern, Placement, Plan, Request, Series, Skip
+from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.run import RunResult
+from results.schema import Schema
+from results.statistics import Metric
+
+GOLDEN = Path(__file__).with_name("golden")
+
+CELL = Cell(
+    workload="gpt-nano",
+    dataset="python-docs",
+    strategy="ddp:bucket_mb=1.0",
+    gpus=2,
+    micro_batch=4,
+    device="cuda",
+    backend="nccl",
+    optimizer="adamw:lr=0.001",
+    compression="topk:0.01",
+    accumulation=2,
+    precision="bf16",
+    clip_norm=1.0,
+    activation_checkpointing=True,
+    compile=True,
+    memory_format="channels_last",
+    seed=3,
+    source_hash="5eed",
+    dataset_hash="da7a",
+    steps=StepPolicy(
+        block_steps=2,
+        warmup_max_steps=10,
+        min_blocks=2,
+        max_blocks=3,
+        target=0.05,
+        budget_s=60.0,
+        quads=1,
+    ),
+)
+CODE = CodeVersion(code_hash="c0de", commit="abc1234", dirty=True)
+ENVIRONMENT = Environment(
+    host="node-a",
+    os="Linux 6.1",
+    python="3.11.7",
+    torch="2.13.0",
+    device_name="NVIDIA H200",
+    device_memory_bytes=150_000_000_000,
+    cpu_model="Example CPU",
+    cores=16,
+    threads=1,
+    code=CODE,
+    device_uuid="GPU-1",
+    driver="570.1",
+    cuda="12.8",
+    nccl="2.27.3",
+    nodes=1,
+    gpus_per_node=2,
+    pinned_cores=(0, 1),
+    nccl_settings={"NCCL_ALGO": "Ring"},
+)
+PROOF = Proof(
+    method="serial-simulation", passed=True, detail="3 steps", max_difference=1.5e-6, max_bound=2.5e-6
+)
+PLAN = Plan(
+    study="demo",
+    created_at="2026-01-02T03:04:05.000Z",
+    request=Request(
+        workloads=("gpt-nano",),
+        gpus=(1, 2),
+        strategies=("single", "ddp:bucket_mb=1.0"),
+        compressions=("topk:0.01",),
+        batch_sizes=(8,),
+        global_batch_sizes=(16,),
+        scalings=("weak", "strong"),
+        repeats=2,
+        dataset="python-docs",
+        device="cuda",
+        backend="nccl",
+        precision="bf16",
+        accumulation=2,
+        optimizer="adamw:lr=0.001",
+        clip_norm=1.0,
+        activation_checkpointing=True,
+        compile=True,
+        memory_format="channels_last",
+        seed=3,
+        steps=StepPolicy(quads=1),
+        gpus_per_node=2,
+        include=(Pattern(workload="gpt-nano", gpus=4),),
+        exclude=(Pattern(strategy="single", compression="none", batch_size=8, scaling="weak"),),
+        source_folder="models",
+    ),
+    cells=(CELL,),
+    series=(
+        Series(
+            kind="strong",
+            workload="gpt-nano",
+            strategy="ddp:bucket_mb=1.0",
+            compression="topk:0.01",
+            batch_size=8,
+            global_batch=16,
+            cells=(CELL.id,),
+        ),
+    ),
+    skips=(
+        Skip(
+            workload="gpt-nano",
+            strategy="ddp",
+            compression="none",
+            gpus=1,
+            batch_size=8,
+            scaling="weak",
+            reason="ddp needs 2 workers or more",
+        ),
+    ),
+)
+LAUNCH = Launch(
+    launch_id="20260102T030405Z-00000a",
+    placement=Placement(nodes=1, gpus_per_node=2),
+    device="cuda",
+    backend="nccl",
+    evidence=Evidence.EMULATED,
+    slots=(Slot(cell_id=CELL.id, run_id="20260102T030406Z-00000b", repeat=2, proved_by="run-1"),),
+    code=CODE,
+    threads=2,
+    pin=False,
+    source_folder="models",
+    supervisor_pid=4321,
+    warnings=("on battery",),
+)
+ATTEMPT = Attempt(
+    launch_id=LAUNCH.launch_id,
+    command=("python", "-m", "torch.distributed.run"),
+    started_at="2026-01-02T03:04:05.000Z",
+    ended_at="2026-01-02T03:09:05.000Z",
+    exit_code=1,
+    stopped_by="silence of 60 s",
+    outcomes={"20260102T030406Z-00000b": Outcome.HUNG},
+    reasons={"20260102T030406Z-00000b": "no heartbeat"},
+    ranks=(RankExit(rank=1, exit_code=None, signal="SIGKILL", message="killed"),),
+    startup_ns=6_000_000_000,
+)
+RANK_RECORD = RankRecord(
+    cell_id=CELL.id,
+    run_id="20260102T030406Z-00000b",
+    launch_id=LAUNCH.launch_id,
+    repeat=2,
+    gpus=2,
+    rank=1,
+    local_rank=1,
+    node_rank=0,
+    outcome=Outcome.DIVERGED,
+    reason="the loss is not finite",
+    evidence=Evidence.EMULATED,
+    started_at="2026-01-02T03:04:05.000Z",
+    ended_at="2026-01-02T03:04:15.000Z",
+    clock="cuda-event",
+    environment=ENVIRONMENT,
+    setup_ns=700,
+    warmup=StepColumns(
+        step_ns=[9], data_ns=[1], forward_ns=[2], backward_ns=[3], optimizer_ns=[1], loss=[2.5]
+    ),
+    warmup_steady=False,
+    steps=StepColumns(
+        step_ns=[8, 7],
+        data_ns=[1, 1],
+        forward_ns=[2, 2],
+        backward_ns=[3, 2],
+        optimizer_ns=[1, 1],
+        loss=[2.25, None],
+    ),
+    blocks_ns=[15],
+    block_steps=2,
+    stop="budget",
+    quads=Quads(steps=2, on_first_ns=[16], off_first_ns=[12], off_second_ns=[11], on_second_ns=[15]),
+    work=Work(
+        samples=8,
+        units=512,
+        unit="tokens",
+        parameters=1000,
+        flops=3_000_000,
+        exchange_payload_bytes=4000,
+        exchange_operations=2,
+    ),
+    memory=Memory(
+        rss_peak_bytes=5,
+        rss_idle_bytes=4,
+        device_allocated_peak_bytes=3,
+        device_reserved_peak_bytes=2,
+        device_idle_bytes=1,
+    ),
+    proof=PROOF,
+    parameters_hash="aa",
+    foreign_cpu_cores=0.25,
+    warnings=["on battery"],
+    absent={"wire_bytes": "not counted"},
+)
+RUN_RESULT = RunResult(
+    cell_id=CELL.id,
+    run_id=RANK_RECORD.run_id,
+    launch_id=LAUNCH.launch_id,
+    repeat=2,
+    outcome=Outcome.OK,
+    reason=None,
+    evidence=Evidence.EMULATED,
+    started_at="2026-01-02T03:04:05.000Z",
+    ranks_expected=2,
+    ranks_present=2,
+    environment=ENVIRONMENT,
+    hosts=("node-a",),
+    fingerprint="0123456789ab",
+    steps=2,
+    step_ns=Metric(value=7.5, unit="ns", low=7.0, high=8.0, samples=10, interval="t95-batch-means"),
+    step_ns_median=7.5,
+    step_ns_p10=7.1,
+    step_ns_p90=7.9,
+    step_ns_p99=7.99,
+    slow_steps=1,
+    phase_ns={"data": 1.0, "forward": 2.0, "backward": 2.5, "optimizer": 1.0, "other": 1.0},
+    samples_per_s=2.0,
+    units_per_s=128.0,
+    unit="tokens",
+    flops_per_s=1.5e12,
+    mfu=0.25,
+    exposed_ns=Metric(value=-0.5, unit="ns", low=None, high=None, samples=1, interval=None),
+    exchange_payload_bytes=4000,
+    exchange_operations=2,
+    parameters=1000,
+    flops_per_step=6_000_000,
+    rss_peak_bytes=5,
+    device_allocated_peak_bytes=3,
+    loss_first=2.5,
+    loss_last=2.25,
+    warmup_steps=1,
+    warmup_steady=True,
+    stop="target",
+    proof=PROOF,
+    replicas_agree=True,
+    foreign_cpu_cores=0.25,
+    disturbed=True,
+    setup_ns=700,
+    warnings=("on battery",),
+    absent={"wire_bytes": "not counted"},
+)
+# One line a version; an older line stays when a newer one comes.
+EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
+    "plan-1": (schemas.PLAN, PLAN),
+    "cell-1": (schemas.CELL, CELL),
+    "launch-1": (schemas.LAUNCH, LAUNCH),
+    "attempt-1": (schemas.ATTEMPT, ATTEMPT),
+    "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),
+    "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
+}
+NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
+
+
+def _file(stem: str) -> Path:
+    return GOLDEN / f"{stem}.json"
+
+
+def test_each_version_of_each_schema_has_its_golden_file() -> None:
+    every = [value for value in vars(schemas).values() if isinstance(value, Schema)]
+    stems = {f"{schema.name}-{version}" for schema in every for version in range(1, schema.version + 1)}
+    assert {path.stem for path in GOLDEN.iterdir()} == stems
+    assert set(EXPECTED) == stems
+    assert len(NEWEST) == len(every)
+
+
+@pytest.mark.parametrize("stem", EXPECTED)
+def test_a_file_of_any_version_reads_to_the_expected_object(stem: str) -> None:
+    schema, expected = EXPECTED[stem]
+    assert schema.read(_file(stem)) == expected
+
+
+@pytest.mark.parametrize("stem", NEWEST)
+def test_the_newest_version_is_written_byte_for_byte(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, expected = EXPECTED[stem]
+    golden = _file(stem).read_bytes()
+    monkeypatch.setattr(results.schema, "WRITER", msgspec.json.decode(golden)["writer"])
+    assert schema.encode(expected) == golden
+    assert schema.encode(schema.read(_file(stem))) == golden
+
+
+@pytest.mark.parametrize("stem", NEWEST)
+def test_a_golden_file_has_every_field(stem: str) -> None:
+    _, expected = EXPECTED[stem]
+    written = set(msgspec.json.decode(_file(stem).read_bytes()))
+    assert written == {*expected.__struct_fields__, "schema", "schema_version", "writer"}

@@ -1,0 +1,205 @@
+"""One damaged file costs one run: the others of the study stay, and mending it brings the run back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from results import schemas
+from results.cell import Cell
+from results.errors import NewerSchemaError
+from results.outcome import Outcome
+from results.record import RankRecord
+from results.store import Study
+
+CellOf = Callable[..., Cell]
+RecordOf = Callable[..., RankRecord]
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture
+def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
+    """One cell, three whole runs of two ranks; and another cell, one run."""
+    study = Study(tmp_path / "demo")
+    for cell, runs in ((cell_of(), 3), (cell_of(workload="resnet50"), 1)):
+        study.add_cell(cell)
+        for repeat in range(1, runs + 1):
+            study.start_run(cell.id, f"run-{repeat}")
+            for rank in range(2):
+                study.add_rank_record(record_of(cell, rank, run_id=f"run-{repeat}", repeat=repeat))
+    return study
+
+
+@pytest.fixture
+def victim(study: Study, cell_of: CellOf) -> Path:
+    """Rank 1 of the second run."""
+    return study.rank_path(cell_of().id, "run-2", 1)
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _other_bytes(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"node-a", b"node-\xff"))
+
+
+def _unequal_columns(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"forward_ns":[', b'"forward_ns":[1,'))
+
+
+def _other_kind(path: Path) -> None:
+    shutil.copy(path.parent.parent / "cell.json", path)
+
+
+def _of_rank_0(path: Path) -> None:
+    shutil.copy(path.with_name("rank-00000.json"), path)
+
+
+def _of_another_run(path: Path) -> None:
+    shutil.copy(path.parent.with_name("run-3") / path.name, path)
+
+
+def _of_another_cell(path: Path) -> None:
+    cells = path.parent.parent.parent
+    (other,) = (cell for cell in cells.iterdir() if cell != path.parent.parent)
+    shutil.copy(other / "run-1" / path.name, path)
+
+
+def _version_zero(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"schema_version":1', b'"schema_version":0'))
+
+
+DAMAGES: list[tuple[Damage, str]] = [
+    (_cut_off, "is not a readable rank-record"),
+    (_empty, "is not a readable rank-record"),
+    (_other_bytes, "is not a readable rank-record"),
+    (_unequal_columns, "the columns differ in length"),
+    (_other_kind, "holds a bench/cell, not a bench/rank-record"),
+    (_of_rank_0, "run run-2, rank 0: it was copied here; move it away"),
+    (_of_another_run, "run run-3, rank 1: it was copied here; move it away"),
+    (_of_another_cell, "run run-1, rank 1: it was copied here; move it away"),
+    (_version_zero, "is not a readable rank-record"),
+]
+each_damage = pytest.mark.parametrize(
+    ("damage", "why"), DAMAGES, ids=[damage.__name__.strip("_") for damage, _ in DAMAGES]
+)
+
+
+@each_damage
+def test_a_damaged_rank_file_costs_its_run_alone(
+    study: Study, victim: Path, damage: Damage, why: str
+) -> None:
+    healthy = study.results()
+    damage(victim)
+    results = study.collect()
+    assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
+    assert [results[0], *results[2:]] == [healthy[0], *healthy[2:]]
+    lost = results[1]
+    assert (lost.run_id, lost.step_ns, lost.samples_per_s) == ("run-2", None, None)
+    assert lost.reason is not None
+    assert lost.reason.startswith(f"{victim} ")
+    assert why in lost.reason
+    assert lost.outcome.runs_again
+
+
+@each_damage
+def test_a_run_whose_file_is_mended_counts_again(
+    study: Study, victim: Path, damage: Damage, why: str
+) -> None:
+    whole = victim.read_bytes()
+    healthy = study.results()
+    damage(victim)
+    study.collect()
+    victim.write_bytes(whole)
+    assert study.collect() == healthy
+
+
+def test_records_that_do_not_fit_together_cost_their_run_alone(study: Study, victim: Path) -> None:
+    victim.write_bytes(victim.read_bytes().replace(b'"blocks_ns":[', b'"blocks_ns":[1,'))
+    results = study.collect()
+    assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
+    assert results[1].reason is not None
+    assert results[1].reason.startswith("the ranks of run run-2 of resnet18-ddp-g002-b8-")
+
+
+def test_a_rank_beyond_the_cells_own_costs_its_run_alone(
+    study: Study, victim: Path, cell_of: CellOf, record_of: RecordOf
+) -> None:
+    study.add_rank_record(record_of(cell_of(), 2, run_id="run-2"))
+    results = study.collect()
+    assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
+    assert "is of rank 2 of 2; the cell has 2 ranks" in (results[1].reason or "")
+
+
+def test_what_a_killed_writer_left_is_not_read(study: Study, victim: Path) -> None:
+    healthy = study.results()
+    victim.with_name(".rank-00001.json.123.0badcafe.tmp").write_bytes(b'{"schema":')
+    (study.root / ".plan-0001.json.123.0badcafe.tmp").write_bytes(b"{")
+    assert study.results() == healthy
+    assert study.plan_paths() == []
+
+
+def test_a_newer_record_is_refused_and_nothing_is_rewritten(study: Study, victim: Path) -> None:
+    study.collect()
+    study.forget_derived()
+    victim.write_bytes(victim.read_bytes().replace(b'"schema_version":1', b'"schema_version":99'))
+    with pytest.raises(NewerSchemaError, match=r"rank-record version 99; .*: update bench to read it"):
+        study.collect()
+    assert not (study.root / "index.jsonl").exists()
+    assert not victim.with_name("run.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"schema":"bench/run-result","schema_version":99}',
+        b'{"schema":"bench/cell"}',
+    ],
+)
+def test_a_damaged_result_is_derived_anew(study: Study, victim: Path, text: bytes) -> None:
+    healthy = study.collect()
+    path = victim.with_name("run.json")
+    whole, index = path.read_bytes(), (study.root / "index.jsonl").read_bytes()
+    path.write_bytes(text)
+    assert study.collect() == healthy
+    assert path.read_bytes() == whole
+    assert (study.root / "index.jsonl").read_bytes() == index
+
+
+def test_a_run_copied_under_another_name_counts_once(study: Study, victim: Path) -> None:
+    # The copy would be an independent sample that never was.
+    healthy = study.collect()
+    shutil.copytree(victim.parent, victim.parent.with_name("run-4"))
+    results = study.collect()
+    assert [run.outcome for run in results] == [Outcome.OK] * 3 + [Outcome.UNKNOWN] + [Outcome.OK]
+    assert results[3].run_id == "run-4"
+    assert "it was copied here; move it away" in (results[3].reason or "")
+    assert [*results[:3], results[4]] == healthy
+
+
+def test_a_result_of_another_run_is_not_believed(study: Study, victim: Path) -> None:
+    healthy = study.collect()
+    shutil.copy(victim.parent.with_name("run-3") / "run.json", victim.with_name("run.json"))
+    assert study.collect() == healthy
+    kept = schemas.RUN_RESULT.read(victim.with_name("run.json"))
+    assert kept.run_id == "run-2"
+
+
+def test_a_result_whose_raw_files_are_gone_ends_when_it_is_derived_anew(study: Study, victim: Path) -> None:
+    study.collect()
+    for path in victim.parent.glob("rank-*.json"):
+        path.unlink()
+    study.forget_derived()
+    lost = study.collect()[1]
+    assert (lost.outcome, lost.ranks_present, lost.step_ns) == (Outcome.UNKNOWN, 0, None)
