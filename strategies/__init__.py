@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strategies.observer import Phase, SilentObserver, StepObserver
-    from strategies.parallel import ParallelModel, parallelize
+    from strategies.parallel import ParallelModel
+    from strategies.parallelize import parallelize
     from strategies.trainer import Trainer, TrainSettings
 
 __all__ = [
@@ -32,7 +33,7 @@ _HOMES = {
     "StepObserver": "strategies.observer",
     "TrainSettings": "strategies.trainer",
     "Trainer": "strategies.trainer",
-    "parallelize": "strategies.parallel",
+    "parallelize": "strategies.parallelize",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a strategy makes of a model: the protocol that all strategies keep, and the way to them by name."""
+"""What a strategy makes of a model: the protocol that all strategies keep."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from results.cell import Precision
-from results.spec import Spec
-from strategies.catalog import STRATEGIES
 from strategies.observer import Phase, StepObserver
 from strategies.precision import autocast
 
@@ -88,30 +85,3 @@ class ParallelModel:
     def clip_gradients(self, max_norm: float) -> None:
         """Scale all gradients down so that their global norm is at most `max_norm`."""
         torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-
-
-def parallelize(
-    module: nn.Module, strategy: str, *, device: torch.device, group: ProcessGroup | None = None
-) -> ParallelModel:
-    """Lay `module`, already on `device`, out over `group` (None: the default group) as `strategy` says.
-
-    Collective: all ranks of the group call it. Raises SpecError for a strategy that does not exist.
-    """
-    spec = STRATEGIES.parse(strategy)
-    return _BUILDERS[spec.name](module, spec, device, group)
-
-
-Builder = Callable[[nn.Module, Spec, torch.device, ProcessGroup | None], ParallelModel]
-
-
-def _single(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
-    return ParallelModel(module)
-
-
-def _ddp(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
-    from strategies.ddp import DdpModel
-
-    return DdpModel(module, spec, device=device, group=group)
-
-
-_BUILDERS: dict[str, Builder] = {"single": _single, "ddp": _ddp}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from harness.worker.control import Control
 from strategies.trainer import Trainer
@@ -12,17 +14,25 @@ from strategies.trainer import Trainer
 
 def parameters_hash(trainer: Trainer) -> str:
     """16 hex digits over all parameters, names and bits."""
+    return _digest(trainer.model.named_parameters())
+
+
+def hash_number(values: Iterable[tuple[str, Tensor]]) -> float:
+    """A hash of names and bits as a number that ranks can exchange: 52 bits, which a float64 holds exactly."""
+    return float(int(_digest(values)[:13], 16))
+
+
+def _digest(values: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for name, parameter in trainer.model.named_parameters():
+    for name, value in values:
         digest.update(name.encode())
-        bits = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
+        bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(bits.numpy().data)
     return digest.hexdigest()
 
 
 def replicas_agree(trainer: Trainer, control: Control) -> bool:
     """Whether the parameters are bit for bit equal on all ranks; collective."""
-    # 52 bits, which a float64 holds exactly.
-    value = float(int(parameters_hash(trainer)[:13], 16))
+    value = hash_number(trainer.model.named_parameters())
     largest, negated = control.largest([value, -value])
     return largest == -negated

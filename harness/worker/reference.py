@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from harness.worker.agreement import hash_number
 from harness.worker.parts import Parts
 from strategies.optimizer import build_optimizer
 from strategies.precision import autocast
@@ -20,6 +21,8 @@ from strategies.trainer import Trainer
 from workloads.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24
+SMALLEST_NORMAL = 2.0**-126
+"""Below it the error of a share is absolute: half of 2^-149."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Reference:
     bounds: dict[str, Tensor]
     buffers: dict[str, Tensor]
     """Replica 0's, after its micro-batches."""
+    buffer_hashes: list[float]
+    """Of each replica."""
 
 
 class TooLongError(Exception):
@@ -52,6 +57,7 @@ def simulate_step(
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
+    buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in range(cell.replicas):
         workload = _reference_model(parts, start)
@@ -67,6 +73,7 @@ def simulate_step(
                 share = parameter.grad / cell.replicas
                 sums[name] = sums[name] + share if name in sums else share
                 sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
+        buffer_hashes.append(hash_number(workload.module.named_buffers()))
         if replica == 0:
             if parts.device.type == "cuda":
                 torch.cuda.synchronize(parts.device)
@@ -74,11 +81,22 @@ def simulate_step(
             if seconds > longest_s:
                 raise TooLongError(seconds)
             buffers = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
-    gamma = cell.replicas * UNIT_ROUNDOFF / (1 - cell.replicas * UNIT_ROUNDOFF)
-    factor = 0.0 if cell.replicas <= 2 else 2 * gamma
+    factor = _rounding(cell.replicas)
     return Reference(
-        gradients=sums, bounds={name: factor * size for name, size in sizes.items()}, buffers=buffers
+        gradients=sums,
+        bounds={name: factor * (size + SMALLEST_NORMAL) for name, size in sizes.items()},
+        buffers=buffers,
+        buffer_hashes=buffer_hashes,
     )
+
+
+def _rounding(replicas: int) -> float:
+    """How far two averages over the replicas may be apart, in parts of the mean absolute value."""
+    if replicas <= 2:
+        return 0.0
+    # Of each term: its share is rounded, by a factor that may be rounded itself, and replicas - 1 sums are.
+    roundings = replicas + 1
+    return 2 * roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
 
 
 def replay_update(

@@ -1,0 +1,114 @@
+"""Living ranks for tests of several processes: a gloo group of each size, started once and shared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PRELOADED = ["torch", "torch._dynamo", "pytest", "hypothesis", "harness.worker.run"]
+"""Imported once, by the server that ranks are forked from."""
+GRACE_S = 5.0
+"""For the other ranks to answer after one has failed: they may wait for it in a collective."""
+
+
+class Pool:
+    """`size` processes in one gloo group, each with one thread."""
+
+    def __init__(self, size: int, store: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._connections, self._processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            given = {"CONNECTION": there, "RANK": rank, "SIZE": size, "STORE": str(store)}
+            script = str(Path(__file__).with_name("rank.py"))
+            process = context.Process(
+                target=runpy.run_path, args=(script,), kwargs={"init_globals": given}, daemon=True
+            )
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def run(self, function: Callable[..., object], *arguments: object, timeout_s: float) -> list[Any]:
+        """`function(rank, *arguments)` of every rank. Fails with the traceback of the rank that failed."""
+        # By file and name: test modules are no importable packages.
+        request = pickle.dumps((function.__code__.co_filename, function.__name__, arguments))
+        for connection in self._connections:
+            connection.send_bytes(request)
+        answers, errors = self._collect(timeout_s)
+        if errors or len(answers) < len(self._connections):
+            self.end(patience_s=0)
+            pytest.fail("\n".join(errors) or f"only the ranks {sorted(answers)} answered in {timeout_s} s")
+        return [answers[rank] for rank in range(len(answers))]
+
+    def _collect(self, timeout_s: float) -> tuple[dict[int, Any], list[str]]:
+        answers: dict[int, Any] = {}
+        errors: list[str] = []
+        pending = {connection: rank for rank, connection in enumerate(self._connections)}
+        end = time.monotonic() + timeout_s
+        while pending and (ready := wait(list(pending), timeout=max(0, end - time.monotonic()))):
+            for connection in ready:
+                rank = pending.pop(connection)
+                good, value = _received(connection)
+                if good:
+                    answers[rank] = value
+                else:
+                    errors.append(f"rank {rank}: {value}")
+                    end = min(end, time.monotonic() + GRACE_S)
+        return answers, errors
+
+    def end(self, *, patience_s: float) -> None:
+        for connection in self._connections:
+            if patience_s:
+                connection.send_bytes(b"")
+        end = time.monotonic() + patience_s
+        for process in self._processes:
+            process.join(max(0, end - time.monotonic()))
+            process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+
+def _received(connection: Any) -> tuple[bool, Any]:
+    try:
+        good, value = pickle.loads(connection.recv_bytes())
+    except EOFError:
+        return False, "the process has ended"
+    return good, value
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
+    """`ranks(2, function, *arguments)` runs a module-level function on two ranks, and gives their results.
+
+    A rank is called `function(rank, *arguments)`, with the default process group open; arguments and
+    results are pickled. What raises, or takes longer than `timeout_s`, fails the test and ends the pool; the
+    next test gets a new one.
+    """
+    pools: dict[int, Pool] = {}
+
+    def run(
+        size: int, function: Callable[..., object], *arguments: object, timeout_s: float = 60
+    ) -> list[Any]:
+        if size not in pools or not pools[size].alive:
+            pools[size] = Pool(size, tmp_path_factory.mktemp("ranks") / "store")
+        return pools[size].run(function, *arguments, timeout_s=timeout_s)
+
+    yield run
+    for pool in pools.values():
+        if pool.alive:
+            pool.end(patience_s=5)

@@ -1,0 +1,57 @@
+"""What the docs say is there: links lead somewhere, and commands and flags that are named exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harness.cli import COMMANDS
+from harness.plan.options import OPTIONS
+from harness.plan.study_file import read_study_file
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FLAGS = {option.flag for option in OPTIONS} | {
+    "--dry-run", "--no-report", "--debug", "--help", "--output", "--version",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_named_exist(page: Path) -> None:
+    named = set(re.findall(r"\bbench ([a-z]+)\b(?! is| are| does)", _code(page)))
+    assert named <= {*COMMANDS, "bench"}, named - COMMANDS.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_are_named_exist(page: Path) -> None:
+    lines = [line for line in _code(page).splitlines() if "bench" in line and "torch" not in line]
+    named = {flag for line in lines for flag in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
+    assert named <= FLAGS, named - FLAGS
+
+
+def test_the_studies_in_the_docs_can_be_read() -> None:
+    studies = sorted(ROOT.glob("docs/studies/*.yaml"))
+    assert studies
+    for path in studies:
+        assert read_study_file(path).gpus is not None
+
+
+def test_the_distribution_ships_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert sorted(packages) == sorted(path.parent.name for path in ROOT.glob("[a-z]*/__init__.py"))
+
+
+def _code(page: Path) -> str:
+    """What stands between backquotes or in fenced blocks."""
+    text = page.read_text()
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))

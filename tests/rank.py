@@ -1,0 +1,58 @@
+"""One rank of a pool of `conftest.py`: joins the group, then runs the functions it is sent until told to end.
+
+Run by path, not imported: `CONNECTION`, `RANK`, `SIZE` and `STORE` are given as globals.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from multiprocessing.connection import Connection
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+CONNECTION: Connection
+RANK: int
+SIZE: int
+STORE: str
+
+
+@cache
+def _load(path: str) -> ModuleType:
+    name = f"sent_{abs(hash(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _answer(request: bytes) -> bytes:
+    try:
+        path, name, arguments = pickle.loads(request)
+        function: Callable[..., object] = getattr(_load(path), name)
+        return pickle.dumps((True, function(RANK, *arguments)))
+    except Exception:
+        # The border of the pool: the test sees the traceback.
+        return pickle.dumps((False, traceback.format_exc()))
+
+
+def _serve() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{STORE}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
+    )
+    while request := CONNECTION.recv_bytes():
+        CONNECTION.send_bytes(_answer(request))
+    dist.destroy_process_group()
+
+
+_serve()

@@ -1,0 +1,44 @@
+"""The library face of `strategies`: what its docstring promises to a user with a loop of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import repeat
+
+import pytest
+import torch
+from torch import nn
+
+import strategies
+
+
+def test_all_that_is_listed_is_there_and_nothing_else_is_offered() -> None:
+    assert sorted(strategies.__all__) == sorted(strategies._HOMES)
+    assert all(getattr(strategies, name).__name__ == name for name in strategies.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Trainor'"):
+        strategies.Trainor  # noqa: B018
+
+
+def test_the_package_and_its_catalog_are_imported_without_torch() -> None:
+    code = "import sys, strategies, strategies.catalog; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_example_of_the_docstring_trains() -> None:
+    from strategies import Trainer, TrainSettings
+
+    torch.manual_seed(0)
+    model, loss, device = nn.Linear(3, 1), nn.functional.mse_loss, torch.device("cpu")
+    inputs = torch.randn(64, 3)
+    batches = repeat((inputs, inputs @ torch.tensor([[1.0], [-2.0], [3.0]]) + 0.5))
+    trainer = Trainer(model, loss, device=device, settings=TrainSettings(optimizer="adamw:lr=0.05"))
+    for _ in range(400):
+        trainer.step(batches)
+    # The model that made the targets, but for AdamW's weight decay.
+    torch.testing.assert_close(model.weight.data, torch.tensor([[1.0, -2.0, 3.0]]), rtol=0, atol=0.05)
+    torch.testing.assert_close(model.bias.data, torch.tensor([0.5]), rtol=0, atol=0.05)

@@ -1,0 +1,357 @@
+"""The Trainer on one process: a step is what a hand-written loop does, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from results.cell import Cell
+from results.errors import UsageError
+from results.layout import ModelLayout
+from strategies import Phase, SilentObserver, Trainer, TrainSettings
+from strategies.snapshot import Snapshot
+
+CPU = torch.device("cpu")
+STEPS = 4
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class Net(nn.Module):
+    """A convolution, two blocks with BatchNorm and dropout, and a classifier of 5: a bit of everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.a, self.b = self._block(), self._block()
+        self.head = nn.Linear(4 * 6 * 6, 5)
+
+    def _block(self) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.b(self.a(self.stem(x))).flatten(1))
+        return logits
+
+
+LAYOUT = ModelLayout(blocks=("a", "b"))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches() -> Batches:
+    for index in count():
+        generator = torch.Generator().manual_seed(index)
+        yield torch.randn(4, 3, 6, 6, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def optimizer_of(text: str, module: nn.Module) -> torch.optim.Optimizer:
+    if text == "adamw:lr=0.01":
+        return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.01)
+    assert text == "sgd:lr=0.1:weight_decay=0.001"
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+
+
+def plain_loop(module: nn.Module, settings: TrainSettings, steps: int = STEPS) -> list[float]:
+    """The loop that a user would write; fp32 and bf16. Returns the losses."""
+    module.train()
+    optimizer, data, losses = optimizer_of(settings.optimizer, module), batches(), []
+    for _ in range(steps):
+        mean = torch.zeros(())
+        for _ in range(settings.accumulation):
+            inputs, targets = next(data)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = F.cross_entropy(module(inputs), targets) / settings.accumulation
+            loss.backward()
+            mean += loss.detach()
+        if settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(mean.item())
+    return losses
+
+
+def trained(module: nn.Module, settings: TrainSettings, steps: int = STEPS) -> list[float]:
+    trainer = Trainer(module, F.cross_entropy, device=CPU, settings=settings, layout=LAYOUT)
+    data = batches()
+    return [trainer.step(data).item() for _ in range(steps)]
+
+
+def assert_equal_bits(ours: nn.Module, theirs: nn.Module) -> None:
+    """Parameters and buffers, num_batches_tracked too."""
+    mine, others = ours.state_dict(), theirs.state_dict()
+    assert mine.keys() == others.keys()
+    assert [name for name in mine if not torch.equal(mine[name], others[name])] == []
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:lr=0.1:weight_decay=0.001", "adamw:lr=0.01"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_equals_a_plain_loop_bit_for_bit(
+    net: Net, optimizer: str, accumulation: int, clip_norm: float | None, precision: str
+) -> None:
+    settings = TrainSettings(
+        optimizer=optimizer,
+        accumulation=accumulation,
+        clip_norm=clip_norm,
+        precision=precision,  # type: ignore[arg-type]
+    )
+    twin = copy.deepcopy(net)
+    torch.manual_seed(1)
+    expected = plain_loop(twin, settings)
+    torch.manual_seed(1)
+    assert trained(net, settings) == expected
+    assert_equal_bits(net, twin)
+
+
+def test_bf16_is_not_fp32_under_another_name(net: Net) -> None:
+    twin = copy.deepcopy(net)
+    assert trained(net, TrainSettings(precision="bf16")) != trained(twin, TrainSettings(precision="fp32"))
+
+
+def test_clipping_takes_effect(net: Net) -> None:
+    twin = copy.deepcopy(net)
+    trained(net, TrainSettings(clip_norm=0.01), steps=1)
+    trained(twin, TrainSettings(), steps=1)
+    assert not torch.equal(net.head.weight, twin.head.weight)
+
+
+def scalar() -> nn.Linear:
+    """y = w x with w = 1."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    return module
+
+
+def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Its gradient is the mean input, whatever w is."""
+    return outputs.mean()
+
+
+def test_two_steps_of_sgd_with_momentum_come_to_what_a_hand_calculates() -> None:
+    module = scalar()
+    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0.5", accumulation=2)
+    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    data = iter([(torch.tensor([[x]]), torch.zeros(1)) for x in (1.0, 3.0, 1.0, 3.0)])
+    # g = (1 + 3) / 2 = 2; v = 2; w = 1 - 0.5 * 2 = 0. The loss before: (1 * 1 + 1 * 3) / 2 = 2.
+    assert trainer.step(data).item() == 2.0
+    assert module.weight.item() == 0.0
+    # g = 2; v = 0.5 * 2 + 2 = 3; w = 0 - 0.5 * 3 = -1.5. The loss before: 0.
+    assert trainer.step(data).item() == 0.0
+    assert module.weight.item() == -1.5
+
+
+@pytest.mark.parametrize("clip_norm", [None, 100.0])
+def test_fp16_leaves_out_a_step_that_overflows_and_goes_on(clip_norm: float | None) -> None:
+    module = scalar()
+    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0", precision="fp16", clip_norm=clip_norm)
+    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    data = iter([(torch.tensor([[1.0]]), torch.zeros(1)) for _ in range(2)])
+    # The scaled gradient, 1 * 2^16, is above the largest float16, 65504.
+    trainer.step(data)
+    assert module.weight.item() == 1.0
+    assert trainer.scaler.get_scale() == 2.0**15
+    # 1 * 2^15 fits: w = 1 - 0.5 * 1.
+    loss = trainer.step(data)
+    assert loss.item() == 1.0
+    assert module.weight.item() == 0.5
+    assert trainer.scaler.get_scale() == 2.0**15
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_checkpointing_changes_no_parameter_no_running_statistic_and_no_dropout(
+    net: Net, accumulation: int
+) -> None:
+    twin = copy.deepcopy(net)
+    losses = {}
+    for module, checkpointing in ((net, True), (twin, False)):
+        torch.manual_seed(1)
+        settings = TrainSettings(activation_checkpointing=checkpointing, accumulation=accumulation)
+        losses[checkpointing] = trained(module, settings)
+    assert losses[True] == losses[False]
+    assert_equal_bits(net, twin)
+    assert net.a[1].num_batches_tracked == STEPS * accumulation
+
+
+def test_checkpointed_blocks_run_twice_and_the_others_once(net: Net) -> None:
+    calls = {"a": 0, "stem": 0}
+    net.a[0].register_forward_hook(lambda *_: calls.update(a=calls["a"] + 1))
+    net.stem.register_forward_hook(lambda *_: calls.update(stem=calls["stem"] + 1))
+    trained(net, TrainSettings(activation_checkpointing=True), steps=1)
+    assert calls == {"a": 2, "stem": 1}
+
+
+def test_checkpointing_keeps_the_names_of_parameters(net: Net) -> None:
+    before = list(net.state_dict())
+    settings = TrainSettings(activation_checkpointing=True)
+    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings, layout=LAYOUT)
+    assert list(net.state_dict()) == before
+    assert [name for name, _ in trainer.model.named_parameters()] == [n for n, _ in net.named_parameters()]
+
+
+def test_checkpointing_a_model_without_blocks_is_refused(net: Net) -> None:
+    with pytest.raises(UsageError, match="layout names its blocks"):
+        Trainer(
+            net, F.cross_entropy, device=CPU, settings=TrainSettings(activation_checkpointing=True)
+        )  # fmt: skip
+
+
+def without_dropout(net: Net) -> Net:
+    """Compiled, or in another memory format, dropout draws other numbers."""
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return net
+
+
+@pytest.mark.slow
+# Torch's own: of its compiler when that is imported, and of tracing over a graph break.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_compiled_step_is_the_step_within_rounding(net: Net, checkpointing: bool) -> None:
+    twin = copy.deepcopy(without_dropout(net))
+    settings = TrainSettings(optimizer="sgd:lr=0.01", activation_checkpointing=checkpointing)
+    expected = trained(twin, settings)
+    compiled = TrainSettings(
+        optimizer="sgd:lr=0.01", activation_checkpointing=checkpointing, compile=True
+    )  # fmt: skip
+    try:
+        assert trained(net, compiled) == pytest.approx(expected, rel=1e-5)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    finally:
+        torch._dynamo.reset()
+    for (name, ours), theirs in zip(net.state_dict().items(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_channels_last_gives_the_same_losses_within_rounding(net: Net) -> None:
+    twin = copy.deepcopy(without_dropout(net))
+    expected = trained(twin, TrainSettings(optimizer="sgd:lr=0.01"))
+    settings = TrainSettings(optimizer="sgd:lr=0.01", memory_format="channels_last")
+    # Other convolution kernels add up 27 to 36 products in another order.
+    assert trained(net, settings) == pytest.approx(expected, rel=1e-4)
+    assert net.stem.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not twin.stem.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class Recorder:
+    """Writes down what an observer is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.losses: list[float] = []
+
+    def begins(self, phase: Phase) -> None:
+        self.told.append(phase.value)
+
+    def step_done(self, loss: Tensor) -> None:
+        assert not loss.requires_grad
+        self.told.append("done")
+        self.losses.append(loss.item())
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_observer_is_told_of_the_phases_in_their_order(net: Net, accumulation: int) -> None:
+    settings = TrainSettings(accumulation=accumulation)
+    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
+    trainer.observer = recorder = Recorder()
+    data = batches()
+    losses = [trainer.step(data).item() for _ in range(2)]
+    assert recorder.told == [*["data", "forward", "backward"] * accumulation, "optimizer", "done"] * 2
+    assert recorder.losses == losses
+
+
+def test_an_observer_may_be_replaced_between_steps(net: Net) -> None:
+    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings())
+    trainer.observer = first = Recorder()
+    data = batches()
+    trainer.step(data)
+    trainer.observer = SilentObserver()
+    trainer.step(data)
+    assert first.told.count("done") == 1
+
+
+def test_a_step_takes_exactly_its_micro_batches(net: Net) -> None:
+    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings(accumulation=3))
+    data = iter([next(batches()) for _ in range(4)])
+    trainer.step(data)
+    assert len(list(data)) == 1
+
+
+def test_settings_are_taken_from_a_cell_by_name() -> None:
+    fields: dict[str, object] = {
+        "strategy": "ddp",
+        "optimizer": "adamw",
+        "accumulation": 4,
+        "precision": "bf16",
+        "clip_norm": 1.0,
+        "activation_checkpointing": True,
+        "compile": True,
+        "memory_format": "channels_last",
+    }
+    rest = {"workload": "mlp", "dataset": "synthetic", "micro_batch": 2, "device": "cpu", "backend": "gloo"}
+    cell = Cell(gpus=2, **rest, **fields)  # type: ignore[arg-type]
+    assert TrainSettings.of(cell) == TrainSettings(**fields)  # type: ignore[arg-type]
+
+
+def state(trainer: Trainer) -> dict[str, object]:
+    """Everything that a step changes, copied."""
+    return copy.deepcopy(
+        {
+            "module": trainer.model.bare.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scaler": trainer.scaler.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+    )
+
+
+def assert_same(ours: object, theirs: object) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=False)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd:momentum=0", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_snapshot_brings_everything_back_and_training_goes_on_as_if_nothing_had_been(
+    net: Net, optimizer: str, precision: str
+) -> None:
+    settings = TrainSettings(optimizer=optimizer, precision=precision)  # type: ignore[arg-type]
+    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
+    data = batches()
+    for _ in range(3):
+        trainer.step(data)
+    before = state(trainer)
+    snapshot = Snapshot(trainer)
+    ahead = [next(data) for _ in range(2)]
+    losses = [trainer.step(iter([batch])).item() for batch in ahead]
+    after = state(trainer)
+    with pytest.raises(AssertionError):
+        assert_same(after, before)
+    snapshot.restore()
+    assert_same(state(trainer), before)
+    assert [trainer.step(iter([batch])).item() for batch in ahead] == losses
+    assert_same(state(trainer), after)
+
+
+def test_a_snapshot_from_before_the_first_step_brings_that_moment_back() -> None:
+    module = scalar()
+    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0.5")
+    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    snapshot = Snapshot(trainer)
+    for _ in range(2):
+        trainer.step(iter([(torch.tensor([[2.0]]), torch.zeros(1))]))
+        # v = g = 2; w = 1 - 0.5 * 2 = 0, each time anew.
+        assert module.weight.item() == 0.0
+        snapshot.restore()
+        assert module.weight.item() == 1.0

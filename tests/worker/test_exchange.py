@@ -1,0 +1,221 @@
+"""The group that gradients go over: what it counts, and that switching it off can be undone without a trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.worker.agreement import parameters_hash, replicas_agree
+from harness.worker.clock import step_clock
+from harness.worker.control import Control
+from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.log import RankLog
+from harness.worker.measure import Stopwatch
+from results.cell import StepPolicy
+from strategies import Trainer, TrainSettings
+from strategies.snapshot import Snapshot
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+
+# Linear(8, 48): 8 * 48 + 48 = 432; BatchNorm1d(48): 96; Linear(48, 5): 48 * 5 + 5 = 245 floats.
+GRADIENT_BYTES = 4 * (432 + 96 + 245)
+# Running mean and variance, 48 floats each, and the number of batches, an int64.
+BUFFER_BYTES = 4 * 96 + 8
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.3), nn.Linear(48, 5))
+    return nn.Sequential(*layers)
+
+
+def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def trainer_of(exchange: ExchangeGroup, rank: int, **settings: Any) -> Trainer:
+    """A trainer, each replica's dropout with a seed of its own."""
+    chosen = TrainSettings(**{"strategy": "ddp", "optimizer": "sgd:lr=0.05", **settings})
+    trainer = Trainer(network(), F.cross_entropy, device=CPU, settings=chosen, group=exchange)
+    torch.manual_seed(100 + rank)
+    return trainer
+
+
+def count(rank: int, settings: dict[str, Any], enabled: bool) -> tuple[list[int], list[int]]:
+    """On a rank: the bytes and operations of each of three steps, after two."""
+    exchange = open_exchange()
+    trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
+    for _ in range(2):
+        trainer.step(data)
+    sizes, operations = [], []
+    for _ in range(3):
+        exchange.reset()
+        exchange.enabled = enabled
+        trainer.step(data)
+        sizes.append(exchange.payload_bytes)
+        operations.append(exchange.operations)
+    return sizes, operations
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("settings", "payload", "operations"),
+    [
+        # One bucket of gradients; of the buffers, one message for the floats and one for the integer.
+        ({}, GRADIENT_BYTES + BUFFER_BYTES, 3),
+        # However many micro-batches: gradients once, at the end, and buffers once, at the start.
+        ({"accumulation": 3}, GRADIENT_BYTES + BUFFER_BYTES, 3),
+        ({"strategy": "ddp:bucket_view=true"}, GRADIENT_BYTES + BUFFER_BYTES, 3),
+        # Who used which of the 6 parameters, an int32 each.
+        ({"strategy": "ddp:find_unused=true"}, GRADIENT_BYTES + BUFFER_BYTES + 6 * 4, 4),
+    ],
+)
+def test_payload_is_gradients_and_buffers_in_every_step(
+    ranks: Ranks, size: int, settings: dict[str, Any], payload: int, operations: int
+) -> None:
+    for found in ranks(size, count, settings, True):
+        assert found == ([payload] * 3, [operations] * 3)
+
+
+def test_small_buckets_move_the_same_bytes_in_more_operations(ranks: Ranks) -> None:
+    for sizes, operations in ranks(2, count, {"strategy": "ddp:bucket_mb=0.001"}, True):
+        assert sizes == [GRADIENT_BYTES + BUFFER_BYTES] * 3
+        # A bucket is closed once it holds 1048 bytes, from the last layer on: the 980 of Linear(48, 5) and
+        # half of BatchNorm's 384; then the other half and the 1728 of the first layer.
+        assert operations == [2 + 2] * 3
+
+
+def test_nothing_is_counted_while_it_is_off(ranks: Ranks) -> None:
+    assert ranks(2, count, {}, False) == [([0] * 3, [0] * 3)] * 2
+
+
+def reset(rank: int) -> tuple[bool, int, int]:
+    exchange = open_exchange()
+    exchange.enabled = False
+    trainer_of(exchange, rank, strategy="single")
+    exchange.payload_bytes = exchange.operations = 7
+    exchange.reset()
+    return exchange.enabled, exchange.payload_bytes, exchange.operations
+
+
+def test_a_reset_exchange_is_as_new(ranks: Ranks) -> None:
+    assert ranks(1, reset) == [(True, 0, 0)]
+
+
+def diverge_and_return(rank: int, settings: dict[str, Any]) -> dict[str, bool]:
+    """On a rank: whether all ranks agree before, after two steps without exchange, and after going back."""
+    exchange, control = open_exchange(), Control(CPU)
+    trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
+    for _ in range(2):
+        trainer.step(data)
+    found = {"before": replicas_agree(trainer, control)}
+    snapshot = Snapshot(trainer)
+    exchange.enabled = False
+    for _ in range(2):
+        trainer.step(data)
+    found["off"] = replicas_agree(trainer, control)
+    exchange.enabled = True
+    snapshot.restore()
+    found["restored"] = replicas_agree(trainer, control)
+    trainer.step(data)
+    found["after"] = replicas_agree(trainer, control)
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"strategy": "ddp:bucket_view=true"}])
+def test_without_exchange_ranks_diverge_and_a_restored_snapshot_makes_them_equal_again(
+    ranks: Ranks, settings: dict[str, Any]
+) -> None:
+    expected = {"before": True, "off": False, "restored": True, "after": True}
+    assert ranks(2, diverge_and_return, settings) == [expected] * 2
+
+
+def end_state(trainer: Trainer, data: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """All that training depends on, as a hash and bytes."""
+    return {
+        "parameters": parameters_hash(trainer),
+        "buffers": [buffer.tolist() for buffer in trainer.model.bare.buffers()],
+        "optimizer": [
+            {name: value.tolist() for name, value in state.items() if isinstance(value, Tensor)}
+            for state in trainer.optimizer.state_dict()["state"].values()
+        ],
+        "random": torch.get_rng_state().numpy().tobytes(),
+        "next batch": next(data)[0].tolist(),
+    }
+
+
+def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: bool) -> dict[str, Any]:
+    """On a rank: two quads of two steps, or the steps of their on blocks alone; then one step more."""
+    exchange = open_exchange()
+    trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
+    trainer.step(data)
+    policy = StepPolicy(block_steps=2, quads=2)
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank)
+    if disturbed:
+        watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
+        quads = watch.measure_exposed(exchange, policy)
+        assert len(quads.off_second_ns) == policy.quads
+    else:
+        for _ in range(2 * policy.quads * policy.block_steps):
+            trainer.step(data)
+    log.close()
+    loss = trainer.step(data).item()
+    return {"loss": loss, **end_state(trainer, data)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"optimizer": "adamw", "accumulation": 2}, {"strategy": "ddp:bucket_view=true", "precision": "fp16"}],
+)
+def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for_bit(
+    ranks: Ranks, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    measured = ranks(2, quads_or_none, settings, str(tmp_path), True)
+    plain = ranks(2, quads_or_none, settings, str(tmp_path), False)
+    assert measured == plain
+    assert measured[0]["parameters"] == measured[1]["parameters"]
+
+
+def off_gradient(rank: int) -> list[tuple[list[float], bool]]:
+    """On a rank: a gradient of rank + 1 after an all-reduce of two, the exchange on and off."""
+    exchange = open_exchange()
+    found = []
+    for enabled in (True, False):
+        exchange.enabled = enabled
+        buffer = torch.tensor([rank + 1.0])
+        work = dist.all_reduce(buffer, group=exchange, async_op=True)
+        work.wait()
+        found.append((buffer.tolist(), work.is_completed()))
+    return found
+
+
+def test_an_exchange_that_is_off_leaves_the_buffer_and_is_done_at_once(ranks: Ranks) -> None:
+    # On: 1 + 2 on both. Off: each keeps its own.
+    assert ranks(2, off_gradient) == [
+        [([3.0], True), ([1.0], True)],
+        [([3.0], True), ([2.0], True)],
+    ]
+
+
+def test_the_data_of_the_ranks_differ() -> None:
+    # Without this, ranks would agree without any exchange.
+    first, second = (next(islice(batches(rank), 1))[0] for rank in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_the_network_is_what_the_closed_form_counts() -> None:
+    module = copy.deepcopy(network())
+    assert sum(p.numel() * p.element_size() for p in module.parameters()) == GRADIENT_BYTES
+    assert sum(b.numel() * b.element_size() for b in module.buffers()) == BUFFER_BYTES
