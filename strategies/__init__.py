@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from strategies.builders import parallelize
     from strategies.observer import Phase, SilentObserver, StepObserver
     from strategies.parallel import ParallelModel
-    from strategies.parallelize import parallelize
     from strategies.trainer import Trainer, TrainSettings
 
 __all__ = [
@@ -33,7 +33,7 @@ _HOMES = {
     "StepObserver": "strategies.observer",
     "TrainSettings": "strategies.trainer",
     "Trainer": "strategies.trainer",
-    "parallelize": "strategies.parallelize",
+    "parallelize": "strategies.builders",
 }
 
 

@@ -11,11 +11,11 @@ from torch.distributed import ProcessGroup
 
 from results.cell import Cell, MemoryFormat, Precision
 from results.layout import ModelLayout
+from strategies.builders import parallelize
 from strategies.checkpointing import checkpoint_blocks
 from strategies.observer import Phase, SilentObserver, StepObserver
 from strategies.optimizer import build_optimizer
 from strategies.parallel import Batch, GradientTask, Loss
-from strategies.parallelize import parallelize
 from strategies.precision import loss_scaler, set_float32_math
 
 

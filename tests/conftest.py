@@ -38,23 +38,20 @@ class Pool:
             self._connections.append(here)
             self._processes.append(process)
 
-    @property
-    def alive(self) -> bool:
-        return all(process.is_alive() for process in self._processes)
-
-    def run(self, function: Callable[..., object], *arguments: object, timeout_s: float) -> list[Any]:
+    def run(
+        self, function: Callable[..., object], *arguments: object, timeout_s: float, dying: tuple[int, ...]
+    ) -> list[Any]:
         """`function(rank, *arguments)` of every rank. Fails with the traceback of the rank that failed."""
         # By file and name: test modules are no importable packages.
         request = pickle.dumps((function.__code__.co_filename, function.__name__, arguments))
         for connection in self._connections:
             connection.send_bytes(request)
-        answers, errors = self._collect(timeout_s)
+        answers, errors = self._collect(timeout_s, dying)
         if errors or len(answers) < len(self._connections):
-            self.end(patience_s=0)
             pytest.fail("\n".join(errors) or f"only the ranks {sorted(answers)} answered in {timeout_s} s")
         return [answers[rank] for rank in range(len(answers))]
 
-    def _collect(self, timeout_s: float) -> tuple[dict[int, Any], list[str]]:
+    def _collect(self, timeout_s: float, dying: tuple[int, ...]) -> tuple[dict[int, Any], list[str]]:
         answers: dict[int, Any] = {}
         errors: list[str] = []
         pending = {connection: rank for rank, connection in enumerate(self._connections)}
@@ -62,7 +59,7 @@ class Pool:
         while pending and (ready := wait(list(pending), timeout=max(0, end - time.monotonic()))):
             for connection in ready:
                 rank = pending.pop(connection)
-                good, value = _received(connection)
+                good, value = _received(connection, may_die=rank in dying)
                 if good:
                     answers[rank] = value
                 else:
@@ -71,8 +68,9 @@ class Pool:
         return answers, errors
 
     def end(self, *, patience_s: float) -> None:
-        for connection in self._connections:
-            if patience_s:
+        """Let the ranks leave the group; kill those that have not after `patience_s`."""
+        if patience_s:
+            for connection in self._connections:
                 connection.send_bytes(b"")
         end = time.monotonic() + patience_s
         for process in self._processes:
@@ -83,11 +81,11 @@ class Pool:
             connection.close()
 
 
-def _received(connection: Any) -> tuple[bool, Any]:
+def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
     try:
         good, value = pickle.loads(connection.recv_bytes())
     except EOFError:
-        return False, "the process has ended"
+        return (True, None) if may_die else (False, "the process has ended")
     return good, value
 
 
@@ -97,18 +95,29 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
 
     A rank is called `function(rank, *arguments)`, with the default process group open; arguments and
     results are pickled. What raises, or takes longer than `timeout_s`, fails the test and ends the pool; the
-    next test gets a new one.
+    next test gets a new one. The ranks in `dying` may end without a result, and give None.
     """
     pools: dict[int, Pool] = {}
 
     def run(
-        size: int, function: Callable[..., object], *arguments: object, timeout_s: float = 60
+        size: int,
+        function: Callable[..., object],
+        *arguments: object,
+        timeout_s: float = 60,
+        dying: tuple[int, ...] = (),
     ) -> list[Any]:
-        if size not in pools or not pools[size].alive:
-            pools[size] = Pool(size, tmp_path_factory.mktemp("ranks") / "store")
-        return pools[size].run(function, *arguments, timeout_s=timeout_s)
+        pool = pools.pop(size, None) or Pool(size, tmp_path_factory.mktemp("ranks") / "store")
+        whole = False
+        try:
+            results = pool.run(function, *arguments, timeout_s=timeout_s, dying=dying)
+            whole = not dying
+        finally:
+            if whole:
+                pools[size] = pool
+            else:
+                pool.end(patience_s=0)
+        return results
 
     yield run
     for pool in pools.values():
-        if pool.alive:
-            pool.end(patience_s=5)
+        pool.end(patience_s=5)

@@ -1,6 +1,6 @@
 """One rank of a pool of `conftest.py`: joins the group, then runs the functions it is sent until told to end.
 
-Run by path, not imported: `CONNECTION`, `RANK`, `SIZE` and `STORE` are given as globals.
+Run by path, not imported: test files are no packages, and what is below is given as globals.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-CONNECTION: Connection
-RANK: int
-SIZE: int
-STORE: str
+CONNECTION: Connection = globals()["CONNECTION"]
+RANK: int = globals()["RANK"]
+SIZE: int = globals()["SIZE"]
+STORE: str = globals()["STORE"]
 
 
 @cache

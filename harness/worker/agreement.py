@@ -18,7 +18,7 @@ def parameters_hash(trainer: Trainer) -> str:
 
 
 def hash_number(values: Iterable[tuple[str, Tensor]]) -> float:
-    """A hash of names and bits as a number that ranks can exchange: 52 bits, which a float64 holds exactly."""
+    """A hash of names and bits as a number to exchange: 52 bits, which a float64 holds exactly."""
     return float(int(_digest(values)[:13], 16))
 
 

@@ -32,6 +32,9 @@ Stop = Literal["target", "budget", "blocks"]
 class DivergedError(Exception):
     """The loss of a rank is not a finite number; raised on all ranks."""
 
+    def __init__(self) -> None:
+        super().__init__("the loss is not a finite number (NaN or infinity)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -124,7 +127,7 @@ class Stopwatch:
         columns = self._clock.drain()
         wall, broken = self._control.largest([float(mine), float(None in columns.loss)])
         if broken:
-            raise DivergedError("the loss is not a finite number (NaN or infinity)")
+            raise DivergedError
         self._log.heartbeat(block_ns=mine)
         return mine, wall, columns
 

@@ -8,9 +8,11 @@ that errors of one step are judged alone, and then replays the update from the s
 
 The bound. On CPU in fp32, uncompiled, both sides do the same local arithmetic, so that only the order of
 the sum over replicas may differ: for two replicas not at all (a + b = b + a, and halving is exact), for p
-replicas by 2 gamma(p) sum |g_r| / p per element, gamma(p) = p u / (1 - p u), u = 2^-24 (Higham, Accuracy
-and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order). Elsewhere kernels need not
-be reproducible, and the whole gradient must agree in relative L2 norm within `TOLERANCE`.
+replicas by 2 gamma(p + 1) sum |g_r| / p per element, gamma(n) = n u / (1 - n u), u = 2^-24 (Higham, Accuracy
+and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order; p - 1 sums, and two roundings
+where shares are multiplied by a rounded 1 / p). Buffers of every replica are equal. Elsewhere kernels need
+not be reproducible: the whole gradient, and replica 0's buffers, must agree in relative L2 norm within
+`TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.worker.agreement import replicas_agree
+from harness.worker.agreement import hash_number, replicas_agree
 from harness.worker.control import Control
+from harness.worker.measure import DivergedError
 from harness.worker.parts import Parts
 from harness.worker.reference import (
     Reference,
@@ -66,18 +69,22 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
 
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
-    replicas stay equal.
+    replicas stay equal. Raises DivergedError on all ranks if one has a loss that is not finite.
     """
     findings: list[Finding] = []
+    stale = False
     for step in range(STEPS):
         start = {name: value.clone() for name, value in state_of(trainer.model.bare)}
         seed_step(parts.cell.seed, step, parts.rank.rank)
-        trainer.compute_gradients(batches)
-        control.synchronize()
+        loss = trainer.compute_gradients(batches)
+        if control.largest([float(not loss.isfinite())])[0]:
+            raise DivergedError
         reference, obstacle = _attempt(parts, start, step) if parts.rank.rank == 0 else (None, "")
         if control.from_first(float(reference is None)):
             trainer.update()
             return _replica_agreement(trainer, control, obstacle)
+        if exact_arithmetic(parts.cell):
+            stale |= not _buffers_equal(parts, trainer, control, reference)
         gradients = _gradients(trainer)
         expected = {}
         if reference is not None:
@@ -89,8 +96,9 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
             bound = 0.0 if exact_arithmetic(parts.cell) else UPDATE_TOLERANCE
             findings.append(_relative("update", updated, expected, bound))
     agreed = replicas_agree(trainer, control)
-    failed = control.from_first(float(any(not finding.passed for finding in findings)))
-    return _verdict(parts.cell, findings, agreed=agreed, failed=bool(failed))
+    different = any(not finding.passed for finding in findings)
+    anywhere = control.largest([float(different or stale), float(stale)])
+    return _verdict(parts.cell, findings, agreed=agreed, failed=bool(anywhere[0]), stale=bool(anywhere[1]))
 
 
 def _attempt(parts: Parts, start: dict[str, Tensor], step: int) -> tuple[Reference | None, str]:
@@ -103,10 +111,17 @@ def _attempt(parts: Parts, start: dict[str, Tensor], step: int) -> tuple[Referen
         return None, "a serial simulation does not fit on the device beside the model"
 
 
-def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool) -> Proof:
+def _buffers_equal(parts: Parts, trainer: Trainer, control: Control, reference: Reference | None) -> bool:
+    """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
+    none = [0.0] * parts.cell.replicas
+    expected = control.largest(none if reference is None else reference.buffer_hashes)
+    return hash_number(trainer.model.bare.named_buffers()) == expected[parts.rank.rank]
+
+
+def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool, stale: bool) -> Proof:
     worst = max(findings, key=lambda finding: (not finding.passed, finding.difference), default=None)
     if failed or not agreed:
-        detail = "replicas differ after the update" if not agreed else (worst.what if worst else "see rank 0")
+        detail = "replicas differ after the update" if not agreed else _failure(worst, stale=stale)
         return Proof(method="serial-simulation", passed=False, detail=detail)
     gradients = [finding for finding in findings if finding.what.startswith("gradient")]
     return Proof(
@@ -116,6 +131,13 @@ def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool)
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
     )
+
+
+def _failure(worst: Finding | None, *, stale: bool) -> str:
+    """What this rank knows of it: gradients and updates are compared on rank 0."""
+    if worst is not None and not worst.passed:
+        return worst.what
+    return "a replica's buffers differ from the serial simulation" if stale else "see rank 0"
 
 
 def _rule(cell: Cell) -> str:

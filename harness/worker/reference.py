@@ -107,8 +107,9 @@ def replay_update(
     parameters = dict(workload.module.named_parameters())
     optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
     if trainer.optimizer.state:
-        # A copy: loading shares tensors of the same type and device, and the step below writes to them.
-        optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+        # The state alone: rates are the cell's. A copy: loading shares tensors, and the step writes to them.
+        history = copy.deepcopy(trainer.optimizer.state_dict()["state"])
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": history})
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.clone()
     if parts.cell.clip_norm is not None:

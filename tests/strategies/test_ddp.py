@@ -238,7 +238,7 @@ def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_avera
 
 
 def test_the_data_let_replicas_use_different_parameters() -> None:
-    # What the cases named "unused" stand on: in some step one replica uses `sometimes` and the other does not.
+    # What the cases named "unused" stand on: in some step one replica uses `sometimes`, the other not.
     used = [[bool(batch(step, 0, replica)[0][0, 0] > 0) for replica in range(2)] for step in range(STEPS)]
     assert any(first != second for first, second in used)
 

@@ -1,11 +1,26 @@
-"""Shared by the tests of the measured process: the test process computes with one thread, as the ranks do."""
+"""Shared by the tests of the measured process: one thread, as the ranks have, and the proof of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import runpy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from harness.worker import proof
+from harness.worker.control import Control
+from harness.worker.exchange import open_exchange
+from harness.worker.measure import DivergedError
+from harness.worker.parts import Parts
+from harness.worker.rank import Rank
+from results.cell import Cell
+
+Fields = dict[str, Any]
+Ranks = Callable[..., list[Any]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -14,3 +29,75 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+MODELS = """
+import torch
+from torch import nn
+from workloads import Workload
+
+
+def normed():
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    return workload(nn.Sequential(*layers), nn.functional.mse_loss)
+
+
+def diverging():
+    return workload(nn.Linear(6, 3), lambda y, t: nn.functional.mse_loss(y, t) / (t[0, 0] > 0))
+
+
+def workload(module, loss):
+    def synthetic(generator, samples):
+        return torch.randn(samples, 6, generator=generator), torch.randn(samples, 3, generator=generator)
+
+    return Workload(module=module, loss=loss, synthetic=synthetic)
+"""
+
+
+def _cell(size: int, fields: Fields) -> Cell:
+    base = {
+        "dataset": "synthetic",
+        "strategy": "single" if size == 1 else "ddp",
+        "gpus": size,
+        "device": "cpu",
+        "backend": "gloo",
+    }
+    return Cell(**(base | fields))
+
+
+def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None) -> Fields:
+    """On a rank: the fields of the cell's Proof; `broken` names a file and a context manager in it."""
+    size = torch.distributed.get_world_size()
+    who = Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size)
+    cell, device = _cell(size, fields), torch.device("cpu")
+    parts = Parts(cell=cell, rank=who, device=device, source_folder=Path(folder))
+    with ExitStack() as stack:
+        if broken is not None:
+            path, name = broken
+            stack.enter_context(runpy.run_path(path)[name](rank, size))
+        workload = parts.workload()
+        trainer = parts.trainer(workload, open_exchange())
+        try:
+            found = proof.prove(parts, trainer, parts.batches(workload, rank), Control(device))
+        except DivergedError as error:
+            return {"diverged": str(error)}
+    return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+@pytest.fixture(scope="session")
+def proofs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Fields]]:
+    """`proofs(2, fields)` is what each of two ranks finds of a cell with these fields.
+
+    `broken`, a context manager (rank, size) at the top of a test file, is open on every rank meanwhile.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "proof_models.py").write_text(MODELS)
+
+    def run(size: int, fields: Fields, *, broken: Callable[..., object] | None = None) -> list[Fields]:
+        where = None
+        if broken is not None:
+            code = getattr(broken, "__wrapped__", broken).__code__
+            where = (code.co_filename, broken.__name__)
+        return ranks(size, prove, str(folder), fields, where)
+
+    return run

@@ -1,4 +1,4 @@
-"""The group that gradients go over: what it counts, and that switching it off can be undone without a trace."""
+"""The group that gradients go over: what it counts, and that switching it off can be undone."""
 
 from __future__ import annotations
 
@@ -177,7 +177,11 @@ def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: b
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"optimizer": "adamw", "accumulation": 2}, {"strategy": "ddp:bucket_view=true", "precision": "fp16"}],
+    [
+        {},
+        {"optimizer": "adamw", "accumulation": 2},
+        {"strategy": "ddp:bucket_view=true", "precision": "fp16"},
+    ],
 )
 def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for_bit(
     ranks: Ranks, settings: dict[str, Any], tmp_path: Path

@@ -1,0 +1,143 @@
+"""From an exception to an outcome, by messages that torch and gloo really produce."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.worker.exchange import open_exchange
+from harness.worker.failure import classify
+from harness.worker.measure import DivergedError
+from results.outcome import Outcome
+from strategies import Trainer, TrainSettings
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+MIB = 2**20
+
+# As torch 2.13 words them: the allocators of the device and of the host, and gloo.
+CUDA_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB"
+HOST_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
+    " you tried to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537]"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (
+            torch.OutOfMemoryError(CUDA_MEMORY),
+            Outcome.OUT_OF_MEMORY,
+            f"OutOfMemoryError: {CUDA_MEMORY}",
+        ),
+        (MemoryError(), Outcome.OUT_OF_MEMORY, "MemoryError"),
+        (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
+        (
+            RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),
+            Outcome.CANCELLED,
+            f"another rank went away: RuntimeError: {PAIR} Read error [127.0.0.1]:53137:"
+            " Connection reset by peer.",
+        ),
+        (
+            RuntimeError(f"{PAIR} Connection closed by peer [127.0.0.1]:8721"),
+            Outcome.CANCELLED,
+            f"another rank went away: RuntimeError: {PAIR} Connection closed by peer [127.0.0.1]:8721",
+        ),
+        (
+            dist.DistBackendError("NCCL error: remote process exited or there was a network error"),
+            Outcome.CANCELLED,
+            "another rank went away: DistBackendError: NCCL error: remote process exited or there was a"
+            " network error",
+        ),
+        (
+            DivergedError(),
+            Outcome.DIVERGED,
+            "the loss is not a finite number (NaN or infinity)",
+        ),
+        (ValueError("not a\n  shape"), Outcome.CRASHED, "ValueError: not a shape"),
+        (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, "RuntimeError: mat1 and mat2 shapes"),
+        (AssertionError(), Outcome.CRASHED, "AssertionError"),
+        # Words alone are not enough: a user's model may raise what it likes.
+        (ValueError("not enough memory cells"), Outcome.CRASHED, "ValueError: not enough memory cells"),
+        (KeyError("Broken pipe"), Outcome.CRASHED, "KeyError: 'Broken pipe'"),
+    ],
+)
+def test_an_error_has_its_outcome_and_one_line_that_says_why(
+    error: Exception, outcome: Outcome, reason: str
+) -> None:
+    assert classify(error) == (outcome, reason)
+
+
+def test_a_long_message_is_cut() -> None:
+    _, line = classify(ValueError("x" * 10_000))
+    assert line == "ValueError: " + "x" * 400
+
+
+def exhaust_host_memory(rank: int) -> tuple[str, str, str]:
+    """On a rank: an allocation of 1 GiB where the kernel gives at most 256 MiB more."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    used_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used_kib * 1024 + 256 * MIB, before[1]))
+    try:
+        torch.ones(256 * MIB)
+    except RuntimeError as error:
+        return type(error).__name__, *classify(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    return "nothing", "", ""
+
+
+def test_what_the_allocator_really_says_is_out_of_memory(ranks: Ranks) -> None:
+    [(kind, outcome, reason)] = ranks(1, exhaust_host_memory)
+    assert (kind, outcome) == ("RuntimeError", Outcome.OUT_OF_MEMORY)
+    assert "you tried to allocate 1073741824 bytes" in reason
+
+
+def lose_a_peer_at_a_barrier(rank: int) -> tuple[str, str]:
+    """On a rank: rank 1 is killed while rank 0 waits for it."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        return classify(error)
+    return "nothing", ""
+
+
+def lose_a_peer_in_backward(rank: int) -> tuple[str, str]:
+    """On a rank: rank 1 is killed before the third step of data-parallel training."""
+    settings = TrainSettings(strategy="ddp")
+    trainer = Trainer(
+        nn.Linear(2, 2), lambda y, t: (y - t).mean(), device=CPU, settings=settings, group=open_exchange()
+    )
+    batch = torch.ones(1, 2), torch.ones(1, 2)
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            trainer.step(iter([batch]))
+    except RuntimeError as error:
+        return classify(error)
+    return "nothing", ""
+
+
+@pytest.mark.parametrize("function", [lose_a_peer_at_a_barrier, lose_a_peer_in_backward])
+def test_what_is_really_seen_of_a_killed_peer_is_cancelled(
+    ranks: Ranks, function: Callable[..., object]
+) -> None:
+    (outcome, reason), died = ranks(2, function, dying=(1,))
+    assert died is None
+    assert outcome == Outcome.CANCELLED
+    assert reason.startswith("another rank went away: RuntimeError: ")

@@ -1,0 +1,260 @@
+"""Timed blocks: when warm-up and measuring end, and what the on and off blocks train on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.worker import measure
+from harness.worker.clock import step_clock
+from harness.worker.control import Control
+from harness.worker.log import RankLog
+from harness.worker.measure import DivergedError, Stopwatch
+from results.cell import StepPolicy
+from results.record import StepColumns
+from strategies import Trainer, TrainSettings
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+MS = 1_000_000
+
+
+class World:
+    """Trainer, clock, control, log and time in one: every block takes the wall time that is written here."""
+
+    def __init__(self, own_ms: Sequence[float], slowest_ms: Sequence[float] | None = None) -> None:
+        self._own = iter(own_ms)
+        self._slowest = iter(own_ms if slowest_ms is None else slowest_ms)
+        self._now = 0
+        self._steps = 0
+        self._reads = 0
+        self.blocks = 0
+        self.settings = TrainSettings()
+
+    def step(self, batches: Iterator[object]) -> None:
+        next(batches)
+        self._steps += 1
+
+    def perf_counter_ns(self) -> int:
+        # Read once at the start of a block, and once at its end.
+        self._reads += 1
+        if self._reads % 2 == 0:
+            self._now += int(next(self._own) * MS)
+        return self._now
+
+    def drain(self) -> StepColumns:
+        columns = [self._steps] * self._steps
+        self._steps = 0
+        self.blocks += 1
+        return StepColumns(
+            step_ns=columns,
+            data_ns=columns,
+            forward_ns=columns,
+            backward_ns=columns,
+            optimizer_ns=columns,
+            loss=[1.0] * len(columns),
+        )
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        return [next(self._slowest) * MS, *values[1:]]
+
+    def synchronize(self) -> None: ...
+
+    def barrier(self) -> None: ...
+
+    def heartbeat(self, **fields: object) -> None: ...
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, World]]:
+    def make(own_ms: Sequence[float], slowest_ms: Sequence[float] | None = None) -> tuple[Stopwatch, World]:
+        world: Any = World(own_ms, slowest_ms)
+        monkeypatch.setattr(measure, "time", world)
+        endless: Any = iter(int, 1)
+        return Stopwatch(world, endless, clock=world, control=world, log=world), world
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("walls", "blocks", "steady"),
+    [
+        # 97 is the first that is not faster than 100 by more than 3 %.
+        ([100, 97], 2, True),
+        # 80 < 0.97 * 100; 79 >= 0.97 * 80 = 77.6.
+        ([100, 80, 79], 3, True),
+        # A slow block is not faster than the fastest before.
+        ([100, 200], 2, True),
+        # The fastest counts, not the last: 96 < 97; 95 >= 0.97 * 96 = 93.12.
+        ([100, 96, 95], 3, True),
+        # Ever faster, until the limit of 20 steps, 4 blocks of 5.
+        ([100, 90, 80, 70], 4, False),
+        # Steady in the very last block.
+        ([100, 90, 80, 80], 4, True),
+    ],
+)
+def test_warm_up_ends_when_a_block_is_not_faster_or_at_the_limit(
+    watch: Callable[..., tuple[Stopwatch, World]], walls: list[float], blocks: int, steady: bool
+) -> None:
+    stopwatch, world = watch(walls)
+    columns, found = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
+    assert (world.blocks, found) == (blocks, steady)
+    assert columns.step_ns == [5] * 5 * blocks
+
+
+def test_warm_up_judges_by_the_slowest_rank(watch: Callable[..., tuple[Stopwatch, World]]) -> None:
+    # This rank alone would be steady after two blocks.
+    stopwatch, world = watch([100, 100, 100], slowest_ms=[200, 150, 150])
+    _, steady = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
+    assert (world.blocks, steady) == (3, True)
+
+
+def test_no_warm_up_is_not_a_steady_one(watch: Callable[..., tuple[Stopwatch, World]]) -> None:
+    stopwatch, world = watch([])
+    columns, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=0))
+    assert (columns, steady, world.blocks) == (StepColumns(), False, 0)
+
+
+# Of six blocks of 90 and 110 ms in turn the mean is 100, the deviation sqrt(6 * 10^2 / 5) = 10.954, and the
+# half-width t(5; 0.975) = 2.5706 times 10.954 / sqrt(6), so 11.496: 11.5 % of the mean.
+UNEVEN = [90.0, 110.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("walls", "policy", "blocks", "stop"),
+    [
+        # No spread: the first interval there is, at six blocks, has no width.
+        ([100] * 6, {"target": 0.0}, 6, "target"),
+        (UNEVEN, {"target": 0.1150}, 6, "target"),
+        # 11.496 > 11.49: one more; seven blocks with 100 more have 2.4469 * 10 / sqrt(7) = 9.249.
+        ([*UNEVEN, 100.0], {"target": 0.1149}, 7, "target"),
+        # Six blocks are 0.6 s. The target comes first where both are met.
+        (UNEVEN, {"target": 0.01, "budget_s": 0.6}, 6, "budget"),
+        (UNEVEN, {"target": 0.2, "budget_s": 0.6}, 6, "target"),
+        ([*UNEVEN, 100.0], {"target": 0.01, "budget_s": 0.601}, 7, "budget"),
+        (UNEVEN, {"target": 0.01, "max_blocks": 6}, 6, "blocks"),
+        ([*UNEVEN, 90.0, 110.0], {"target": 0.01, "max_blocks": 8}, 8, "blocks"),
+        # The budget is spent, but so many blocks there are in any case.
+        ([100] * 8, {"target": 0.0, "budget_s": 0.0, "min_blocks": 8}, 8, "target"),
+        ([100, 120, 140], {"budget_s": 0.0, "min_blocks": 3}, 3, "budget"),
+        # Under six blocks there is no interval that could meet the target.
+        ([100, 100], {"min_blocks": 1, "max_blocks": 2}, 2, "blocks"),
+    ],
+)
+def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(
+    watch: Callable[..., tuple[Stopwatch, World]],
+    walls: list[float],
+    policy: dict[str, Any],
+    blocks: int,
+    stop: str,
+) -> None:
+    stopwatch, world = watch(walls)
+    measured = stopwatch.measure(StepPolicy(block_steps=2, **policy))
+    assert (measured.stop, world.blocks) == (stop, blocks)
+    assert measured.blocks_ns == [int(wall * MS) for wall in walls]
+    assert measured.columns.step_ns == [2] * 2 * blocks
+
+
+def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(
+    watch: Callable[..., tuple[Stopwatch, World]],
+) -> None:
+    # By its own 50 ms a block this rank would go on until the budget of 0.6 s at the twelfth.
+    stopwatch, _ = watch([50] * 6, slowest_ms=UNEVEN)
+    measured = stopwatch.measure(StepPolicy(target=0.01, budget_s=0.6))
+    assert measured.stop == "budget"
+    assert measured.blocks_ns == [50 * MS] * 6
+
+
+class Quad:
+    """A trainer of y = w x, and what it saw: each step's exchange, inputs and the weight it started from."""
+
+    def __init__(self, *, accumulation: int, folder: Path) -> None:
+        self.exchange: Any = SimpleNamespace(enabled=True)
+        self.seen: list[tuple[bool, float]] = []
+        self.weights: list[float] = []
+        self.module = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.module.weight)
+        settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
+        trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
+        self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
+        control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list)
+        self.log = RankLog(folder / "log.jsonl", 0)
+        self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.seen.append((self.exchange.enabled, targets.item()))
+        self.weights.append(self.module.weight.item())
+        return -outputs.mean()
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
+    tmp_path: Path, accumulation: int
+) -> None:
+    quad = Quad(accumulation=accumulation, folder=tmp_path)
+    quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=2, quads=2))
+    quad.log.close()
+    each = 2 * accumulation
+    drawn = [[float(1 + block * each + i) for i in range(each)] for block in range(4)]
+    order = [(True, drawn[0]), (False, drawn[0]), (False, drawn[1]), (True, drawn[1])]
+    order += [(True, drawn[2]), (False, drawn[2]), (False, drawn[3]), (True, drawn[3])]
+    assert quad.seen == [(on, value) for on, values in order for value in values]
+    assert quads.steps == 2
+    walls = [quads.on_first_ns, quads.off_first_ns, quads.off_second_ns, quads.on_second_ns]
+    assert [len(values) for values in walls] == [2] * 4
+    assert all(wall > 0 for values in walls for wall in values)
+
+
+def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) -> None:
+    quad = Quad(accumulation=1, folder=tmp_path)
+    quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+    quad.log.close()
+    # The gradient is -x and the rate 1, so a step adds its batch: on 1; off 1 and 2, undone; on 2.
+    assert quad.weights == [0.0, 1.0, 1.0 + 1.0, 1.0]
+    assert quad.module.weight.item() == 1.0 + 2.0
+    assert quad.exchange.enabled
+    # The next batch is the third: nothing was drawn twice or left out.
+    assert next(quad.batches)[1].item() == 3.0
+
+
+def test_no_quads_draw_no_batch(tmp_path: Path) -> None:
+    quad = Quad(accumulation=1, folder=tmp_path)
+    quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(quads=0))
+    quad.log.close()
+    assert quads.on_first_ns == []
+    assert quad.seen == []
+
+
+def diverging(rank: int, folder: str, bad_rank: int) -> tuple[str, int]:
+    """On a rank: blocks of two steps with a NaN in the third step of one rank; what ends them, and when."""
+    module = nn.Linear(1, 1, bias=False)
+    settings = TrainSettings(optimizer="sgd:lr=0")
+    trainer = Trainer(module, lambda y, t: (y * t).mean(), device=CPU, settings=settings)
+    bad = float("nan") if rank == bad_rank else 1.0
+    data = ((torch.ones(1, 1), torch.tensor(bad if index == 2 else 1.0)) for index in range(100))
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank)
+    watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
+    try:
+        watch.measure(StepPolicy(block_steps=2))
+    except DivergedError as error:
+        return str(error), sum(1 for _ in data)
+    finally:
+        log.close()
+    return "nothing", 0
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_loss_that_is_not_finite_on_one_rank_ends_the_blocks_of_all(
+    ranks: Ranks, tmp_path: Path, bad_rank: int
+) -> None:
+    # In the second block of two steps, so that 100 - 4 batches are left.
+    assert (
+        ranks(2, diverging, str(tmp_path), bad_rank)
+        == [("the loss is not a finite number (NaN or infinity)", 96)] * 2
+    )

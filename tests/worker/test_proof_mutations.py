@@ -1,0 +1,247 @@
+"""Every way of training wrongly is caught by the proof: each is planted, and looked for in the verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker import proof, reference
+from harness.worker.exchange import ExchangeGroup
+from harness.worker.parts import Parts
+from strategies.ddp import DdpModel
+from strategies.parallel import GradientTask, ParallelModel
+from strategies.trainer import Trainer
+
+Proofs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+GPT: Fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+
+
+def _gradients_times(factor: float) -> AbstractContextManager[object]:
+    original = ParallelModel.compute_gradients
+
+    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
+        loss = original(self, batches, task)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        return loss
+
+    return patch.object(ParallelModel, "compute_gradients", wrong)
+
+
+def _divided_by_one_more(rank: int, size: int) -> AbstractContextManager[object]:
+    return _gradients_times(size / (size + 1))
+
+
+def _not_divided(rank: int, size: int) -> AbstractContextManager[object]:
+    return _gradients_times(size)
+
+
+def _last_bit_off(rank: int, size: int) -> AbstractContextManager[object]:
+    return _gradients_times(1 + 2**-23)
+
+
+def _one_rank_dropped(rank: int, size: int) -> AbstractContextManager[object]:
+    original = ExchangeGroup.allreduce
+
+    def wrong(self: ExchangeGroup, tensors: list[Tensor], options: Any = None) -> Any:
+        if rank == size - 1:
+            for tensor in tensors:
+                tensor.zero_()
+        return original(self, tensors, options)
+
+    return patch.object(ExchangeGroup, "allreduce", wrong)
+
+
+def _off_in_the_last_step(rank: int, size: int) -> AbstractContextManager[object]:
+    original, steps = Trainer.compute_gradients, iter(range(proof.STEPS))
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        exchange = self.model.module.process_group
+        exchange.enabled = next(steps) < proof.STEPS - 1
+        loss = original(self, batches)
+        exchange.enabled = True
+        return loss
+
+    return patch.object(Trainer, "compute_gradients", wrong)
+
+
+def _sum_instead_of_mean_of_micro_batches(rank: int, size: int) -> AbstractContextManager[object]:
+    original = ParallelModel.compute_gradients
+
+    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
+        summed = replace(task, loss=lambda y, t: task.accumulation * task.loss(y, t))
+        return original(self, batches, summed)
+
+    return patch.object(ParallelModel, "compute_gradients", wrong)
+
+
+def _first_micro_batch_exchanged_instead_of_the_last(rank: int, size: int) -> AbstractContextManager[object]:
+    original = DdpModel.exchange
+    return patch.object(DdpModel, "exchange", lambda self, *, now: original(self, now=not now))
+
+
+def _buffers_of_another_rank(rank: int, size: int) -> AbstractContextManager[object]:
+    """Every rank takes the running statistics of the last one, where DDP gives it those of rank 0."""
+    original = Trainer.compute_gradients
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        for buffer in self.model.bare.buffers():
+            torch.distributed.broadcast(buffer, src=size - 1)
+        return original(self, batches)
+
+    return patch.object(Trainer, "compute_gradients", wrong)
+
+
+def _buffers_never_sent(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.__init__
+
+    def wrong(self: Trainer, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        self.model.module.broadcast_buffers = False
+
+    return patch.object(Trainer, "__init__", wrong)
+
+
+def _update_twice(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        self.optimizer.step()
+        original(self)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _update_left_out(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(Trainer, "update", lambda self: self.optimizer.zero_grad())
+
+
+def _clip_ignored(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(ParallelModel, "clip_gradients", lambda self, max_norm: None)
+
+
+def _gradients_not_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: None)
+
+
+def _wrong_rate(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.__init__
+
+    def wrong(self: Trainer, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        self.optimizer.param_groups[0]["lr"] *= 1.001
+
+    return patch.object(Trainer, "__init__", wrong)
+
+
+def _rate_changes_after_a_step(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        self.optimizer.param_groups[0]["lr"] *= 1.001
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _wrong_rate_on_the_last_rank(rank: int, size: int) -> AbstractContextManager[object]:
+    return _wrong_rate(rank, size) if rank == size - 1 else ExitStack()
+
+
+def _same_data_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Parts.batches
+
+    def wrong(self: Parts, workload: Any, replica: int) -> Iterator[Any]:
+        # The reference, on rank 0, asks for other replicas too and gets them.
+        return original(self, workload, 0 if replica == rank else replica)
+
+    return patch.object(Parts, "batches", wrong)
+
+
+def _dropout_drawn_from_a_seed_of_the_trainers_own(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.compute_gradients
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        torch.manual_seed(0)
+        return original(self, batches)
+
+    return patch.object(Trainer, "compute_gradients", wrong)
+
+
+@contextmanager
+def _seeded_alike(rank: int, size: int) -> Iterator[None]:
+    """All replicas draw the same dropout by the worker's will: a choice of seeds, no error of training."""
+    original = reference.seed_step
+
+    def alike(seed: int, step: int, replica: int) -> None:
+        original(seed, step, 0)
+
+    with patch.object(proof, "seed_step", alike), patch.object(reference, "seed_step", alike):
+        yield
+
+
+GRADIENT = "gradient of .* differs from the serial simulation"
+UPDATE = "update differs from the serial simulation"
+BUFFERS = "buffers differs from the serial simulation"
+REPLICAS = "replicas differ after the update"
+
+
+@pytest.mark.parametrize(
+    ("mutation", "fields", "detail"),
+    [
+        (_divided_by_one_more, MLP, GRADIENT),
+        (_not_divided, MLP, GRADIENT),
+        (_one_rank_dropped, MLP, GRADIENT),
+        (_off_in_the_last_step, MLP, f"{GRADIENT}|{REPLICAS}"),
+        (_sum_instead_of_mean_of_micro_batches, MLP | {"accumulation": 2}, GRADIENT),
+        (
+            _first_micro_batch_exchanged_instead_of_the_last,
+            MLP | {"accumulation": 2},
+            f"{GRADIENT}|{REPLICAS}",
+        ),
+        (_buffers_of_another_rank, NORMED, BUFFERS),
+        (_buffers_never_sent, NORMED, "a replica's buffers differ from the serial simulation"),
+        (_update_twice, MLP, UPDATE),
+        (_update_left_out, MLP, UPDATE),
+        (_clip_ignored, MLP | {"clip_norm": 0.01}, UPDATE),
+        (_gradients_not_forgotten, MLP, GRADIENT),
+        (_wrong_rate, MLP, UPDATE),
+        (_wrong_rate, GPT, UPDATE),
+        (_rate_changes_after_a_step, MLP, UPDATE),
+        (_wrong_rate_on_the_last_rank, MLP, REPLICAS),
+        (_same_data_on_all_ranks, MLP, GRADIENT),
+        (_dropout_drawn_from_a_seed_of_the_trainers_own, MLP, GRADIENT),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_wrong_training_is_caught_on_all_ranks(
+    proofs: Proofs, size: int, mutation: Callable[..., object], fields: Fields, detail: str
+) -> None:
+    results = proofs(size, fields, broken=mutation)
+    assert [found["passed"] for found in results] == [False] * size
+    assert results[0]["method"] == "serial-simulation"
+    assert re.search(detail, results[0]["detail"]), results[0]["detail"]
+
+
+def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: Proofs) -> None:
+    found = proofs(2, MLP, broken=_last_bit_off)[0]
+    assert not found["passed"]
+    assert re.search(GRADIENT, found["detail"])
+
+
+def test_replicas_that_draw_the_same_dropout_train_rightly_if_the_worker_seeds_them_so(
+    proofs: Proofs,
+) -> None:
+    assert proofs(2, MLP, broken=_seeded_alike)[0]["passed"]

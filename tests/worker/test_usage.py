@@ -1,0 +1,107 @@
+"""Memory and CPU as the kernel counts them: planted amounts are seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
+
+Ranks = Callable[..., list[Any]]
+MB = 10**6
+TICKS_S = 0.05
+"""The kernel counts busy time in ticks of 10 ms; a few of them may fall on the other side of a moment."""
+
+
+def watch_cpu(rank: int, cores: list[int], seconds: float) -> float:
+    """On a rank: what others use of the cores while it sleeps."""
+    foreign = ForeignCpu(cores)
+    time.sleep(seconds)
+    return foreign.cores_used()
+
+
+@pytest.fixture
+def busy_core() -> Iterator[int]:
+    """A core on which a process of its own spins; it is no child of the ranks' parent."""
+    core = max(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "spinning\n"
+    yield core
+    process.kill()
+    process.communicate()
+
+
+def test_a_busy_process_of_somebody_else_is_seen(ranks: Ranks, busy_core: int) -> None:
+    [used] = ranks(1, watch_cpu, [busy_core], 1.0)
+    # All of the core: the spinner's share, and what other programs on it have.
+    assert 0.3 < used <= 1.0 + TICKS_S
+
+
+def test_no_cores_have_no_foreign_use(ranks: Ranks) -> None:
+    assert ranks(1, watch_cpu, [], 0.05) == [0.0]
+
+
+def spin(rank: int, core: int, seconds: float) -> tuple[float, float]:
+    """On a rank: foreign use of the core on which it spins itself, and its own CPU time over wall time."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    foreign, began, cpu = ForeignCpu([core]), time.monotonic(), time.process_time()
+    while time.monotonic() < began + seconds:
+        pass
+    own = (time.process_time() - cpu) / (time.monotonic() - began)
+    used = foreign.cores_used()
+    os.sched_setaffinity(0, before)
+    return used, own
+
+
+def test_a_ranks_own_work_is_not_foreign(ranks: Ranks) -> None:
+    core = min(os.sched_getaffinity(0))
+    [(used, own)] = ranks(1, spin, core, 1.0)
+    assert own > 0.1
+    # A core has one second of CPU time in a second: what the rank had, nobody else can have had.
+    assert used <= 1.0 - own + TICKS_S
+
+
+def allocate(rank: int) -> dict[str, int] | None:
+    """On a rank: its peak over what it held before, after 100 MB, after their end, after a reset."""
+    if not reset_rss_peak():
+        return None
+    before = rss_bytes()
+    found = {"reset": rss_peak_bytes() - before}
+    block = torch.ones(100 * MB, dtype=torch.uint8)
+    found["held"] = rss_bytes() - before
+    del block
+    found["freed"] = rss_bytes() - before
+    found["peak"] = rss_peak_bytes() - before
+    assert reset_rss_peak()
+    found["after another reset"] = rss_peak_bytes() - before
+    return found
+
+
+def test_a_peak_of_memory_is_seen_and_can_be_reset(ranks: Ranks) -> None:
+    [found] = ranks(1, allocate)
+    if found is None:
+        pytest.skip("this kernel does not reset peaks")
+    # The kernel counts pages per thread and adds them up now and then: off by some hundred KiB.
+    slack = 10 * MB
+    assert found["reset"] == pytest.approx(0, abs=slack)
+    assert found["held"] == pytest.approx(100 * MB, abs=slack)
+    assert found["freed"] == pytest.approx(0, abs=slack)
+    assert found["peak"] == pytest.approx(100 * MB, abs=slack)
+    assert found["after another reset"] == pytest.approx(0, abs=slack)
+
+
+def test_resident_memory_is_the_kernels_figure_in_bytes() -> None:
+    # A Python process with torch holds more than 50 MB and less than the machine has.
+    assert 50 * MB < rss_bytes() < psutil.virtual_memory().total
+    assert rss_peak_bytes() > 50 * MB
