@@ -11,7 +11,7 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
-_MEASURED = ("results", "workloads", "strategies", "harness/worker")
+_MEASURED = ("results", "workloads", "strategies", "harness/worker", "harness/device.py")
 
 
 def checkout() -> Path:
@@ -38,16 +38,18 @@ def code_version() -> CodeVersion:
     folder = checkout()
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeVersion(
-        code_hash=_hash(folder),
+        code_hash=code_hash(folder),
         commit=_git(folder, "rev-parse", "HEAD"),
         dirty=None if status is None else bool(status),
     )
 
 
-def _hash(folder: Path) -> str:
+def code_hash(folder: Path) -> str:
+    """16 hex digits over the source of everything that runs inside the measured process."""
     digest = hashlib.sha256()
-    for package in _MEASURED:
-        for path in sorted((folder / package).rglob("*.py")):
+    for part in _MEASURED:
+        place = folder / part
+        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

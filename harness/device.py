@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pynvml
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -125,6 +127,15 @@ def _near_cores(handle: object) -> tuple[int, ...]:
     except pynvml.NVMLError:
         return ()
     return tuple(64 * w + bit for w, word in enumerate(mask) for bit in range(64) if word >> bit & 1)
+
+
+def nccl_settings() -> dict[str, str]:
+    """The `NCCL_*` variables that are set, without any that may hold a secret."""
+    return {
+        key: value
+        for key, value in sorted(os.environ.items())
+        if key.startswith("NCCL_") and not _SECRET.search(key)
+    }
 
 
 def usable_cores() -> list[int]:

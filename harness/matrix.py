@@ -15,7 +15,7 @@ from harness.launch.manual import write_launches
 from harness.launch.preflight import require_room, require_torch
 from harness.launch.supervise import Interrupted
 from harness.plan.expand import expand
-from harness.plan.naming import study_name
+from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_duration_s
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
@@ -26,7 +26,6 @@ from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.lock import study_lock
-from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.store import Study, utc_now
@@ -47,7 +46,7 @@ class Matrix:
         self._request = make_request(
             options, machine_has_cuda=bool(self._machine.gpu_names), source_folder=folder.resolve()
         )
-        self._name = options.name or (study_file.stem if study_file else None)
+        self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / study_name(self._request, name=self._name)
         self._run_options = RunOptions(
             isolation=options.isolation or "launch",
@@ -56,6 +55,17 @@ class Matrix:
             rerun_failed=options.rerun == "failed",
         )
         self._manual = options.launcher == "manual"
+        per_node = self._request.gpus_per_node
+        if per_node is not None and per_node < max(self._request.gpus) and not self._manual:
+            raise UsageError(
+                f"--gpus-per-node {per_node} puts {max(self._request.gpus)} workers on several hosts, and "
+                f"this is one: add --launcher manual for the commands of each host, or leave it out"
+            )
+        if options.oversubscribe and self._request.device == "cuda":
+            raise UsageError(
+                "--oversubscribe is for CPU ranks: a CUDA device takes one rank; leave it out, and sizes "
+                "beyond this machine are skipped with a reason"
+            )
 
     def show(self) -> None:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
@@ -78,7 +88,7 @@ class Matrix:
             study = Study.for_planning(self._root)
             plan = self._kept_plan(study)
             if self._manual:
-                write_launches(study, plan, code, self._console)
+                write_launches(study, plan, self._run_options, code, self._console)
                 return 0
             campaign = Campaign(study, plan, self._run_options, self._console)
             self._announce(study, plan, campaign, code)
@@ -132,7 +142,7 @@ class Matrix:
         figures = analyse(study.name, study.plans(), results)
         if report:
             write_report(study, figures, self._console)
-        missing = _unfinished(plan, results)
+        missing = _unfinished(plan, results, code_version())
         if missing:
             self._console.note(
                 f"{count(missing, 'cell')} of {len(plan.cells)} without all runs: bench status {study.root}"
@@ -140,9 +150,9 @@ class Matrix:
         return 1 if missing else 0
 
 
-def _unfinished(plan: Plan, results: list[RunResult]) -> int:
-    ok = [result.cell_id for result in results if result.outcome is Outcome.OK]
-    return sum(ok.count(cell.id) < plan.request.repeats for cell in plan.cells)
+def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
+    done = tally(results, code, rerun_failed=True).ok_runs
+    return sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.console import Console
-from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.schedule import PlannedLaunch
@@ -131,7 +131,10 @@ def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
         evidence=Evidence.MEASURED,
         slots=(),
         code=CodeVersion(code_hash=""),
+        threads=Machine.here().threads(planned.device),
     )
     path = Path(study.launch_folder(_LAUNCH_ID)) / "launch.json"
     rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT") if manual else None
-    return shlex.join(torchrun_command(launch, path.resolve(), rendezvous=rendezvous))
+    python = "python" if manual else sys.executable
+    command = torchrun_command(launch, path.resolve(), rendezvous=rendezvous, python=python)
+    return shell_line(launch, command)

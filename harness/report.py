@@ -16,18 +16,23 @@ FIRST_TO_GO = ("proof", "against", "interval", "setting", "scaling", "runs")
 
 
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
-    """Write report.html, cells.csv and runs.csv (beside `path`, or in the study); print the headline."""
+    """Write the page and its tables, and print the headline.
+
+    In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
+    """
     # Drawing takes a second to import, and only reports draw.
     from reports.page.frames import cells_csv, runs_csv
     from reports.page.render import render_figures
 
     target = path or study.root / "report.html"
+    prefix = f"{path.stem}." if path else ""
+    cells, runs = (target.with_name(f"{prefix}{name}.csv") for name in ("cells", "runs"))
     files.replace(target, render_figures(figures).encode())
-    files.replace(target.with_name("cells.csv"), cells_csv(figures).encode())
-    files.replace(target.with_name("runs.csv"), runs_csv(figures).encode())
+    files.replace(cells, cells_csv(figures).encode())
+    files.replace(runs, runs_csv(figures).encode())
     print_headline(figures, console)
     console.result(f"report: {target}")
-    console.result(f"tables: {target.with_name('cells.csv')}, {target.with_name('runs.csv')}")
+    console.result(f"tables: {cells}, {runs}")
     return target
 
 

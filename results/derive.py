@@ -21,6 +21,8 @@ Ints = npt.NDArray[np.int64]
 
 DISTURBED_ABOVE = 0.05
 """Share of the used cores that others may take before a run is marked disturbed (5 %)."""
+RESIDUAL_ABOVE = 0.05
+"""Share of a step outside of its phases above which the run carries a warning."""
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
@@ -114,6 +116,7 @@ def _outcome(
 def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
     step_ns = step_time(ranks)
     per_step = _step_maxima(ranks)
+    phases = _phases(ranks, step_ns.value)
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
     first = ranks[0]
     foreign = max((r.foreign_cpu_cores for r in ranks if r.foreign_cpu_cores is not None), default=None)
@@ -126,7 +129,8 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         step_ns_p90=p90,
         step_ns_p99=p99,
         slow_steps=slow_steps(per_step),
-        phase_ns=_phases(ranks, step_ns.value),
+        phase_ns=phases,
+        warnings=result.warnings + _residual_warning(phases["other"], step_ns.value),
         exposed_ns=exposed_time([rank.quads for rank in ranks if rank.quads is not None]),
         loss_first=_mean_loss(ranks, 0),
         loss_last=_mean_loss(ranks, -1),
@@ -149,6 +153,9 @@ def _with_memory(result: RunResult, ranks: list[RankRecord]) -> RunResult:
     return msgspec.structs.replace(
         result,
         rss_peak_bytes=max((memory.rss_peak_bytes for memory in memories), default=None),
+        rss_over_idle_bytes=max(
+            (memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories), default=None
+        ),
         device_allocated_peak_bytes=max(device, default=None),
     )
 
@@ -228,6 +235,13 @@ def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
         for phase in PHASES
     }
     return {**phases, "other": step_ns - sum(phases.values())}
+
+
+def _residual_warning(other_ns: float, step_ns: float) -> tuple[str, ...]:
+    share = other_ns / step_ns
+    if abs(share) <= RESIDUAL_ABOVE:
+        return ()
+    return (f"{share:.1%} of the step is outside of its phases: ranks waited for each other or the host",)
 
 
 def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:

@@ -55,6 +55,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of all ranks."""
     rss_peak_bytes: int | None = None
     """The largest rank's."""
+    rss_over_idle_bytes: int | None = None
+    """The same, less what the rank's idle process held before the run."""
     device_allocated_peak_bytes: int | None = None
     loss_first: float | None = None
     """Mean over ranks of the first step's loss."""

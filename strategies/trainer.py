@@ -73,9 +73,7 @@ class Trainer:
             checkpoint_blocks(module, layout or ModelLayout())
         self.model = parallelize(module.train(), settings.strategy, device=device, group=group)
         if settings.compile:
-            # The model inside the wrapper: DDP announces itself while it calls it, and the graph is then
-            # cut where its buckets are, so that the exchange still overlaps with backward.
-            self.model.bare.compile()
+            _compile(self.model.bare)
         self.optimizer = build_optimizer(settings.optimizer, self.model.parameters())
         self.scaler = loss_scaler(settings.precision, device)
 
@@ -107,6 +105,22 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+
+
+def _compile(module: nn.Module) -> None:
+    """Compile a model in place, inside of what its strategy wrapped around it.
+
+    DDP announces itself while it calls the model, and the graph is then cut where its buckets are, so that
+    the exchange still overlaps with backward. The model is called from a function of ours: the compiler
+    leaves frames of torch itself alone, and a model that is a bare `nn.Sequential` would be one.
+    """
+    eager = module.forward
+
+    def forward(*inputs: Tensor) -> Tensor:
+        output: Tensor = eager(*inputs)
+        return output
+
+    module.forward = torch.compile(forward)
 
 
 def _placed(module: nn.Module, device: torch.device, memory_format: MemoryFormat) -> nn.Module:

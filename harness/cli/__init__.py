@@ -61,6 +61,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line. Every error is one line on stderr, unless `debug` asks for the traceback."""
     try:
         code = bench.main(arguments, prog_name="bench", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -80,8 +83,6 @@ def _tell(error: Exception) -> int:
 def _reading(error: Exception) -> tuple[str, int]:
     if isinstance(error, BenchError):
         return str(error), error.exit_code
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return error.format_message(), 2
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "bench"

@@ -53,9 +53,10 @@ def _line(result: RunResult) -> str:
 
 def _last_words(study: Study, result: RunResult) -> list[str]:
     """The end of what a failed run's ranks printed: the first rank that printed anything."""
-    folder = study.launch_folder(result.launch_id)
-    for log in sorted(folder.glob("torchrun/*/attempt_0/*/stderr.log")):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    logs = sorted(study.launch_folder(result.launch_id).glob("torchrun/*/attempt_0/*/stderr.log"))
+    for log in logs:
+        _, _, after = log.read_text(errors="replace").partition(f"--- run {result.run_id}\n")
+        lines = [line for line in after.split("--- run ")[0].splitlines() if line.strip()]
         if lines:
             return [f"rank {log.parent.name}, {log}:", *lines[-LAST_LINES:]]
     return []

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from harness.code import code_version
 from harness.console import Console
+from harness.launch.campaign import comparable
 from results.outcome import Outcome
 from results.store import Study
 
@@ -17,7 +19,8 @@ from results.store import Study
 def command(study: str) -> int:
     """Say how many runs of each cell of STUDY are done, and what became of the others.
 
-    Exit code 1 if a cell is without one of its runs.
+    Runs of other code or versions than the present ones are counted apart: they are not pooled with new
+    ones. Exit code 1 if a cell is without one of its runs.
     """
     rows = _standing(Study.existing(Path(study)))
     Console().table(["cell", "ok", "planned", "others"], rows, numeric=[False, True, True, False])
@@ -27,8 +30,11 @@ def command(study: str) -> int:
 def _standing(study: Study) -> list[tuple[str, str, str, str]]:
     """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
     outcomes: dict[str, Counter[str]] = {}
+    code = code_version()
     for result in study.results():
-        outcomes.setdefault(result.cell_id, Counter())[result.outcome] += 1
+        other = result.outcome is Outcome.OK and not comparable(result, code)
+        kind = "ok under other code" if other else str(result.outcome)
+        outcomes.setdefault(result.cell_id, Counter())[kind] += 1
     planned = {cell.id: plan.request.repeats for plan in study.plans() for cell in plan.cells}
     rows = []
     for cell_id, repeats in planned.items():

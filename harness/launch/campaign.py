@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
-from harness.console import Console, ProgressLine, Standing
+from harness.console import Console
+from harness.device import nccl_settings
 from harness.launch.follow import LaunchState
 from harness.launch.machine import Machine
+from harness.launch.pace import Pace
 from harness.launch.preflight import require_room, warnings
 from harness.launch.supervise import SILENCE_S, Supervisor, Watch
-from harness.plan.estimate import LaunchEstimate, estimate
+from harness.plan.estimate import estimate
 from harness.plan.schedule import Isolation, PlannedLaunch, Progress, schedule
-from reports.text import duration
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
@@ -51,30 +53,29 @@ class _Tally:
     step_ns: dict[str, float] = field(default_factory=dict)
 
     def take(self, result: RunResult, code: CodeVersion) -> None:
-        """Learn from one run."""
-        if result.outcome is not Outcome.OK:
+        """Learn from one run; a run of other code or versions counts for nothing."""
+        if result.outcome is not Outcome.OK or not comparable(result, code):
             return
         cell = result.cell_id
         self.ok_runs[cell] = self.ok_runs.get(cell, 0) + 1
         if result.step_ns is not None:
             self.step_ns[cell] = result.step_ns.value
-        proven = result.proof is not None and result.proof.method != "earlier-run"
-        same_code = result.environment is not None and result.environment.code.code_hash == code.code_hash
-        if proven and same_code:
+        if result.proof is not None and result.proof.method != "earlier-run":
             self.proofs.setdefault(cell, result.run_id)
 
 
 def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool) -> _Tally:
     """What the study's runs so far mean for the next ones.
 
-    A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted
-    is open again.
+    A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
+    or failed under other code, is open again.
     """
     so_far = _Tally()
     last: dict[str, Outcome] = {}
     for result in results:
         so_far.take(result, code)
-        last[result.cell_id] = result.outcome
+        if comparable(result, code):
+            last[result.cell_id] = result.outcome
     if not rerun_failed:
         so_far.closed = {
             cell
@@ -82,6 +83,27 @@ def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool
             if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell)
         }
     return so_far
+
+
+def comparable(result: RunResult, code: CodeVersion) -> bool:
+    """Whether a run that would start now could be pooled with this one, as far as planning can tell.
+
+    Runs of other code or versions are not pooled by the report, and so do not count as done. Of a run that
+    left no record nothing is known, and it counts.
+    """
+    environment = result.environment
+    if environment is None:
+        return True
+    now = (code.code_hash, platform.python_version(), nccl_settings(), _installed("torch"))
+    then = (environment.code.code_hash, environment.python, environment.nccl_settings, environment.torch)
+    return now == then
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class Campaign:
@@ -123,21 +145,19 @@ class Campaign:
             known_step_ns=so_far.step_ns,
             hardware=self._machine.hardware(self._plan.request.device),
         )
-        total = sum(len(launch.cells) for launch in launches)
-        with self._console.progress(total) as line:
-            pace = _Pace(line, total, costs.launches, self._options.max_time_s)
-            crew = _Crew(self._study, self._machine, code, checkout, found)
+        runs = [len(launch.cells) for launch in launches]
+        with self._console.progress(sum(runs)) as line:
+            pace = Pace(line, costs.launches, runs, max_time_s=self._options.max_time_s)
+            crew = _Crew(self._plan, self._machine, code, checkout, found)
             for planned in launches:
                 self._run_launch(planned, crew, so_far, pace, lock)
                 if pace.is_over:
                     break
         return self._study.collect()
 
-    def _run_launch(
-        self, planned: PlannedLaunch, crew: _Crew, so_far: _Tally, pace: _Pace, lock: int
-    ) -> None:
+    def _run_launch(self, planned: PlannedLaunch, crew: _Crew, so_far: _Tally, pace: Pace, lock: int) -> None:
         pending = [cell for cell in planned.cells if cell.id not in so_far.closed]
-        pace.skip(len(planned.cells) - len(pending))
+        pace.done(len(planned.cells) - len(pending))
         while pending and not pace.is_over:
             require_room(self._study.root)
             launch = crew.launch(planned, pending, so_far)
@@ -148,6 +168,8 @@ class Campaign:
                 lock=lock,
             )
             attempt, state = Supervisor(self._study, launch, crew.checkout, watch).run()
+            if not state.started and attempt.stopped_by is not None:
+                break
             if not state.started:
                 raise MachineError(_did_not_start(self._study.launch_folder(launch.launch_id)))
             self._take(launch, attempt, state, so_far, crew.code)
@@ -171,7 +193,7 @@ class Campaign:
 class _Crew:
     """What all launches of a campaign have in common."""
 
-    study: Study
+    plan: Plan
     machine: Machine
     code: CodeVersion
     checkout: Path
@@ -188,12 +210,13 @@ class _Crew:
             for cell in cells
         )
         return build_launch(
-            planned, slots, self.machine, code=self.code, warnings=self.warnings, source_folder=self._sources
+            planned,
+            slots,
+            self.machine,
+            code=self.code,
+            warnings=self.warnings,
+            source_folder=self.plan.request.source_folder,
         )
-
-    @property
-    def _sources(self) -> str | None:
-        return self.study.plans()[-1].request.source_folder
 
 
 def build_launch(
@@ -215,62 +238,12 @@ def build_launch(
         evidence=evidence,
         slots=slots,
         code=code,
-        threads=machine.threads(planned.placement, planned.device),
+        threads=machine.threads(planned.device),
         pin=evidence == "measured",
         source_folder=source_folder,
         supervisor_pid=os.getpid(),
         warnings=warnings,
     )
-
-
-class _Pace:
-    """How far a campaign is, and how long it will take at the speed so far."""
-
-    def __init__(
-        self,
-        line: ProgressLine,
-        total: int,
-        estimates: Sequence[LaunchEstimate],
-        max_time_s: float | None,
-    ) -> None:
-        self._line = line
-        self._total = total
-        self._left = list(estimates)
-        self._began = time.monotonic()
-        self._done = 0
-        self._estimated_s = 0.0
-        self.deadline = None if max_time_s is None else self._began + max_time_s
-
-    @property
-    def is_over(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
-    def report(self, state: LaunchState) -> None:
-        """Show where the launch in progress is."""
-        finished = max(0, len(state.started) - 1)
-        doing = f"{state.cell_id}: {state.phase}" if state.cell_id else "starting workers"
-        self._line.show(
-            Standing(done=self._done + finished, total=self._total, doing=doing, left=self._time_left())
-        )
-
-    def skip(self, runs: int) -> None:
-        self._total -= runs
-
-    def done(self, runs: int) -> None:
-        self._done += runs
-
-    def launch_over(self) -> None:
-        self._estimated_s += self._left.pop(0).seconds
-
-    def _time_left(self) -> str:
-        """The estimate of what is left, at the ratio of real to estimated time so far."""
-        left = sum(launch.seconds for launch in self._left)
-        elapsed = time.monotonic() - self._began
-        if self._estimated_s:
-            left *= min(elapsed / self._estimated_s, 10.0)
-        else:
-            left -= min(elapsed, left / 2)
-        return duration(left * 1e9)
 
 
 def _did_not_start(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +41,25 @@ def torchrun_command(
     return (*command, "-m", "harness.worker", str(path))
 
 
+def shell_line(launch: Launch, command: tuple[str, ...]) -> str:
+    """The command as it is typed, with the variables that a launch by this program has as well."""
+    return f"{' '.join(f'{k}={v}' for k, v in _variables(launch).items())} {shlex.join(command)}"
+
+
+def _variables(launch: Launch) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": str(launch.threads),
+        "MKL_NUM_THREADS": str(launch.threads),
+        # A `reports/` folder where the user happens to stand must not shadow ours.
+        "PYTHONSAFEPATH": "1",
+    }
+
+
 def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
     """This process's variables, and those that decide how a rank uses its cores and finds our code."""
     inherited = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(launch.threads),
-        "MKL_NUM_THREADS": str(launch.threads),
-        # A `reports/` folder where the user happens to stand must not shadow ours.
-        "PYTHONSAFEPATH": "1",
+        **_variables(launch),
         "PYTHONPATH": os.pathsep.join([str(checkout), *([inherited] if inherited else [])]),
     }

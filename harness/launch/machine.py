@@ -43,9 +43,12 @@ class Machine:
         """Measured, or emulated where workers share cores or devices."""
         return Evidence.MEASURED if placement.gpus <= self.devices(device) else Evidence.EMULATED
 
-    def threads(self, placement: Placement, device: Device) -> int:
-        """Threads of one rank: one core on CPU; beside a GPU its share of the cores."""
-        return 1 if device == "cpu" else max(1, self.cores // placement.gpus_per_node)
+    def threads(self, device: Device) -> int:
+        """Threads of one rank: one core on CPU; beside a GPU its share of the machine's cores.
+
+        The same for every size, so that a rank of two and a rank of eight do the same work.
+        """
+        return 1 if device == "cpu" else max(1, self.cores // max(1, len(self.gpu_names)))
 
 
 def _hint(device: Device) -> str:

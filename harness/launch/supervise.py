@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +77,15 @@ class Supervisor:
                 start_new_session=True,
                 pass_fds=() if self._watch.lock is None else (self._watch.lock,),
             )
-            stopped, interrupted = self._until_end(process)
-        attempt = self._attempt(command, started_at, began, process.returncode, stopped)
-        self._study.add_attempt(attempt)
+            stopped: Stopped | None = Stopped(outcome=Outcome.UNKNOWN, reason="the supervisor failed")
+            try:
+                stopped, interrupted = self._until_end(process)
+            finally:
+                # Whatever came between, no worker outlives its supervisor and no launch its record.
+                with _deaf():
+                    _end(process)
+                    attempt = self._attempt(command, started_at, began, process.returncode, stopped)
+                    self._study.add_attempt(attempt)
         if interrupted:
             raise Interrupted
         return attempt, self._state
@@ -87,12 +94,9 @@ class Supervisor:
         try:
             stopped = self._watch_over(process)
         except KeyboardInterrupt:
-            _end(process)
             return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user"), True
-        if stopped is not None:
-            if stopped.outcome is Outcome.HUNG:
-                _dump_stacks(process)
-            _end(process)
+        if stopped is not None and stopped.outcome is Outcome.HUNG:
+            _dump_stacks(process)
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
@@ -148,9 +152,23 @@ class Supervisor:
         return all(self._study.rank_path(cell_id, run_id, rank).exists() for rank in ranks)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A second Ctrl-C does not stop the workers from being ended and the attempt from being written."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask torchrun to end its workers, and kill what is left."""
-    group = os.getpgid(process.pid) if process.poll() is None else process.pid
+    """Ask torchrun, if it still runs, to end its workers, and kill what is left."""
+    if process.poll() is not None:
+        return
+    group = os.getpgid(process.pid)
     workers = _workers(process)
     process.terminate()
     try:

@@ -31,6 +31,11 @@ def study_name(request: Request, *, name: str | None = None) -> str:
     return name
 
 
+def plain_name(stem: str) -> str:
+    """The name of a study file's study: its stem, with what a folder name should not hold replaced."""
+    return _slug(stem)[:100] or "study"
+
+
 def default_name(request: Request) -> str:
     """Such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads, counts, and 6 hex digits over the request."""
     workloads = "+".join(sorted(_slug(text) for text in request.workloads))[:60].rstrip("+-.")

@@ -128,7 +128,9 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(
         name="oversubscribe", kind="switch", help="run more workers than there are devices, as emulated"
     ),
-    PlanOption(name="max_time", kind="duration", above=0, help="start nothing new after this: 30m, 2h"),
+    PlanOption(
+        name="max_time", kind="duration", above=0, help="stop after this, the run in flight is lost: 30m, 2h"
+    ),
     PlanOption(name="rerun", kind="word", choices=("failed",), help="run again what failed for good"),
     PlanOption(name="out", kind="text", help="folder of the study, instead of runs/NAME"),
 )

@@ -78,6 +78,8 @@ def _device(options: StudyFile, machine_has_cuda: bool) -> Device:
 
 
 def _backend(options: StudyFile, device: Device) -> Backend:
+    if options.backend == "nccl" and device == "cpu":
+        raise UsageError("--backend nccl moves data between CUDA devices alone; use gloo on CPU")
     return options.backend or ("nccl" if device == "cuda" else "gloo")
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from harness.code import checkout, code_hash
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
 from harness.worker.teardown import fragmented, tear_down
+from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
@@ -29,6 +32,10 @@ STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.CANCELLED}
 def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple[int, ...]) -> int:
     """Run the cells of a launch on this rank. Returns the process's exit code: 0 if all were ok."""
     launch = LAUNCH.read(launch_path)
+    if code_hash(checkout()) != launch.code.code_hash:
+        raise MachineError(
+            "the code of bench was edited after this launch was planned: run the same command again"
+        )
     study = Study(launch_path.parents[2])
     torch.set_num_threads(launch.threads)
     device = _device(launch, rank)
@@ -73,6 +80,11 @@ def _run_slots(study: Study, around: Surroundings) -> int:
 
 def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, bool]:
     """Run one slot and write its record. Returns the outcome and whether all ranks are clean after it."""
+    if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
+        around.log.event("done before", run=slot.run_id)
+        return Outcome.OK, True
+    # Cuts the rank's printed words into runs.
+    print(f"--- run {slot.run_id}", file=sys.stderr, flush=True)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
     run = Run(around, slot, study.cell(slot.cell_id))

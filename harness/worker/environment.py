@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 
 import psutil
 import torch
 
-from harness.device import cpu_model, driver_version
+from harness.device import cpu_model, driver_version, nccl_settings
 from harness.worker.rank import Rank
 from results.environment import Environment
 from results.launch import Launch
-
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 
 def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...]) -> Environment:
@@ -39,11 +36,7 @@ def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ..
         nodes=launch.placement.nodes,
         gpus_per_node=launch.placement.gpus_per_node,
         pinned_cores=cores,
-        nccl_settings={
-            key: value
-            for key, value in sorted(os.environ.items())
-            if key.startswith("NCCL_") and not _SECRET.search(key)
-        },
+        nccl_settings=nccl_settings(),
     )
 
 

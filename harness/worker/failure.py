@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import torch
@@ -23,12 +24,19 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     """The outcome, and one line that says why."""
     text = " ".join(str(error).split())[:400]
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # Not the cell's fault: it is run again when there is room.
+        return Outcome.CANCELLED, f"the disk is full: {reason}"
     if isinstance(error, DivergedError):
         return Outcome.DIVERGED, text
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return Outcome.OUT_OF_MEMORY, reason
-    if isinstance(error, RuntimeError) and _HOST_MEMORY.search(text):
+    if out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, reason
     if isinstance(error, RuntimeError) and _PEER_LOST.search(text):
         return Outcome.CANCELLED, f"another rank went away: {reason}"
     return Outcome.CRASHED, reason
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left."""
+    host = isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)) is not None
+    return host or isinstance(error, torch.OutOfMemoryError | MemoryError)

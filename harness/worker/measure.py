@@ -24,8 +24,8 @@ from strategies.parallel import Batch
 from strategies.snapshot import Snapshot
 from strategies.trainer import Trainer
 
-STEADY_WITHIN = 0.03
-"""Warm-up has ended when a block is not faster than the fastest before it by more than this."""
+STEADY_WITHIN = 0.05
+"""Warm-up has ended when a block differs from the one before it by no more than this share."""
 Stop = Literal["target", "budget", "blocks"]
 
 
@@ -66,7 +66,7 @@ class Stopwatch:
         while not steady and len(columns.step_ns) < policy.warmup_max_steps:
             _, wall, block = self._block(policy.block_steps, self._batches)
             columns = joined(columns, block)
-            steady = bool(walls) and wall >= (1 - STEADY_WITHIN) * min(walls)
+            steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
             walls.append(wall)
         return columns, steady
 
@@ -96,9 +96,9 @@ class Stopwatch:
             quads.on_first_ns.append(self._drawn_block(first))
             snapshot = Snapshot(self._trainer)
             exchange.enabled = False
-            quads.off_first_ns.append(self._drawn_block(first))
+            quads.off_first_ns.append(self._drawn_block(first, undone=True))
             second = self._draw(policy.block_steps)
-            quads.off_second_ns.append(self._drawn_block(second))
+            quads.off_second_ns.append(self._drawn_block(second, undone=True))
             exchange.enabled = True
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(second))
@@ -107,28 +107,31 @@ class Stopwatch:
     def _draw(self, steps: int) -> list[Batch]:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
 
-    def _drawn_block(self, batches: list[Batch]) -> int:
+    def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> int:
         steps = len(batches) // self._trainer.settings.accumulation
-        mine, _, _ = self._block(steps, iter(batches))
+        mine, _, _ = self._block(steps, iter(batches), undone=undone)
         return mine
 
-    def _block(self, steps: int, batches: Iterator[Batch]) -> tuple[int, float, StepColumns]:
+    def _block(
+        self, steps: int, batches: Iterator[Batch], *, undone: bool = False
+    ) -> tuple[int, float, StepColumns]:
         """One block: this rank's wall time, the longest of all ranks, and the steps. Collective.
 
-        Raises DivergedError on all ranks if one had a loss that is not finite.
+        Raises DivergedError on all ranks if one had a loss that is not finite, unless the block is undone.
         """
         self._control.synchronize()
         self._control.barrier()
         start = time.perf_counter_ns()
         for _ in range(steps):
             self._trainer.step(batches)
+            # Reads a clock, and writes a line every few seconds: slow steps are not silence.
+            self._log.heartbeat()
         self._control.synchronize()
         mine = time.perf_counter_ns() - start
         columns = self._clock.drain()
         wall, broken = self._control.largest([float(mine), float(None in columns.loss)])
-        if broken:
+        if broken and not undone:
             raise DivergedError
-        self._log.heartbeat(block_ns=mine)
         return mine, wall, columns
 
 

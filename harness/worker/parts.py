@@ -10,10 +10,13 @@ import torch
 
 from harness.worker.rank import Rank
 from results.cell import Cell
+from results.errors import UsageError
 from strategies.parallel import Batch
 from strategies.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
+from workloads.catalog import DATASETS, WORKLOADS
 from workloads.data import DataRequest, open_batches
+from workloads.source import file_hash, source_hash
 from workloads.workload import Workload
 
 
@@ -27,9 +30,21 @@ class Parts:
     source_folder: Path | None
 
     def workload(self) -> Workload:
-        """A fresh model with the cell's initial parameters: the same on every rank, every time."""
+        """A fresh model with the cell's initial parameters: the same on every rank, every time.
+
+        Raises UsageError if a user's source or data file is not what the cell was planned with.
+        """
+        self._check_files()
         torch.manual_seed(self.cell.seed)
         return build_workload(self.cell.workload, source_folder=self.source_folder)
+
+    def _check_files(self) -> None:
+        folder = self.source_folder or Path.cwd()
+        workload, dataset = WORKLOADS.parse(self.cell.workload), DATASETS.parse(self.cell.dataset)
+        if self.cell.source_hash is not None:
+            _require_same(workload.text, self.cell.source_hash, source_hash(str(workload.positional), folder))
+        if self.cell.dataset_hash is not None:
+            _require_same(dataset.text, self.cell.dataset_hash, file_hash(folder / str(dataset.positional)))
 
     def batches(self, workload: Workload, replica: int) -> Iterator[Batch]:
         """One replica's micro-batches from the first on."""
@@ -49,7 +64,9 @@ class Parts:
         )
 
     def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup) -> Trainer:
-        """The workload's model laid out over all ranks; collective."""
+        """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""
+        if not any(parameter.requires_grad for parameter in workload.module.parameters()):
+            raise UsageError(f"{self.cell.workload} has no parameter that could be trained")
         return Trainer(
             workload.module,
             workload.loss,
@@ -57,4 +74,11 @@ class Parts:
             settings=TrainSettings.of(self.cell),
             layout=workload.layout,
             group=group,
+        )
+
+
+def _require_same(what: str, planned: str, found: str) -> None:
+    if planned != found:
+        raise UsageError(
+            f"{what} was edited after the cell was planned: run the same command again for a cell of its own"
         )

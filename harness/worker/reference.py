@@ -6,10 +6,12 @@ import copy
 import hashlib
 import itertools
 import math
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,7 +72,7 @@ def simulate_step(
             loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in workload.module.named_parameters():
             if parameter.grad is not None:
-                share = parameter.grad / cell.replicas
+                share = dense(parameter.grad) / cell.replicas
                 sums[name] = sums[name] + share if name in sums else share
                 sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
         buffer_hashes.append(hash_number(workload.module.named_buffers()))
@@ -120,9 +122,9 @@ def replay_update(
 
 
 def _reference_model(parts: Parts, start: dict[str, Tensor]) -> Workload:
-    random = torch.get_rng_state()
+    before = torch.get_rng_state()
     workload = parts.workload()
-    torch.set_rng_state(random)
+    torch.set_rng_state(before)
     module = workload.module.to(parts.device).train()
     if parts.cell.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -139,9 +141,19 @@ def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def seed_step(seed: int, step: int, replica: int) -> None:
-    """Set the random state of one replica's step: what dropout draws follows from these three numbers."""
+    """Set the random state of one replica's step: what dropout draws follows from these three numbers.
+
+    Python's and numpy's generators as well, which a user's model may draw from.
+    """
     digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
+    random.seed(digest)
+    np.random.seed(int.from_bytes(digest[:4], "big"))
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """A gradient as an ordinary tensor: that of a sparse embedding is not one."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def finite(gradients: dict[str, Tensor]) -> bool:

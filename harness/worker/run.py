@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+import traceback
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from harness.worker.agreement import parameters_hash
 from harness.worker.clock import step_clock
+from harness.worker.compilation import reproducible_compilation, require_compiled
 from harness.worker.control import Control
 from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
@@ -18,14 +22,17 @@ from harness.worker.failure import classify
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.parts import Parts
-from harness.worker.proof import prove
+from harness.worker.proof import STEPS, prove, take_first_steps
 from harness.worker.rank import Rank
+from harness.worker.reference import seed_step
+from harness.worker.teardown import free_memory
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, RankRecord, Work
+from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.store import utc_now
+from strategies.parallel import Batch
 from strategies.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
@@ -69,6 +76,7 @@ class Run:
             self._execute()
         except Exception as error:
             # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
+            traceback.print_exc()
             outcome, reason = classify(error)
             self._around.log.event("failed", outcome=outcome, reason=reason)
             return self._record(outcome, reason)
@@ -109,21 +117,36 @@ class Run:
                 "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
             )
         self._found["parameters_hash"] = parameters_hash(trainer)
+        self._add_losses_to_a_weaker_proof()
 
-    def _prove(self, parts: Parts, trainer: Trainer, batches: object) -> None:
+    def _prove(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
         around = self._around
         if self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
-            return
-        around.log.event("proof")
-        proof = prove(parts, trainer, batches, around.control)  # type: ignore[arg-type]
-        if around.rank.rank == 0:
-            self._found["proof"] = proof
-        if not proof.passed:
-            raise ProofFailedError(proof.detail)
+            take_first_steps(parts, trainer, batches)
+        else:
+            around.log.event("proof")
+            with reproducible_compilation(self._cell):
+                proof = prove(parts, trainer, batches, around.control)
+            if around.rank.rank == 0:
+                self._found["proof"] = proof
+            if not proof.passed:
+                raise ProofFailedError(proof.detail)
+        # Proven or not, a cell's runs go on from the same parameters, data and random state.
+        seed_step(self._cell.seed, STEPS, around.rank.rank)
         # What the reference took is not what the cell takes.
-        torch.cuda.empty_cache()
+        free_memory()
+
+    def _add_losses_to_a_weaker_proof(self) -> None:
+        """Where no simulation was made, whether the loss fell is the other thing that can be said."""
+        proof, warmup, steps = (self._found.get(name) for name in ("proof", "warmup", "steps"))
+        if not isinstance(proof, Proof) or proof.method != "replica-agreement":
+            return
+        assert isinstance(warmup, StepColumns)
+        assert isinstance(steps, StepColumns)
+        detail = f"{proof.detail}; loss {(warmup.loss + steps.loss)[0]:.4g} to {steps.loss[-1]:.4g}"
+        self._found["proof"] = msgspec.structs.replace(proof, detail=detail)
 
     def _measure(self, watch: Stopwatch, parts: Parts, trainer: Trainer, workload: Workload) -> None:
         around, policy = self._around, self._cell.steps
@@ -136,6 +159,8 @@ class Run:
         around.log.event("warm-up")
         warmup, steady = watch.warm_up(policy)
         self._found |= {"warmup": warmup, "warmup_steady": steady}
+        if self._cell.compile:
+            require_compiled()
         around.log.event("measure")
         foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.payload_bytes, around.exchange.operations

@@ -107,6 +107,7 @@ def _figure_columns(study: StudyFigures, cell_id: str) -> Row:
         "parameters": newest.parameters,
         "flops_per_step": newest.flops_per_step,
         "rss_peak_bytes": max((run.rss_peak_bytes or 0 for run in figures.runs), default=0) or None,
+        "rss_over_idle_bytes": max((run.rss_over_idle_bytes or 0 for run in figures.runs), default=0) or None,
         "device_allocated_peak_bytes": newest.device_allocated_peak_bytes,
     }
 
@@ -196,6 +197,7 @@ def _outcome_columns(run: RunResult) -> Row:
         "exchange_payload_bytes": run.exchange_payload_bytes,
         "exchange_operations": run.exchange_operations,
         "rss_peak_bytes": run.rss_peak_bytes,
+        "rss_over_idle_bytes": run.rss_over_idle_bytes,
         "device_allocated_peak_bytes": run.device_allocated_peak_bytes,
         "loss_first": run.loss_first,
         "loss_last": run.loss_last,

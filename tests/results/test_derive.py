@@ -251,6 +251,7 @@ def _memory(rss: int, device: int | None) -> Memory:
 def test_memory_is_the_largest_ranks(two: Callable[..., RunResult]) -> None:
     run = two(memory=(_memory(1000, 70), _memory(1500, 50)))
     assert (run.rss_peak_bytes, run.device_allocated_peak_bytes) == (1500, 70)
+    assert run.rss_over_idle_bytes == 1499
     run = two(memory=(_memory(1000, None), None))
     assert (run.rss_peak_bytes, run.device_allocated_peak_bytes) == (1000, None)
 
@@ -325,7 +326,7 @@ def test_what_the_ranks_found_is_put_together(two: Callable[..., RunResult]) -> 
         evidence=Evidence.EMULATED,
     )
     assert run.started_at == "2026-01-02T03:04:05.900Z"
-    assert (run.setup_ns, run.warnings, run.evidence) == (9, ("busy", "hot"), Evidence.EMULATED)
+    assert (run.setup_ns, run.warnings[:2], run.evidence) == (9, ("busy", "hot"), Evidence.EMULATED)
     assert run.absent | {"mfu": ""} == {"a": "rank 0 says", "b": "why", "mfu": ""}
 
 
@@ -337,3 +338,21 @@ def test_the_order_of_the_records_does_not_count(cell_of: CellOf, record_of: Rec
     # Walls to the last rank 102, 90, 80 over 2 steps: 51, 45, 40; mean 45.333
     assert results[0].step_ns is not None
     assert results[0].step_ns.value == pytest.approx(136 / 3 * MS)
+
+
+@pytest.mark.parametrize(("wall_ns", "warned"), [(2090, False), (2110, True), (1890, True)])
+def test_a_step_that_is_not_its_phases_carries_a_warning(
+    wall_ns: int, warned: bool, two: Callable[..., RunResult]
+) -> None:
+    # Phases sum to 10 + 200 + 700 + 90 = 1000 ns a step; blocks of 2 steps: 2090 / 2 = 1045 leaves 45,
+    # 4.3 % of 1045; 1055 leaves 5.2 %; 945 leaves -5.8 %.
+    columns = StepColumns(
+        step_ns=[1000] * 2,
+        data_ns=[10] * 2,
+        forward_ns=[200] * 2,
+        backward_ns=[700] * 2,
+        optimizer_ns=[90] * 2,
+        loss=[1.0] * 2,
+    )
+    run = two(steps=(columns, columns), blocks_ns=([wall_ns], [wall_ns]), block_steps=2)
+    assert any("of the step is outside of its phases" in warning for warning in run.warnings) == warned

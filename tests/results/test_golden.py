@@ -242,6 +242,7 @@ RUN_RESULT = RunResult(
     parameters=1000,
     flops_per_step=6_000_000,
     rss_peak_bytes=5,
+    rss_over_idle_bytes=3,
     device_allocated_peak_bytes=3,
     loss_first=2.5,
     loss_last=2.25,

@@ -286,6 +286,31 @@ def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
         assert torch.equal(parameters["weight"], torch.tensor(weight))
 
 
+def options_in_force(rank: int, strategy: str) -> list[object]:
+    """On a rank: static graph, unused search, and whether a gradient lies in a bucket with others."""
+    module = build("shared")
+    settings = TrainSettings(strategy=strategy)
+    trainer = Trainer(module, F.cross_entropy, device=CPU, settings=settings, group=open_exchange())
+    trainer.compute_gradients(iter([batch(0, 0, rank)]))
+    gradient: Any = module.head.bias.grad  # type: ignore[union-attr]
+    wrapper: Any = trainer.model.module
+    in_bucket = gradient.untyped_storage().nbytes() > gradient.nbytes
+    return [wrapper.static_graph, wrapper.find_unused_parameters, in_bucket]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("ddp", [False, False, False]),
+        ("ddp:static_graph=true", [True, False, False]),
+        ("ddp:find_unused=true", [False, True, False]),
+        ("ddp:bucket_view=true", [False, False, True]),
+    ],
+)
+def test_options_of_the_spec_reach_torch(ranks: Ranks, strategy: str, expected: list[bool]) -> None:
+    assert ranks(2, options_in_force, strategy) == [expected] * 2
+
+
 class Counter:
     """Notes how many exchanges there have been whenever a phase begins."""
 

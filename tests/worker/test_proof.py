@@ -90,11 +90,27 @@ def _no_time_and_twice_the_gradient_on_rank_0(rank: int, size: int) -> Iterator[
         yield
 
 
+FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp16"}
+
+
+def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs: Proofs) -> None:
+    found = proofs(2, FP16 | {"workload": "py:proof_models:loud"})[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation")
+    assert 0 < found["max_bound"] < 1
+
+
+def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(proofs: Proofs) -> None:
+    found = proofs(2, FP16 | {"workload": "py:proof_models:deafening"})[0]
+    assert (found["passed"], found["method"]) == (True, "replica-agreement")
+    assert "left out every step" in found["detail"]
+    assert found["max_difference"] is None
+
+
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
         (_no_time, r"a serial simulation would take about \d+ s"),
-        (_no_room, "a serial simulation does not fit on the device beside the model"),
+        (_no_room, "a serial simulation does not fit in memory beside the model"),
     ],
 )
 def test_where_the_reference_does_not_fit_the_weaker_proof_is_given_and_named(

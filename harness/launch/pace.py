@@ -1,0 +1,66 @@
+"""How far a campaign is, and how long it will still take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from harness.console import ProgressLine, Standing
+from harness.launch.follow import LaunchState
+from harness.plan.estimate import LaunchEstimate
+from reports.text import duration
+
+
+class Pace:
+    """Tells a progress line where a campaign stands, launch after launch."""
+
+    def __init__(
+        self,
+        line: ProgressLine,
+        estimates: Sequence[LaunchEstimate],
+        runs: Sequence[int],
+        *,
+        max_time_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`estimates` and `runs` (how many each has) are those of the launches, in order."""
+        self._line = line
+        self._seconds = [estimate.seconds for estimate in estimates]
+        self._runs = list(runs)
+        self._clock = clock
+        self._began = clock()
+        self._ended = self._began
+        self._launch = 0
+        self._done = 0
+        self._done_before = 0
+        self.deadline = None if max_time_s is None else self._began + max_time_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time that the user gave is over."""
+        return self.deadline is not None and self._clock() > self.deadline
+
+    def report(self, state: LaunchState) -> None:
+        """Show where the launch in progress is."""
+        done = self._done + max(0, len(state.started) - 1)
+        doing = f"{state.cell_id}: {state.phase}" if state.cell_id else "starting workers"
+        self._line.show(
+            Standing(done=done, total=sum(self._runs), doing=doing, left=duration(self.left_s(done) * 1e9))
+        )
+
+    def done(self, runs: int) -> None:
+        """So many runs of the launch in progress have ended, or are not going to be."""
+        self._done += runs
+
+    def launch_over(self) -> None:
+        self._launch += 1
+        self._done = self._done_before = sum(self._runs[: self._launch])
+        self._ended = self._clock()
+
+    def left_s(self, done: int) -> float:
+        """Seconds left when `done` runs are: the estimates, at the ratio that finished launches had."""
+        estimated = sum(self._seconds[: self._launch])
+        ratio = (self._ended - self._began) / estimated if estimated else 1.0
+        share = 1 - (done - self._done_before) / max(1, self._runs[self._launch])
+        left = ratio * (share * self._seconds[self._launch] + sum(self._seconds[self._launch + 1 :]))
+        return left if self.deadline is None else max(0.0, min(left, self.deadline - self._clock()))
