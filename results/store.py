@@ -8,7 +8,7 @@
       cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
       index.jsonl                    one RunResult a line (derived)
-      report.html, report.csv        (derived)
+      report.html, cells.csv, runs.csv   (derived)
 """
 
 from __future__ import annotations

@@ -50,9 +50,11 @@ class Point:
 def points(request: Request) -> Iterator[Point]:
     """Every point asked for, once, those of a series together; an included point is never excluded.
 
-    Raises UsageError for a matrix of more than MOST_POINTS, before it has grown.
+    Raises UsageError for a matrix of more than MOST_POINTS, before it has grown, and for an exclude
+    pattern that names what no point has.
     """
     keys = list(_keys(request))
+    _require_excludable(request, keys)
     count = len(keys) * len(request.gpus) + len(request.include)
     if count > MOST_POINTS:
         raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
@@ -63,6 +65,22 @@ def points(request: Request) -> Iterator[Point]:
             if point not in included:
                 yield Point(key=key, gpus=gpus, excluded_by=_excluding(point, request.exclude))
     yield from included
+
+
+def _require_excludable(request: Request, keys: Sequence[SeriesKey]) -> None:
+    axes: dict[str, list[object]] = {
+        name: list(dict.fromkeys(getattr(key, name) for key in keys))
+        for name in ("workload", "strategy", "compression", "batch_size", "scaling")
+    }
+    axes["gpus"] = list(request.gpus)
+    for number, pattern in enumerate(request.exclude):
+        for name, values in axes.items():
+            wanted = getattr(pattern, name)
+            if wanted is not None and wanted not in values:
+                raise UsageError(
+                    f"exclude[{number}]: no point of the matrix has {name} {wanted}; "
+                    f"it has {', '.join(map(str, values))}"
+                )
 
 
 def workloads_of(request: Request) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from results.errors import UsageError
 from results.plan import Pattern
 
 _DEEPEST = 8
+_SURPRISING = re.compile(r"[-+]?(0[0-7_]+|0[xb][0-9a-fA-F_]+|[0-9][0-9_]*(:[0-5]?[0-9])+)")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*?)`(?: - at `(?P<at>\$.*)`)?", re.DOTALL)
 _AT = re.compile(r"(?P<what>.*?)(?: - at `(?P<at>\$.*)`)?", re.DOTALL)
@@ -152,10 +153,19 @@ class _Shape:
             assert event.start_mark is not None
             where = f"{self._path}, line {event.start_mark.line + 1}"
             self._place(event, where)
+            if isinstance(event, yaml.ScalarEvent):
+                self._check_number(event, where)
             if isinstance(event, yaml.CollectionStartEvent):
                 if len(self._open) == _DEEPEST:
                     raise UsageError(f"{where}: nested deeper than any option is; see bench matrix --help")
                 self._open.append(_Open(is_mapping=isinstance(event, yaml.MappingStartEvent)))
+
+    def _check_number(self, event: yaml.ScalarEvent, where: str) -> None:
+        """Refuse what YAML 1.1 takes for a number of another value: 1:30 is 90 to it, 010 is 8."""
+        if not event.style and _SURPRISING.fullmatch(event.value):
+            raise UsageError(
+                f"{where}: {event.value} is another number to YAML than to you; write it plainly"
+            )
 
     def _place(self, event: yaml.NodeEvent, where: str) -> None:
         """Note a key of the innermost mapping; a key given twice would win silently."""

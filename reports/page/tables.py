@@ -129,7 +129,7 @@ def work_table(study: StudyFigures) -> TextTable:
         figures("FLOPs a step", lambda row: _flop(row.newest.flops_per_step), anchor="method-flops"),
         figures("rate", _flop_rate, anchor="method-flops"),
         figures("MFU", _mfu, anchor="method-flops"),
-        figures("peak memory over idle, host", lambda row: _size(_largest(row, "rss_over_idle_bytes"))),
+        figures("peak memory, host", lambda row: _size(_largest(row, "rss_peak_bytes"))),
         figures("peak memory, device", lambda row: _size(_largest(row, "device_allocated_peak_bytes"))),
         figures("warm-up steps", lambda row: f"{row.newest.warmup_steps:,}", anchor="method-warmup"),
         figures("set-up", lambda row: _duration(row.newest.setup_ns)),

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
+import platform
+from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness import device
 from harness.code import checkout, code_version
-from harness.console import Console
+from harness.console import Console, Standing
 from harness.launch import preflight
-from harness.launch.campaign import Campaign, RunOptions, tally
+from harness.launch.campaign import Campaign, RunOptions, comparable, tally
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.ending import Stopped, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
+from harness.launch.pace import Pace
 from harness.matrix import Matrix
-from harness.plan.study_file import StudyFile
-from results.environment import CodeVersion
+from harness.plan.estimate import LaunchEstimate
+from harness.plan.study_file import StudyFile, merge, read_study_file
+from results.environment import CodeVersion, Environment
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.lock import study_lock
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
+from results.run import RunResult
 from results.store import Study
 
 
@@ -296,8 +302,6 @@ def test_a_cell_gives_the_same_figures_after_another_as_alone(
 
 
 def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
-    from results.run import RunResult
-
     def run(cell: str, outcome: Outcome) -> RunResult:
         return RunResult(
             cell_id=cell,
@@ -316,3 +320,153 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
     so_far = tally(results, CodeVersion(code_hash="0"), rerun_failed=False)
     assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c"})
     assert tally(results, CodeVersion(code_hash="0"), rerun_failed=True).closed == set()
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.shown: list[Standing] = []
+
+    def show(self, standing: Standing) -> None:
+        self.shown.append(standing)
+
+
+def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_ended() -> None:
+    now = [0.0]
+    estimates = [LaunchEstimate(seconds=10, gpus=1), LaunchEstimate(seconds=20, gpus=2)]
+    pace = Pace(_Line(), estimates, [2, 4], clock=lambda: now[0])  # type: ignore[arg-type]
+    # Nothing has ended: the estimates as they are, 10 + 20; half of the first launch done: 5 + 20.
+    assert (pace.left_s(0), pace.left_s(1)) == (30, 25)
+    now[0] = 15.0
+    pace.done(2)
+    pace.launch_over()
+    # 10 estimated seconds took 15: the second launch takes 30, a quarter less with each of its runs.
+    assert [pace.left_s(done) for done in (2, 3, 4, 5)] == [30, 22.5, 15, 7.5]
+
+
+def test_time_left_is_never_more_than_the_user_gave() -> None:
+    now = [0.0]
+    estimates = [LaunchEstimate(seconds=100, gpus=1)]
+    pace = Pace(_Line(), estimates, [1], max_time_s=30, clock=lambda: now[0])  # type: ignore[arg-type]
+    now[0] = 10.0
+    assert (pace.left_s(0), pace.is_over) == (20, False)
+    now[0] = 31.0
+    assert (pace.left_s(0), pace.is_over) == (0, True)
+
+
+MODEL = """
+import torch
+from torch import nn
+from workloads import Workload
+
+
+def build():
+    def synthetic(generator, samples):
+        return torch.randn(samples, 4, generator=generator), torch.randn(samples, 1, generator=generator)
+
+    model = nn.Sequential(nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1))
+    return Workload(module=model, loss=nn.functional.mse_loss, synthetic=synthetic)
+"""
+
+
+def _parameters(study: Study) -> dict[str, set[int]]:
+    """Parameters of the models that were really trained, by cell."""
+    found: dict[str, set[int]] = {}
+    for cell_id in study.cell_ids():
+        for run_id in study.run_ids(cell_id):
+            for record in study.rank_records(cell_id, run_id):
+                if record.work is not None:
+                    found.setdefault(cell_id, set()).add(record.work.parameters)
+    return found
+
+
+@pytest.mark.slow
+def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for width in (8, 16):
+        (tmp_path / f"w{width}").mkdir()
+        (tmp_path / f"w{width}" / "model.py").write_text(MODEL.replace("WIDTH", str(width)))
+        (tmp_path / f"w{width}" / "study.yaml").write_text(
+            "{name: s, workload: 'py:model:build', gpus: 1, strategy: single, device: cpu, budget: 0, out: o}"
+        )
+    for width, repeats in ((8, 1), (16, 1), (8, 2)):
+        path = tmp_path / f"w{width}" / "study.yaml"
+        options = merge(read_study_file(path), StudyFile(repeats=repeats))
+        assert Matrix(options, study_file=path).run(report=False) == 0
+    # 4 x 8 + 8 + 8 + 1 = 49 and 4 x 16 + 16 + 16 + 1 = 97 parameters.
+    assert sorted(_parameters(Study(tmp_path / "o")).values(), key=min) == [{49}, {97}]
+
+
+@pytest.mark.slow
+def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "8"))
+    options = StudyFile(workload="py:model:build", gpus=1, strategy="single", device="cpu", budget=0, out="o")
+    matrix = Matrix(options, study_file=None)
+    study = Study(tmp_path / "o")
+    with study_lock(study.root) as lock:
+        plan = matrix._kept_plan(study)
+        (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "16"))
+        results = Campaign(study, plan, RunOptions(), Console()).run(code_version(), checkout(), lock)
+    assert [result.outcome for result in results] == [Outcome.CRASHED]
+    assert "was edited after the cell was planned" in str(results[0].reason)
+
+
+@pytest.mark.slow
+def test_all_repeats_of_a_cell_go_the_same_way_and_compiled_cells_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout and BatchNorm included: the losses of a run that proves and of one that does not are equal."""
+    monkeypatch.chdir(tmp_path)
+    options = StudyFile(
+        workload="mlp", gpus=2, strategy="ddp", repeats=2, device="cpu", budget=0, block_steps=2, out="o"
+    )
+    assert Matrix(options, study_file=None).run(report=False) == 0
+    study = Study(tmp_path / "o")
+    (cell_id,) = study.cell_ids()
+    losses = [
+        [(r.warmup.loss + r.steps.loss)[:12] for r in study.rank_records(cell_id, run_id)]
+        for run_id in study.run_ids(cell_id)
+    ]
+    assert losses[0] == losses[1]
+    # The replicas see different data and draw different dropout.
+    assert losses[0][0] != losses[0][1]
+    compiled = msgspec.structs.replace(options, compile=True, repeats=1, out="c")
+    assert Matrix(compiled, study_file=None).run(report=False) == 0
+
+
+def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
+    code = code_version()
+    assert not comparable(_measured(code_hash="other"), code)
+    assert comparable(_measured(code_hash=code.code_hash), code)
+
+
+def _measured(code_hash: str) -> RunResult:
+    environment = Environment(
+        host="h",
+        os="Linux",
+        python=platform.python_version(),
+        torch=metadata.version("torch"),
+        device_name="d",
+        device_memory_bytes=None,
+        cpu_model="d",
+        cores=1,
+        threads=1,
+        code=CodeVersion(code_hash=code_hash),
+    )
+    return RunResult(
+        cell_id="c",
+        run_id="r",
+        launch_id="l",
+        repeat=1,
+        outcome=Outcome.OK,
+        reason=None,
+        evidence=Evidence.MEASURED,
+        started_at=None,
+        ranks_expected=1,
+        ranks_present=1,
+        environment=environment,
+    )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,13 @@ def texts(*values: str) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(values), min_size=1, unique=True)
 
 
+def _excludable(options: StudyFile) -> StudyFile:
+    """Only what is in the matrix can be excluded from it."""
+    assert isinstance(options.gpus, list)
+    kept = [pattern for pattern in options.exclude or () if pattern.gpus in options.gpus]
+    return msgspec.structs.replace(options, exclude=kept)
+
+
 REQUESTS = st.builds(
     StudyFile,
     workload=texts(*WORKLOADS),
@@ -29,7 +37,7 @@ REQUESTS = st.builds(
     accumulation=st.integers(1, 3),
     gpus_per_node=st.none() | st.integers(1, 4),
     exclude=st.lists(st.builds(Pattern, gpus=st.integers(1, 9)), max_size=2),
-).map(lambda options: make_request(options, machine_has_cuda=False, source_folder=Path()))
+).map(lambda options: make_request(_excludable(options), machine_has_cuda=False, source_folder=Path()))
 LIMITS = st.none() | st.integers(1, 9).map(lambda devices: Limit(devices=devices, word="cores", hint="h"))
 
 

@@ -201,3 +201,11 @@ def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
         read_study_file(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"^cannot read .*: Is a directory; name a YAML file"):
         read_study_file(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["gpus: 1:30", "gpus: 010", "gpus: [8, 0x10]", "repeats: 1:00"])
+def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"workload: mlp\n{text}\n")
+    with pytest.raises(UsageError, match=r"line 2: .* is another number to YAML than to you"):
+        read_study_file(path)

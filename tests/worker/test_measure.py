@@ -176,6 +176,8 @@ class Quad:
         self.exchange: Any = SimpleNamespace(enabled=True)
         self.seen: list[tuple[bool, float]] = []
         self.weights: list[float] = []
+        self.diverges_when: bool | None = None
+        """Whether the exchange is on in the steps whose loss is not finite; None: in no step."""
         self.module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.module.weight)
         settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
@@ -188,7 +190,8 @@ class Quad:
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.seen.append((self.exchange.enabled, targets.item()))
         self.weights.append(self.module.weight.item())
-        return -outputs.mean()
+        bad = self.diverges_when is self.exchange.enabled
+        return -outputs.mean() * (float("nan") if bad else 1.0)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -219,6 +222,18 @@ def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) 
     assert quad.exchange.enabled
     # The next batch is the third: nothing was drawn twice or left out.
     assert next(quad.batches)[1].item() == 3.0
+
+
+def test_a_loss_that_is_not_finite_counts_in_the_on_blocks_alone(tmp_path: Path) -> None:
+    # What a replica without exchange comes to is undone.
+    quad = Quad(accumulation=1, folder=tmp_path)
+    quad.diverges_when = False
+    quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+    assert quad.module.weight.item() == 1.0 + 2.0
+    quad.diverges_when = True
+    with pytest.raises(DivergedError):
+        quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+    quad.log.close()
 
 
 def test_no_quads_draw_no_batch(tmp_path: Path) -> None:
