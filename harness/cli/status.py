@@ -10,6 +10,7 @@ import click
 from harness.code import code_version
 from harness.console import Console
 from harness.launch.campaign import comparable
+from harness.launch.machine import Machine
 from results.outcome import Outcome
 from results.store import Study
 
@@ -30,10 +31,10 @@ def command(study: str) -> int:
 def _standing(study: Study) -> list[tuple[str, str, str, str]]:
     """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
     outcomes: dict[str, Counter[str]] = {}
-    code = code_version()
+    code, machine = code_version(), Machine.here()
     for result in study.results():
-        other = result.outcome is Outcome.OK and not comparable(result, code)
-        kind = "ok under other code" if other else str(result.outcome)
+        other = result.outcome is Outcome.OK and not comparable(result, code, machine)
+        kind = "ok under other conditions" if other else str(result.outcome)
         outcomes.setdefault(result.cell_id, Counter())[kind] += 1
     planned = {cell.id: plan.request.repeats for plan in study.plans() for cell in plan.cells}
     rows = []

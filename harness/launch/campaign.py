@@ -22,7 +22,7 @@ from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Attempt, Launch, Slot
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.store import Study, new_id
@@ -52,9 +52,9 @@ class _Tally:
     """The run that proved a cell under the present code."""
     step_ns: dict[str, float] = field(default_factory=dict)
 
-    def take(self, result: RunResult, code: CodeVersion) -> None:
-        """Learn from one run; a run of other code or versions counts for nothing."""
-        if result.outcome is not Outcome.OK or not comparable(result, code):
+    def take(self, result: RunResult, code: CodeVersion, machine: Machine) -> None:
+        """Learn from one run; one that could not be pooled with new ones counts for nothing."""
+        if result.outcome is not Outcome.OK or not comparable(result, code, machine):
             return
         cell = result.cell_id
         self.ok_runs[cell] = self.ok_runs.get(cell, 0) + 1
@@ -70,11 +70,11 @@ def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool
     A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
     or failed under other code, is open again.
     """
-    so_far = _Tally()
+    so_far, machine = _Tally(), Machine.here()
     last: dict[str, Outcome] = {}
     for result in results:
-        so_far.take(result, code)
-        if comparable(result, code):
+        so_far.take(result, code, machine)
+        if comparable(result, code, machine):
             last[result.cell_id] = result.outcome
     if not rerun_failed:
         so_far.closed = {
@@ -85,15 +85,18 @@ def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool
     return so_far
 
 
-def comparable(result: RunResult, code: CodeVersion) -> bool:
-    """Whether a run that would start now could be pooled with this one, as far as planning can tell.
+def comparable(result: RunResult, code: CodeVersion, machine: Machine) -> bool:
+    """Whether a run that would start now on `machine` could be pooled with this one.
 
-    Runs of other code or versions are not pooled by the report, and so do not count as done. Of a run that
-    left no record nothing is known, and it counts.
+    Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones, and
+    so do not count as done. Of a run that left no record nothing is known, and it counts.
     """
     environment = result.environment
     if environment is None:
         return True
+    shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
+    if shared_cores and environment.gpus_per_node * environment.threads <= machine.cores:
+        return False
     now = (code.code_hash, platform.python_version(), nccl_settings(), _installed("torch"))
     then = (environment.code.code_hash, environment.python, environment.nccl_settings, environment.torch)
     return now == then
@@ -183,7 +186,7 @@ class Campaign:
         cells = {slot.run_id: slot.cell_id for slot in launch.slots}
         for run_id in state.started:
             result = self._study.result(cells[run_id], run_id, attempt)
-            so_far.take(result, code)
+            so_far.take(result, code, self._machine)
             if result.outcome is not Outcome.OK:
                 so_far.closed.add(result.cell_id)
                 self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")

@@ -135,6 +135,11 @@ def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool,
     worst = max(findings, key=lambda finding: (not finding.passed, finding.difference), default=None)
     if failed or not agreed:
         detail = "replicas differ after the update" if not agreed else _failure(worst, stale=stale)
+        if cell.workload.startswith("py:"):
+            detail += (
+                "; a model that draws from another generator than those of torch, numpy and random, "
+                "or keeps state outside of its parameters and buffers, cannot be checked"
+            )
         return Proof(method="serial-simulation", passed=False, detail=detail)
     gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
     if findings and not gradients:

@@ -12,25 +12,21 @@ import pytest
 
 from harness import device
 from harness.code import checkout, code_version
-from harness.console import Console, Standing
+from harness.console import Standing
 from harness.launch import preflight
-from harness.launch.campaign import Campaign, RunOptions, comparable, tally
+from harness.launch.campaign import comparable, tally
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.ending import Stopped, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
-from harness.matrix import Matrix
 from harness.plan.estimate import LaunchEstimate
-from harness.plan.study_file import StudyFile, merge, read_study_file
 from results.environment import CodeVersion, Environment
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
-from results.lock import study_lock
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
 from results.run import RunResult
-from results.store import Study
 
 
 def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
@@ -220,87 +216,6 @@ def test_the_packages_come_from_one_folder() -> None:
     assert len(code_version().code_hash) == 16
 
 
-SLEEPER = """
-import os, time
-import torch
-from torch import nn
-from workloads import Workload
-
-
-class Sleeper(nn.Linear):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 8 and os.environ["RANK"] == "1":
-            time.sleep(600)
-        return super().forward(x)
-
-
-def build():
-    def synthetic(generator, samples):
-        return torch.randn(samples, 4, generator=generator), torch.randn(samples, 1, generator=generator)
-
-    return Workload(module=Sleeper(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    options = StudyFile(
-        workload="py:sleeper:build", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, out="study"
-    )
-    matrix = Matrix(options, study_file=None)
-    study = Study(tmp_path / "study")
-    with study_lock(study.root) as lock:
-        plan = matrix._kept_plan(study)
-        campaign = Campaign(study, plan, RunOptions(silence_s=6), Console())
-        results = campaign.run(code_version(), checkout(), lock)
-    assert [result.outcome for result in results] == [Outcome.HUNG]
-    stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/1/stderr.log"))
-    assert "sleeper.py" in stacks
-    assert "in forward" in stacks
-
-
-@pytest.mark.slow
-def test_a_cell_gives_the_same_figures_after_another_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Losses bit for bit, bytes and operations: with living workers and with a launch of its own each."""
-    monkeypatch.chdir(tmp_path)
-    found = {}
-    for isolation in ("launch", "cell"):
-        options = StudyFile(
-            workload="mlp,gpt-nano",
-            gpus=2,
-            strategy="ddp",
-            repeats=1,
-            device="cpu",
-            budget=0,
-            block_steps=2,
-            isolation=isolation,
-            out=isolation,
-        )
-        assert Matrix(options, study_file=None).run(report=False) == 0
-        study = Study(tmp_path / isolation)
-        assert len(study.launches()) == (1 if isolation == "launch" else 2)
-        records = [
-            record
-            for cell_id in study.cell_ids()
-            for run_id in study.run_ids(cell_id)
-            for record in study.rank_records(cell_id, run_id)
-        ]
-        # Warm-up ends by the clock, so that runs differ in length: what both took is compared.
-        found[isolation] = [
-            ((record.warmup.loss + record.steps.loss)[:12], record.work) for record in records
-        ]
-    assert found["launch"] == found["cell"]
-
-
 def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
     def run(cell: str, outcome: Outcome) -> RunResult:
         return RunResult(
@@ -353,95 +268,21 @@ def test_time_left_is_never_more_than_the_user_gave() -> None:
     assert (pace.left_s(0), pace.is_over) == (0, True)
 
 
-MODEL = """
-import torch
-from torch import nn
-from workloads import Workload
-
-
-def build():
-    def synthetic(generator, samples):
-        return torch.randn(samples, 4, generator=generator), torch.randn(samples, 1, generator=generator)
-
-    model = nn.Sequential(nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1))
-    return Workload(module=model, loss=nn.functional.mse_loss, synthetic=synthetic)
-"""
-
-
-def _parameters(study: Study) -> dict[str, set[int]]:
-    """Parameters of the models that were really trained, by cell."""
-    found: dict[str, set[int]] = {}
-    for cell_id in study.cell_ids():
-        for run_id in study.run_ids(cell_id):
-            for record in study.rank_records(cell_id, run_id):
-                if record.work is not None:
-                    found.setdefault(cell_id, set()).add(record.work.parameters)
-    return found
-
-
-@pytest.mark.slow
-def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for width in (8, 16):
-        (tmp_path / f"w{width}").mkdir()
-        (tmp_path / f"w{width}" / "model.py").write_text(MODEL.replace("WIDTH", str(width)))
-        (tmp_path / f"w{width}" / "study.yaml").write_text(
-            "{name: s, workload: 'py:model:build', gpus: 1, strategy: single, device: cpu, budget: 0, out: o}"
-        )
-    for width, repeats in ((8, 1), (16, 1), (8, 2)):
-        path = tmp_path / f"w{width}" / "study.yaml"
-        options = merge(read_study_file(path), StudyFile(repeats=repeats))
-        assert Matrix(options, study_file=path).run(report=False) == 0
-    # 4 x 8 + 8 + 8 + 1 = 49 and 4 x 16 + 16 + 16 + 1 = 97 parameters.
-    assert sorted(_parameters(Study(tmp_path / "o")).values(), key=min) == [{49}, {97}]
-
-
-@pytest.mark.slow
-def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "8"))
-    options = StudyFile(workload="py:model:build", gpus=1, strategy="single", device="cpu", budget=0, out="o")
-    matrix = Matrix(options, study_file=None)
-    study = Study(tmp_path / "o")
-    with study_lock(study.root) as lock:
-        plan = matrix._kept_plan(study)
-        (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "16"))
-        results = Campaign(study, plan, RunOptions(), Console()).run(code_version(), checkout(), lock)
-    assert [result.outcome for result in results] == [Outcome.CRASHED]
-    assert "was edited after the cell was planned" in str(results[0].reason)
-
-
-@pytest.mark.slow
-def test_all_repeats_of_a_cell_go_the_same_way_and_compiled_cells_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dropout and BatchNorm included: the losses of a run that proves and of one that does not are equal."""
-    monkeypatch.chdir(tmp_path)
-    options = StudyFile(
-        workload="mlp", gpus=2, strategy="ddp", repeats=2, device="cpu", budget=0, block_steps=2, out="o"
-    )
-    assert Matrix(options, study_file=None).run(report=False) == 0
-    study = Study(tmp_path / "o")
-    (cell_id,) = study.cell_ids()
-    losses = [
-        [(r.warmup.loss + r.steps.loss)[:12] for r in study.rank_records(cell_id, run_id)]
-        for run_id in study.run_ids(cell_id)
-    ]
-    assert losses[0] == losses[1]
-    # The replicas see different data and draw different dropout.
-    assert losses[0][0] != losses[0][1]
-    compiled = msgspec.structs.replace(options, compile=True, repeats=1, out="c")
-    assert Matrix(compiled, study_file=None).run(report=False) == 0
-
-
 def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
     code = code_version()
-    assert not comparable(_measured(code_hash="other"), code)
-    assert comparable(_measured(code_hash=code.code_hash), code)
+    two = Machine(cores=2, gpu_names=())
+    assert not comparable(_measured(code_hash="other"), code, two)
+    assert comparable(_measured(code_hash=code.code_hash), code, two)
+
+
+def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() -> None:
+    code = code_version()
+    emulated = msgspec.structs.replace(_measured(code_hash=code.code_hash), evidence=Evidence.EMULATED)
+    assert emulated.environment is not None
+    four = msgspec.structs.replace(emulated.environment, gpus_per_node=4)
+    emulated = msgspec.structs.replace(emulated, environment=four)
+    assert comparable(emulated, code, Machine(cores=2, gpu_names=()))
+    assert not comparable(emulated, code, Machine(cores=4, gpu_names=()))
 
 
 def _measured(code_hash: str) -> RunResult:
