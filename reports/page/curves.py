@@ -122,7 +122,7 @@ def _markers(drawn: Axes, marks: Sequence[Mark], hand: Hand, fill: str) -> None:
     drawn.errorbar(
         sizes,
         values,
-        # The mean of few runs can lie outside the interval of the mean of their logarithms.
+        # Rounding can put an end on the wrong side of its value, and a negative length is refused.
         yerr=[[max(0.0, end) for end in below], [max(0.0, end) for end in above]],
         fmt=hand.marker,
         color=hand.colour,
