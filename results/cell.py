@@ -73,6 +73,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     backend: Backend
     optimizer: str
     compression: str = "none"
+    collective: str = "default"
+    node_size: int | None = None
+    """Ranks of a virtual node, in a row; None: the nodes are real hosts."""
+    link_mbit_per_s: float | None = None
+    """Rate of every virtual node's network link in each direction; None: the network is what it is."""
     accumulation: int = 1
     """Micro-batches whose gradients are added up before one update."""
     precision: Precision = "fp32"
@@ -91,6 +96,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     def __post_init__(self) -> None:
         for name in ("gpus", "micro_batch", "accumulation"):
             _at_least(name, getattr(self, name), 1)
+        if self.node_size is not None:
+            _at_least("node_size", self.node_size, 1)
+        if self.link_mbit_per_s is not None:
+            _at_least("link_mbit_per_s", self.link_mbit_per_s, 1)
+            _as_float(self, "link_mbit_per_s")
         if self.clip_norm is not None:
             if not 0 < self.clip_norm < math.inf:
                 raise ValueError(f"clip_norm is finite and more than 0, not {self.clip_norm}")
@@ -114,6 +124,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
         parts = [self.workload, self.strategy]
         if self.compression != "none":
             parts.append(self.compression)
+        if self.collective != "default":
+            parts.append(self.collective)
         prefix = "-".join(_slug(part) for part in parts)[:60].strip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
 

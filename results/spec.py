@@ -30,6 +30,7 @@ class Option:
     default: Value | None = None
     """None: it must be given (a positional), or is absent unless given (an option)."""
     minimum: float | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] = ()
 
     def read(self, text: str, where: str) -> Value:
@@ -44,6 +45,8 @@ class Option:
             raise SpecError(f"{where} is one of {', '.join(self.choices)}, not {text!r}")
         if self.minimum is not None and not isinstance(value, str) and not value >= self.minimum:
             raise SpecError(f"{where} is at least {self.minimum:g}, not {text}")
+        if self.maximum is not None and not isinstance(value, str) and not value <= self.maximum:
+            raise SpecError(f"{where} is at most {self.maximum:g}, not {text}")
         return value
 
 
@@ -81,6 +84,18 @@ class Spec:
     options: Mapping[str, Value | None]
     text: str
     """The canonical form: equal specs have equal text."""
+
+    @property
+    def ratio(self) -> float:
+        """The positional, where it is a number."""
+        assert isinstance(self.positional, float)
+        return self.positional
+
+    @property
+    def count(self) -> int:
+        """The positional, where it is a whole number."""
+        assert isinstance(self.positional, int)
+        return self.positional
 
     def integer(self, key: str) -> int:
         value = self.options[key]

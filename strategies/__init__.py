@@ -3,7 +3,7 @@
 `strategies.catalog` says what there is without importing torch. A library face for people with a loop of
 their own::
 
-    from strategies import Trainer, TrainSettings
+    from strategies import ExchangeSettings, GradientExchange, Trainer, TrainSettings, parallelize
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strategies.builders import parallelize
+    from strategies.gradient_exchange import ExchangeSettings, GradientExchange
     from strategies.observer import Phase, SilentObserver, StepObserver
     from strategies.parallel import ParallelModel
     from strategies.trainer import Trainer, TrainSettings
 
 __all__ = [
+    "ExchangeSettings",
+    "GradientExchange",
     "ParallelModel",
     "Phase",
     "SilentObserver",
@@ -27,6 +30,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ExchangeSettings": "strategies.gradient_exchange",
+    "GradientExchange": "strategies.gradient_exchange",
     "ParallelModel": "strategies.parallel",
     "Phase": "strategies.observer",
     "SilentObserver": "strategies.observer",

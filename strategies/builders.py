@@ -6,34 +6,31 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 
 from results.spec import Spec
 from strategies.catalog import STRATEGIES
 from strategies.ddp import DdpModel
+from strategies.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.parallel import ParallelModel
 
 
 def parallelize(
-    module: nn.Module, strategy: str, *, device: torch.device, group: ProcessGroup | None = None
+    module: nn.Module, strategy: str, *, device: torch.device, exchange: ExchangeSettings = PLAIN
 ) -> ParallelModel:
-    """Lay `module`, already on `device`, out over `group` (None: the default group) as `strategy` says.
+    """Lay `module`, already on `device`, out over the ranks of the exchange's group as `strategy` says.
 
-    Collective: all ranks of the group call it. Raises SpecError for a strategy that does not exist.
+    Collective: all ranks of the group call it. Raises SpecError for a strategy, a compressor or a
+    collective that does not exist.
     """
     spec = STRATEGIES.parse(strategy)
-    return _BUILDERS[spec.name](module, spec, device, group)
+    return _BUILDERS[spec.name](module, spec, device, exchange)
 
 
-Builder = Callable[[nn.Module, Spec, torch.device, ProcessGroup | None], ParallelModel]
+Builder = Callable[[nn.Module, Spec, torch.device, ExchangeSettings], ParallelModel]
 
 
-def _single(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
+def _single(module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings) -> ParallelModel:
     return ParallelModel(module)
 
 
-def _ddp(module: nn.Module, spec: Spec, device: torch.device, group: ProcessGroup | None) -> ParallelModel:
-    return DdpModel(module, spec, device=device, group=group)
-
-
-_BUILDERS: dict[str, Builder] = {"single": _single, "ddp": _ddp}
+_BUILDERS: dict[str, Builder] = {"single": _single, "ddp": DdpModel}

@@ -1,16 +1,19 @@
-"""What there is: strategies, compressors and optimizers, with their options and what they refuse."""
+"""What there is: strategies, compressors, collectives and optimizers, with their options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from results.cell import Cell
 from results.spec import Catalog, Entry, Option
 
-_BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one all-reduce")
+_BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
+_FIRST_MB = Option(kind="float", default=1.0, minimum=0.001, help="MiB of the bucket that is full first")
 _STATIC = Option(kind="bool", default=False, help="promise torch that the graph never changes")
 _UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
 _VIEW = Option(kind="bool", default=False, help="gradients are views of the buckets: one copy less")
+_PERIOD = Option(kind="int", minimum=1, help="the steps from one average to the next")
+_LOCAL_FROM = Option(kind="int", default=0, minimum=0, help="steps that exchange gradients before that")
 
 STRATEGIES = Catalog(
     "strategy",
@@ -28,11 +31,113 @@ STRATEGIES = Catalog(
                 }
             ),
         ),
+        Entry(
+            name="scratch-ddp",
+            help="ours on raw collectives: the same, gradients as views of the buckets",
+            options=MappingProxyType(
+                {"bucket_mb": _BUCKET_MB, "first_bucket_mb": _FIRST_MB, "find_unused": _UNUSED}
+            ),
+        ),
+        Entry(
+            name="local-sgd",
+            help="every rank trains alone, parameters are averaged every so many steps",
+            positional=_PERIOD,
+            options=MappingProxyType({"warmup": _LOCAL_FROM}),
+        ),
     ],
 )
 
+_RATIO = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share that is sent, such as 0.01")
+_RANK = Option(kind="int", minimum=1, maximum=1024, help="the rank of the approximation, such as 4")
+_SELECT = Option(
+    kind="str",
+    default="exact",
+    choices=("exact", "sampled", "block"),
+    help="how the largest are found: all of them, by a threshold from a sample, or one of each block",
+)
+_FEEDBACK = Option(kind="bool", default=True, help="add what was not sent to the next gradient")
+_NO_FEEDBACK = Option(kind="bool", default=False, help="add what was not sent to the next gradient")
+_WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
+_BLOCK = Option(kind="int", default=256, minimum=8, maximum=65536, help="values that share one scale")
+_MOMENTUM = Option(kind="float", default=0.9, minimum=0, maximum=1, help="momentum, kept before compression")
+
 COMPRESSIONS = Catalog(
-    "compression", [Entry(name="none", help="gradients are exchanged as they are, in full precision")]
+    "compression",
+    [
+        Entry(name="none", help="gradients are exchanged as they are, in full precision"),
+        Entry(name="fp16", help="half precision, scaled so that no sum overflows"),
+        Entry(name="bf16", help="bfloat16: the range of full precision, 8 bits of it"),
+        Entry(
+            name="topk",
+            help="the largest elements of each bucket, with their places",
+            positional=_RATIO,
+            options=MappingProxyType({"select": _SELECT, "feedback": _FEEDBACK}),
+        ),
+        Entry(
+            name="randomk",
+            help="random elements, the same on all ranks, so that places need not be sent",
+            positional=_RATIO,
+            options=MappingProxyType({"feedback": _FEEDBACK}),
+        ),
+        Entry(
+            name="powersgd",
+            help="a low-rank approximation of each matrix, warm-started",
+            positional=_RANK,
+            options=MappingProxyType({"warmup": _WARMUP, "feedback": _FEEDBACK}),
+        ),
+        Entry(name="torch-powersgd", help="torch's PowerSGD hook, for ddp alone", positional=_RANK),
+        Entry(
+            name="int8",
+            help="8 bits with a scale a block, stochastically rounded, in two stages",
+            options=MappingProxyType({"block": _BLOCK, "feedback": _NO_FEEDBACK}),
+        ),
+        Entry(
+            name="signsgd",
+            help="one bit an element and a scale, in two stages",
+            options=MappingProxyType({"feedback": _FEEDBACK}),
+        ),
+        Entry(
+            name="dgc",
+            help="deep gradient compression: top-k with momentum correction and masking",
+            positional=_RATIO,
+            options=MappingProxyType({"momentum": _MOMENTUM, "warmup": _WARMUP, "select": _SELECT}),
+        ),
+    ],
+)
+
+STANDS_ON: Mapping[str, str] = MappingProxyType(
+    {"topk": "all-gather", "dgc": "all-gather", "int8": "all-to-all", "signsgd": "all-to-all"}
+)
+"""The collective that a compressor needs, where it is not an all-reduce."""
+
+_CHUNK_MB = Option(kind="float", default=1.0, minimum=0.001, help="MiB that are sent at once")
+_VIA = Option(
+    kind="str",
+    default="shards",
+    choices=("shards", "leaders"),
+    help="across nodes every rank moves its shard, or one rank a node moves all",
+)
+
+COLLECTIVES = Catalog(
+    "collective",
+    [
+        Entry(name="default", help="the backend's own all-reduce"),
+        Entry(
+            name="ring",
+            help="ours: reduce-scatter and all-gather around a ring of point-to-point sends",
+            options=MappingProxyType({"chunk_mb": _CHUNK_MB}),
+        ),
+        Entry(
+            name="tree",
+            help="ours: up and down a binary tree, in chunks that follow each other",
+            options=MappingProxyType({"chunk_mb": _CHUNK_MB}),
+        ),
+        Entry(
+            name="hierarchical",
+            help="inside of the nodes, across them, inside again; compression across nodes alone",
+            options=MappingProxyType({"via": _VIA}),
+        ),
+    ],
 )
 
 _LR = "learning rate"
@@ -63,19 +168,3 @@ OPTIMIZERS = Catalog(
         ),
     ],
 )
-
-
-def refusal(cell: Cell) -> str | None:
-    """Why a cell makes no sense, as a sentence for the report; None if it does."""
-    strategy = STRATEGIES.parse(cell.strategy)
-    if strategy.name == "single" and cell.gpus != 1:
-        return "single runs on exactly 1"
-    if strategy.name == "ddp" and cell.gpus < 2:
-        return "ddp needs at least 2: on 1 there is nothing to exchange, and single is the same step"
-    if strategy.name == "ddp" and strategy.flag("static_graph") and cell.accumulation > 1:
-        return "ddp:static_graph=true does not go with accumulation: torch wants the first backward in sync"
-    if cell.precision == "tf32" and cell.device == "cpu":
-        return "tf32 exists on CUDA devices alone"
-    if cell.backend == "nccl" and cell.device == "cpu":
-        return "nccl moves data between CUDA devices alone; use gloo"
-    return None

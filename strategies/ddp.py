@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from results.spec import Spec
+from strategies.gradient_exchange import ExchangeSettings
 from strategies.parallel import ParallelModel
 
 
@@ -17,13 +17,13 @@ class DdpModel(ParallelModel):
     """A module under DistributedDataParallel with the options of its spec."""
 
     def __init__(
-        self, module: nn.Module, spec: Spec, *, device: torch.device, group: ProcessGroup | None
+        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
     ) -> None:
         super().__init__(module)
         self.module = self._ddp = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
-            process_group=group,
+            process_group=exchange.group,
             bucket_cap_mb=spec.number("bucket_mb"),
             static_graph=spec.flag("static_graph"),
             gradient_as_bucket_view=spec.flag("bucket_view"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from results.cell import Precision
+from strategies.gradient_exchange import GradientExchange
 from strategies.observer import Phase, StepObserver
 from strategies.precision import autocast
 
@@ -42,6 +43,12 @@ class ParallelModel:
         """What is called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
+        self.gradient_exchange: GradientExchange | None = None
+        """What moves the gradients, or what goes in their place, if it is ours and not the wrapper's."""
+        self.period = 1
+        """Steps after which everything that the strategy does has been done: a whole one is timed."""
+        self.ramp_steps = 0
+        """Steps at the start that are done otherwise than all later ones."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that this rank updates."""
@@ -81,6 +88,12 @@ class ParallelModel:
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         """The context of one micro-batch: gradients are exchanged in it if `now`, else only added up."""
         return nullcontext()
+
+    def updated(self) -> None:
+        """Told when the optimizer has updated the parameters."""
+
+    def settle(self) -> None:
+        """Bring all replicas to the same parameters, where between two exchanges they are not; collective."""
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale all gradients down so that their global norm is at most `max_norm`."""

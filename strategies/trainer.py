@@ -13,6 +13,7 @@ from results.cell import Cell, MemoryFormat, Precision
 from results.layout import ModelLayout
 from strategies.builders import parallelize
 from strategies.checkpointing import checkpoint_blocks
+from strategies.gradient_exchange import ExchangeSettings
 from strategies.observer import Phase, SilentObserver, StepObserver
 from strategies.optimizer import build_optimizer
 from strategies.parallel import Batch, GradientTask, Loss
@@ -24,6 +25,10 @@ class TrainSettings:
     """How a step is done; the names and meanings of a cell."""
 
     strategy: str = "single"
+    compression: str = "none"
+    collective: str = "default"
+    node_size: int | None = None
+    """Ranks of a node, in a row (None: all of them); what `hierarchical` goes by."""
     optimizer: str = "sgd"
     accumulation: int = 1
     precision: Precision = "fp32"
@@ -31,6 +36,8 @@ class TrainSettings:
     activation_checkpointing: bool = False
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
+    seed: int = 0
+    """The same on all ranks: what compressors draw follows from it."""
 
     @classmethod
     def of(cls, cell: Cell) -> TrainSettings:
@@ -71,7 +78,18 @@ class Trainer:
         module = _placed(module, device, settings.memory_format)
         if settings.activation_checkpointing:
             checkpoint_blocks(module, layout or ModelLayout())
-        self.model = parallelize(module.train(), settings.strategy, device=device, group=group)
+        self.model = parallelize(
+            module.train(),
+            settings.strategy,
+            device=device,
+            exchange=ExchangeSettings(
+                group=group,
+                compression=settings.compression,
+                collective=settings.collective,
+                node_size=settings.node_size,
+                seed=settings.seed,
+            ),
+        )
         if settings.compile:
             _compile(self.model.bare)
         self.optimizer = build_optimizer(settings.optimizer, self.model.parameters())
@@ -104,6 +122,7 @@ class Trainer:
             self.model.clip_gradients(self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.model.updated()
         self.optimizer.zero_grad()
 
 

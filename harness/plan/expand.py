@@ -14,7 +14,8 @@ from harness.plan.points import Point, SeriesKey, points, workloads_of
 from results.cell import Cell
 from results.errors import UsageError
 from results.plan import Plan, Request, Series, Skip, placement_of
-from strategies import catalog as strategies
+from strategies.catalog import OPTIMIZERS
+from strategies.refusal import refusal
 from workloads import catalog as workloads
 from workloads.source import file_hash, source_hash
 
@@ -91,9 +92,9 @@ class _Matrix:
         )
         micro_batch = self._micro_batch(point.key, probe)
         if isinstance(micro_batch, str):
-            return strategies.refusal(probe) or micro_batch
+            return refusal(probe) or micro_batch
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
-        return strategies.refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
+        return refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
 
     def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
         if key.scaling == "weak":
@@ -138,4 +139,4 @@ def _base(request: Request, workload: str) -> Cell:
 
 
 def _optimizer(text: str) -> str:
-    return strategies.OPTIMIZERS.parse(text).text
+    return OPTIMIZERS.parse(text).text

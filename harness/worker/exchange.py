@@ -1,14 +1,15 @@
 """The process group that gradients are exchanged over: it counts, and it can be told to move nothing.
 
 Strategies get this group instead of the backend's own. With the exchange on it hands every call to the
-backend and counts the bytes; with it off it returns finished work and leaves the buffers as they are, a
-local no-op of the same shapes. The difference between the two is the exposed communication, and neither
-strategy nor model knows which of them runs.
+backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, and
+what would come from other ranks is what this one sends. The difference between the two is the exposed
+communication, and neither strategy nor model knows which of them runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,27 +25,40 @@ _BACKEND = "bench_exchange"
 Options = Any
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What went over a group and the groups split from it, and whether anything does."""
+
+    enabled: bool = True
+    payload_bytes: int = 0
+    """Bytes of the buffers handed to collectives and sends so far, while enabled."""
+    operations: int = 0
+
+
 class ExchangeGroup(dist.ProcessGroup):
-    """All ranks of the launch, over the backend of the default group.
+    """The ranks of a backend's group, all of the launch's at first, and groups split from them.
 
     Called from C++ with one of the many signatures that the stubs of its base class list.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(
+        self, rank: int, size: int, backend: dist.ProcessGroup | None = None, traffic: Traffic | None = None
+    ) -> None:
+        """Over `backend` (None: the default group), counted in `traffic`."""
         super().__init__(rank, size)  # type: ignore[call-arg]  # as torch calls it for other Python groups
         self._size = size
         self._rank = rank
-        self._backend = dist.group.WORLD
+        self._backend: Any = dist.group.WORLD if backend is None else backend
         self._name = ""
-        self.enabled = True
-        self.payload_bytes = 0
-        """Bytes of the buffers handed to collectives so far, while enabled."""
-        self.operations = 0
+        self._parts: list[dist.ProcessGroup] = []
+        self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
-        """As new, for the next cell."""
-        self.enabled = True
-        self.payload_bytes = self.operations = 0
+        """As new, for the next cell: nothing counted, on, and no group split from it. Collective."""
+        self.traffic = Traffic()
+        for part in self._parts:
+            dist.destroy_process_group(part)
+        self._parts.clear()
 
     def size(self) -> int:
         return self._size
@@ -61,28 +75,70 @@ class ExchangeGroup(dist.ProcessGroup):
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
 
+    def split_into(self, parts: Sequence[Sequence[int]]) -> ExchangeGroup:
+        """The group of the part that this rank is in, counted and switched with this one; collective."""
+        mine = next(part for part in parts if self._rank in part)
+        backend = self._split_backend(parts)
+        self._parts.append(backend)
+        return ExchangeGroup(list(mine).index(self._rank), len(mine), backend, self.traffic)
+
+    def _split_backend(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        groups = [dist.new_group(list(part)) for part in parts]
+        own: dist.ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
+        return own
+
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
     ) -> dist.Work:
-        return self._run("allreduce", tensors, (tensors,), options)
+        return self._run("allreduce", tensors, tensors, (tensors,), options)
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
     ) -> dist.Work:
-        return self._run("broadcast", tensors, (tensors,), options)
+        return self._run("broadcast", tensors, tensors, (tensors,), options)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Options = None
     ) -> dist.Work:
-        return self._run("allgather", inputs, (outputs, inputs), options)
+        if not self.traffic.enabled:
+            for output in outputs[0]:
+                output.copy_(inputs[0])
+        return self._run("allgather", inputs, outputs, (outputs, inputs), options)
+
+    def _allgather_base(self, output: Tensor, values: Tensor, options: Options = None) -> dist.Work:
+        if not self.traffic.enabled:
+            output.view(self._size, -1).copy_(values.view(1, -1).expand(self._size, -1))
+        return self._run("_allgather_base", [values], [output], (output, values), options)
+
+    def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> dist.Work:
+        if not self.traffic.enabled:
+            output.copy_(values.view(self._size, -1)[self._rank])
+        return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
+
+    def alltoall_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
+    ) -> dist.Work:
+        if not self.traffic.enabled:
+            output.copy_(values)
+        return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work:
+        return self._run("send", tensors, tensors, (tensors, to, tag), None)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work:
+        # The sender counts.
+        if not self.traffic.enabled:
+            return _finished(tensors)
+        work: dist.Work = self._backend.recv(tensors, source, tag)
+        return work
 
     def _run(
-        self, name: str, buffers: list[Tensor], arguments: tuple[object, ...], options: Options
+        self, name: str, sent: list[Tensor], result: Any, arguments: tuple[object, ...], options: Options
     ) -> dist.Work:
-        if not self.enabled:
-            return _finished(buffers)
-        self.payload_bytes += _bytes(buffers)
-        self.operations += 1
+        if not self.traffic.enabled:
+            return _finished(result)
+        self.traffic.payload_bytes += _bytes(sent)
+        self.traffic.operations += 1
         collective = getattr(self._backend, name)
         work: dist.Work = collective(*arguments) if options is None else collective(*arguments, options)
         return work
@@ -92,10 +148,11 @@ def _bytes(buffers: Iterable[Tensor]) -> int:
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
 
-def _finished(buffers: list[Tensor]) -> dist.Work:
+def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
+    buffers = [buffer for item in result for buffer in (item if isinstance(item, list) else [item])]
     devices = sorted({buffer.device.index for buffer in buffers if buffer.is_cuda})
-    future: Future[list[Tensor]] = Future(devices=[torch.device("cuda", index) for index in devices])
-    future.set_result(buffers)
+    future: Future[object] = Future(devices=[torch.device("cuda", index) for index in devices])
+    future.set_result(result)
     work: dist.Work = _create_work_from_future(future)
     return work
 

@@ -95,11 +95,11 @@ class Stopwatch:
             first = self._draw(policy.block_steps)
             quads.on_first_ns.append(self._drawn_block(first))
             snapshot = Snapshot(self._trainer)
-            exchange.enabled = False
+            exchange.traffic.enabled = False
             quads.off_first_ns.append(self._drawn_block(first, undone=True))
             second = self._draw(policy.block_steps)
             quads.off_second_ns.append(self._drawn_block(second, undone=True))
-            exchange.enabled = True
+            exchange.traffic.enabled = True
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(second))
         return quads

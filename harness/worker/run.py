@@ -163,7 +163,7 @@ class Run:
             require_compiled()
         around.log.event("measure")
         foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
-        before = around.exchange.payload_bytes, around.exchange.operations
+        before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
         measured = watch.measure(policy)
         steps = len(measured.columns.step_ns)
         self._found |= {
@@ -174,8 +174,8 @@ class Run:
             "foreign_cpu_cores": foreign.cores_used() if foreign else None,
             "work": self._work(
                 workload,
-                payload_bytes=(around.exchange.payload_bytes - before[0]) // steps,
-                operations=(around.exchange.operations - before[1]) // steps,
+                payload_bytes=(around.exchange.traffic.payload_bytes - before[0]) // steps,
+                operations=(around.exchange.traffic.operations - before[1]) // steps,
             ),
         }
 

@@ -1,11 +1,19 @@
-"""Shared by the tests of training: the test process computes with one thread, as the ranks do."""
+"""Shared by the tests of training: one thread a rank, and many ranks as threads of this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+
+from harness.worker.exchange import ExchangeGroup
+
+TIMEOUT = timedelta(seconds=30)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -14,3 +22,40 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+class ThreadGroup(ExchangeGroup):
+    """The worker's group over a Gloo of its own: real sockets, but ranks are threads."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self._store, self._splits = store, 0
+        super().__init__(rank, size, dist.ProcessGroupGloo(store, rank, size, TIMEOUT))
+
+    def _split_backend(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        self._splits += 1
+        index, part = next((i, list(part)) for i, part in enumerate(parts) if self.rank() in part)
+        store = dist.PrefixStore(f"{self._splits}/{index}", self._store)
+        group: Any = dist.ProcessGroupGloo(store, part.index(self.rank()), len(part), TIMEOUT)
+        return group
+
+
+@pytest.fixture
+def threads() -> Callable[..., list[Any]]:
+    """`threads(5, function, *arguments)` calls `function(group, *arguments)` on five ranks that are threads.
+
+    Returns the results in the order of ranks. For what needs many ranks and little time; what a strategy
+    does to a whole model is tested over processes (`ranks`).
+    """
+
+    def run(size: int, function: Callable[..., Any], *arguments: object) -> list[Any]:
+        store = dist.HashStore()
+
+        def rank(index: int) -> Any:
+            # Whether gradients are recorded is each thread's own setting.
+            with torch.no_grad():
+                return function(ThreadGroup(store, index, size), *arguments)
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(rank, range(size)))
+
+    return run

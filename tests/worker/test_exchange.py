@@ -62,10 +62,10 @@ def count(rank: int, settings: dict[str, Any], enabled: bool) -> tuple[list[int]
     sizes, operations = [], []
     for _ in range(3):
         exchange.reset()
-        exchange.enabled = enabled
+        exchange.traffic.enabled = enabled
         trainer.step(data)
-        sizes.append(exchange.payload_bytes)
-        operations.append(exchange.operations)
+        sizes.append(exchange.traffic.payload_bytes)
+        operations.append(exchange.traffic.operations)
     return sizes, operations
 
 
@@ -103,11 +103,11 @@ def test_nothing_is_counted_while_it_is_off(ranks: Ranks) -> None:
 
 def reset(rank: int) -> tuple[bool, int, int]:
     exchange = open_exchange()
-    exchange.enabled = False
+    exchange.traffic.enabled = False
     trainer_of(exchange, rank, strategy="single")
-    exchange.payload_bytes = exchange.operations = 7
+    exchange.traffic.payload_bytes = exchange.traffic.operations = 7
     exchange.reset()
-    return exchange.enabled, exchange.payload_bytes, exchange.operations
+    return exchange.traffic.enabled, exchange.traffic.payload_bytes, exchange.traffic.operations
 
 
 def test_a_reset_exchange_is_as_new(ranks: Ranks) -> None:
@@ -122,11 +122,11 @@ def diverge_and_return(rank: int, settings: dict[str, Any]) -> dict[str, bool]:
         trainer.step(data)
     found = {"before": replicas_agree(trainer, control)}
     snapshot = Snapshot(trainer)
-    exchange.enabled = False
+    exchange.traffic.enabled = False
     for _ in range(2):
         trainer.step(data)
     found["off"] = replicas_agree(trainer, control)
-    exchange.enabled = True
+    exchange.traffic.enabled = True
     snapshot.restore()
     found["restored"] = replicas_agree(trainer, control)
     trainer.step(data)
@@ -197,7 +197,7 @@ def off_gradient(rank: int) -> list[tuple[list[float], bool]]:
     exchange = open_exchange()
     found = []
     for enabled in (True, False):
-        exchange.enabled = enabled
+        exchange.traffic.enabled = enabled
         buffer = torch.tensor([rank + 1.0])
         work = dist.all_reduce(buffer, group=exchange, async_op=True)
         work.wait()

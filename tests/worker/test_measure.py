@@ -188,9 +188,9 @@ class Quad:
         self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.seen.append((self.exchange.enabled, targets.item()))
+        self.seen.append((self.exchange.traffic.enabled, targets.item()))
         self.weights.append(self.module.weight.item())
-        bad = self.diverges_when is self.exchange.enabled
+        bad = self.diverges_when is self.exchange.traffic.enabled
         return -outputs.mean() * (float("nan") if bad else 1.0)
 
 
@@ -219,7 +219,7 @@ def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) 
     # The gradient is -x and the rate 1, so a step adds its batch: on 1; off 1 and 2, undone; on 2.
     assert quad.weights == [0.0, 1.0, 1.0 + 1.0, 1.0]
     assert quad.module.weight.item() == 1.0 + 2.0
-    assert quad.exchange.enabled
+    assert quad.exchange.traffic.enabled
     # The next batch is the third: nothing was drawn twice or left out.
     assert next(quad.batches)[1].item() == 3.0
 

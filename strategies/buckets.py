@@ -1,0 +1,48 @@
+"""Buckets: many gradients in one flat vector, so that one exchange moves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Where one parameter lies in a bucket."""
+
+    name: str
+    offset: int
+    shape: torch.Size
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def of(self, values: Tensor) -> Tensor:
+        """This parameter's part of the bucket's values, or of a vector beside them: a view in its shape."""
+        return values[self.offset : self.offset + self.numel].view(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One flat vector of gradients, or of what is exchanged in their place."""
+
+    index: int
+    """The buckets of a step are exchanged in this order on all ranks."""
+    values: Tensor
+    """1-D and contiguous. Before the exchange this rank's share of the result (its gradient over the number
+    of ranks), after it the sum of all shares."""
+    pieces: tuple[Piece, ...]
+
+
+def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[Piece, ...]:
+    """Pieces that lie one after another."""
+    pieces: list[Piece] = []
+    offset = 0
+    for name, shape in named:
+        pieces.append(Piece(name=name, offset=offset, shape=shape))
+        offset += shape.numel()
+    return tuple(pieces)

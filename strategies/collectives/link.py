@@ -1,0 +1,104 @@
+"""What our exchanges need of a process group, in blocking calls: the one border to torch.distributed.
+
+A call returns when its result may be used by what follows on this thread: on CPU it has arrived, on CUDA
+the current stream waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp, Work
+
+Split = Callable[[Sequence[Sequence[int]]], ProcessGroup]
+
+
+class Link:
+    """This rank's connection to the others of a group; the `Wire` of the backend's own collectives."""
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        """`group` None is the default group. The group's own methods are called, not torch's functions over
+        it, so that a group in Python, or one that torch has not registered, will do."""
+        if group is None:
+            assert dist.group.WORLD is not None
+            group = dist.group.WORLD
+        # The stubs know each method by a dozen overloads of C++ structs.
+        self._group: Any = group
+        self._rank: int = group.rank()
+        self._size: int = group.size()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def start_all_reduce(self, values: Tensor) -> Work:
+        """Begin to sum `values` over the ranks, in place; the work's `wait` ends it."""
+        work: Work = self._group.allreduce([values])
+        return work
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Sum over the ranks, in place."""
+        self.start_all_reduce(values).wait()
+
+    def largest(self, values: Tensor) -> None:
+        """Each element's maximum over the ranks, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX)
+        self._group.allreduce([values], options).wait()
+
+    def broadcast(self, values: Tensor, source: int) -> None:
+        """The values of rank `source`, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._group.broadcast([values], options).wait()
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """(n,) of every rank as (size, n), in the order of ranks."""
+        gathered = values.new_empty(self.size * values.numel())
+        self._group._allgather_base(gathered, values).wait()
+        return gathered.view(self.size, -1)
+
+    def all_to_all(self, values: Tensor) -> Tensor:
+        """(size, n), row r for rank r, to (size, n), row r from rank r."""
+        received = torch.empty_like(values)
+        self._group.alltoall_base(received.view(-1), values.view(-1), [], []).wait()
+        return received
+
+    def reduce_scatter(self, values: Tensor) -> Tensor:
+        """(size, n), row r for rank r, to (n,): the sum over the ranks of the row for this one."""
+        summed = values.new_empty(values.shape[1])
+        self._group._reduce_scatter_base(summed, values.view(-1)).wait()
+        return summed
+
+    def send(self, values: Tensor, to: int) -> Work:
+        """Begin to send contiguous `values`, which must stay as they are until the work has ended."""
+        work: Work = self._group.send([values], to, 0)
+        return work
+
+    def receive(self, values: Tensor, source: int) -> Work:
+        """Begin to receive into contiguous `values`. Messages of one rank arrive in the order sent."""
+        work: Work = self._group.recv([values], source, 0)
+        return work
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Link:
+        """The link to the part that this rank is in; `parts` are disjoint, and cover all ranks.
+
+        Collective over all ranks of the group, which must be all ranks of the default group.
+        """
+        own: Split = getattr(self._group, "split_into", self._new_groups)
+        return Link(own(parts))
+
+    def _new_groups(self, parts: Sequence[Sequence[int]]) -> ProcessGroup:
+        groups = [
+            dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts
+        ]
+        own: ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
+        return own

@@ -1,0 +1,28 @@
+"""The way of a bucket: over all ranks at once, or inside of the nodes and across them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor
+
+
+class Route(Protocol):
+    """Sums a bucket over all ranks, and compresses it where it is worth it."""
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
+        """As `Compressor.sum_shares`, over all ranks."""
+
+
+class Flat:
+    """All ranks at once, compressed on the whole way."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
+        compressor.sum_shares(bucket, unsent, self._wire)

@@ -1,0 +1,23 @@
+"""`none`: gradients are exchanged as they are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor
+
+
+class Dense(Compressor):
+    """Nothing is left out, so nothing is kept."""
+
+    need = "all_reduce"
+
+    def __init__(self) -> None:
+        super().__init__(feedback=False)
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        wire.all_reduce(bucket.values)
+        if unsent is not None:
+            unsent.zero_()

@@ -1,0 +1,58 @@
+"""A vector beside every bucket, which outlives a new distribution of the parameters over buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from strategies.buckets import Bucket, Piece
+
+
+class BucketMemory:
+    """One vector a bucket, zero at first: what was not sent of it, say.
+
+    It belongs to the parameters, not to the buckets: when buckets are formed anew (DDP does so after the
+    first step) each parameter's part goes with it.
+    """
+
+    def __init__(self) -> None:
+        self._vectors: dict[int, tuple[tuple[Piece, ...], Tensor]] = {}
+        self._loose: dict[str, Tensor] = {}
+        """Parts of parameters whose bucket is not known yet."""
+
+    def of(self, bucket: Bucket) -> Tensor:
+        """The vector beside `bucket`, to be read and written in place."""
+        held = self._vectors.get(bucket.index)
+        if held is None or held[0] != bucket.pieces:
+            if held is not None:
+                self._loosen()
+            vector = torch.zeros_like(bucket.values)
+            for piece in bucket.pieces:
+                part = self._loose.pop(piece.name, None)
+                if part is not None:
+                    piece.of(vector).copy_(part)
+            held = self._vectors[bucket.index] = bucket.pieces, vector
+        return held[1]
+
+    def vectors(self) -> Iterator[tuple[int, tuple[Piece, ...], Tensor]]:
+        """Index, pieces and vector of every bucket so far."""
+        for index, (pieces, vector) in self._vectors.items():
+            yield index, pieces, vector
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the parts, by the names of the parameters. They are this rank's own."""
+        parts = dict(self._loose)
+        for pieces, vector in self._vectors.values():
+            parts |= {piece.name: piece.of(vector) for piece in pieces}
+        return {name: part.clone() for name, part in parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state_dict`; what it does not name starts at zero."""
+        self._vectors.clear()
+        self._loose = {name: part.clone() for name, part in state.items()}
+
+    def _loosen(self) -> None:
+        self._loose = self.state_dict()
+        self._vectors.clear()

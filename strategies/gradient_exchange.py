@@ -1,0 +1,146 @@
+"""The exchange of gradients: any compressor over any collective, beside the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from strategies.buckets import Bucket, pieces_of
+from strategies.collectives.build import build_route
+from strategies.collectives.link import Link
+from strategies.compression.base import State
+from strategies.compression.build import build_compressor
+from strategies.compression.memory import BucketMemory
+from strategies.lane import Pending, open_lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
+    """How gradients are exchanged, whatever the strategy."""
+
+    group: ProcessGroup | None = None
+    """None: the default group."""
+    compression: str = "none"
+    collective: str = "default"
+    node_size: int | None = None
+    """Ranks in a row that are one node (None: all of them); `hierarchical` alone asks for it."""
+    seed: int = 0
+    """The same on all ranks; what compressors draw follows from it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the backend's own all-reduce of what is there."""
+        return (self.compression, self.collective) == ("none", "default")
+
+
+PLAIN = ExchangeSettings()
+
+
+class GradientExchange:
+    """Sums buckets of gradients over the ranks of a group, compressed or not.
+
+    Example, for a loop of your own, after `loss.backward()`::
+
+        exchange = GradientExchange(ExchangeSettings(compression="topk:0.01"), device=device)
+        exchange.average(model.parameters())
+
+    Everything that is kept from step to step (what was not sent, factors, counters) is in its
+    `state_dict`, which is each rank's own: save and load it on every rank.
+    """
+
+    def __init__(self, settings: ExchangeSettings = PLAIN, *, device: torch.device) -> None:
+        """Collective, as groups of nodes may be made.
+
+        Raises SpecError for a compressor or a collective that does not exist.
+        """
+        self._link = link = Link(settings.group)
+        self._compressor = build_compressor(settings.compression, seed=settings.seed, rank=link.rank)
+        self._route = build_route(settings.collective, link, node_size=settings.node_size or link.size)
+        # What the backend does by itself beside the computation needs no lane.
+        self._direct = settings.is_plain
+        self._lane = open_lane(device)
+        self._kept = BucketMemory()
+        self._own: tuple[Bucket, ...] | None = None
+        self.audited = False
+        """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+
+    @property
+    def size(self) -> int:
+        """Ranks that exchange."""
+        return self._link.size
+
+    def start(self, bucket: Bucket) -> Pending:
+        """Begin to replace the bucket's values, this rank's share, by the sum over the ranks.
+
+        All ranks start the same buckets in the same order; until the wait the values are not to be touched.
+        """
+        if self._direct and not self.audited:
+            return self._link.start_all_reduce(bucket.values)
+        return self._lane.run(lambda: self.sum_shares(bucket))
+
+    def sum_shares(self, bucket: Bucket) -> None:
+        """The same, on this thread or in a job of a lane, to its end."""
+        kept = self._kept.of(bucket) if self._compressor.feedback or self.audited else None
+        if kept is not None and self._compressor.feedback:
+            self._compressor.compensate(bucket, kept)
+        self._route.sum_shares(bucket, kept, self._compressor)
+
+    def average(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace the gradients of `parameters` by their mean over the ranks, in one bucket a data type.
+
+        The same parameters on every call; one without a gradient counts as zero on this rank and gets the
+        mean of the others. For a loop of one's own: nothing of it overlaps with the backward pass.
+        """
+        named = {str(index): parameter for index, parameter in enumerate(parameters)}
+        if self._own is None:
+            self._own = _buckets(named)
+        pending = []
+        for bucket in self._own:
+            for piece in bucket.pieces:
+                gradient = named[piece.name].grad
+                view = piece.of(bucket.values)
+                view.zero_() if gradient is None else torch.div(gradient, self.size, out=view)
+            pending.append(self.start(bucket))
+        for bucket, under_way in zip(self._own, pending, strict=True):
+            under_way.wait()
+            for piece in bucket.pieces:
+                named[piece.name].grad = piece.of(bucket.values)
+
+    def carried(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the next exchange adds to this rank's share; nothing without feedback."""
+        if self._compressor.feedback:
+            for index, pieces, kept in self._kept.vectors():
+                carried = self._compressor.carried(index, kept)
+                yield from ((piece.name, piece.of(carried)) for piece in pieces)
+
+    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the last exchange left of this rank's share; without feedback if `audited`."""
+        for _, pieces, kept in self._kept.vectors():
+            yield from ((piece.name, piece.of(kept)) for piece in pieces)
+
+    def state_dict(self) -> State:
+        return {"kept": self._kept.state_dict(), "compressor": self._compressor.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
+        self._kept.load_state_dict(cast("dict[str, Tensor]", state["kept"]))
+        self._compressor.load_state_dict(cast(State, state["compressor"]))
+
+
+def _buckets(named: Mapping[str, nn.Parameter]) -> tuple[Bucket, ...]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, parameter in named.items():
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(name)
+    buckets = []
+    for index, ((dtype, device), names) in enumerate(kinds.items()):
+        pieces = pieces_of((name, named[name].shape) for name in names)
+        size = sum(piece.numel for piece in pieces)
+        buckets.append(
+            Bucket(index=index, values=torch.zeros(size, dtype=dtype, device=device), pieces=pieces)
+        )
+    return tuple(buckets)

@@ -1,0 +1,79 @@
+"""A lane beside the backward pass, on which exchanges run one after another in the order they were given.
+
+On CPU it is a thread, on CUDA a stream. An exchange is then plain code from its first line to its last,
+however many collectives it has, and still overlaps with the computation that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+Job = Callable[[], None]
+
+
+class Pending(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Return when it is done (on CUDA: make the current stream wait); raise what it raised."""
+
+
+class Lane(Protocol):
+    def run(self, job: Job) -> Pending:
+        """Do `job` after those before it."""
+
+
+def open_lane(device: torch.device) -> Lane:
+    """The lane of one exchange on `device`."""
+    return StreamLane(device) if device.type == "cuda" else ThreadLane()
+
+
+class ThreadLane:
+    """One thread, which ends when the lane is forgotten."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
+
+    def run(self, job: Job) -> Pending:
+        return _Result(self._executor.submit(_without_gradients, job))
+
+
+class StreamLane:
+    """One CUDA stream; jobs are queued on it by the thread that gives them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def run(self, job: Job) -> Pending:
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            _without_gradients(job)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        return _OnStream(done)
+
+
+class _Result:
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class _OnStream:
+    def __init__(self, done: torch.cuda.Event) -> None:
+        self._done = done
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._done)
+
+
+def _without_gradients(job: Job) -> None:
+    # Whether gradients are recorded is each thread's own setting, and on at first.
+    with torch.no_grad():
+        job()

@@ -1,0 +1,112 @@
+"""Which combinations make no sense, and why; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from results.cell import Cell
+from results.spec import Spec
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STANDS_ON, STRATEGIES
+
+LOSSLESS_ENOUGH = ("none", "fp16", "bf16")
+"""Compressors that hand on an overflow of fp16's scaled gradients, and keep nothing of it."""
+
+
+def refusal(cell: Cell) -> str | None:
+    """Why a cell makes no sense, as a sentence for the report; None if it does."""
+    strategy = STRATEGIES.parse(cell.strategy)
+    compression, collective = COMPRESSIONS.parse(cell.compression), COLLECTIVES.parse(cell.collective)
+    return (
+        _strategy_alone(cell, strategy)
+        or _machine(cell)
+        or _compressed(cell, strategy, compression)
+        or _collected(cell, strategy, collective, compression)
+    )
+
+
+def _strategy_alone(cell: Cell, strategy: Spec) -> str | None:
+    rule = _RULES.get(strategy.name)
+    if strategy.name != "single" and cell.gpus < 2:
+        return f"{strategy.name} needs at least 2: on 1 nothing is exchanged, and single is the same step"
+    return rule(cell, strategy) if rule is not None else None
+
+
+def _single(cell: Cell, strategy: Spec) -> str | None:
+    if cell.gpus != 1:
+        return "single runs on exactly 1"
+    if (cell.compression, cell.collective) != ("none", "default"):
+        return "single exchanges nothing that could be compressed or collected"
+    return None
+
+
+def _ddp(cell: Cell, strategy: Spec) -> str | None:
+    if strategy.flag("static_graph") and cell.accumulation > 1:
+        return "ddp:static_graph=true does not go with accumulation: torch wants the first backward in sync"
+    if strategy.flag("find_unused") and (cell.compression, cell.collective) != ("none", "default"):
+        return (
+            "ddp:find_unused=true exchanges which parameters were used at any time, between the steps of an "
+            "exchange that is not its own; scratch-ddp:find_unused=true waits for its turn"
+        )
+    return None
+
+
+def _local_sgd(cell: Cell, strategy: Spec) -> str | None:
+    if cell.precision == "fp16":
+        return "local-sgd:... lets every rank scale its loss on its own; use bf16"
+    if cell.compression.startswith("dgc"):
+        return "dgc corrects the momentum of gradients, and local-sgd exchanges differences of parameters"
+    return None
+
+
+_RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
+    "single": _single,
+    "ddp": _ddp,
+    "local-sgd": _local_sgd,
+}
+
+
+def _machine(cell: Cell) -> str | None:
+    if cell.precision == "tf32" and cell.device == "cpu":
+        return "tf32 exists on CUDA devices alone"
+    if cell.backend == "nccl" and cell.device == "cpu":
+        return "nccl moves data between CUDA devices alone; use gloo"
+    return None
+
+
+def _compressed(cell: Cell, strategy: Spec, compression: Spec) -> str | None:
+    if compression.name == "torch-powersgd":
+        if strategy.name != "ddp" or cell.collective != "default":
+            return (
+                "torch-powersgd is a hook of torch's ddp with the default collective; powersgd goes with all"
+            )
+    if compression.name == "dgc":
+        optimizer = OPTIMIZERS.parse(cell.optimizer)
+        if optimizer.name != "sgd" or optimizer.number("momentum") != 0:
+            return "dgc does the momentum itself, before it compresses: use --optimizer sgd:momentum=0"
+    if cell.precision == "fp16" and compression.name not in LOSSLESS_ENOUGH:
+        return f"fp16 scales its loss until it overflows, which {compression.name} would keep; use bf16"
+    return None
+
+
+def _collected(cell: Cell, strategy: Spec, collective: Spec, compression: Spec) -> str | None:
+    need = STANDS_ON.get(compression.name)
+    if collective.name in ("ring", "tree") and cell.backend == "nccl":
+        return f"{collective.name} is built from sends over gloo; NCCL has its own: NCCL_ALGO=Ring or Tree"
+    if collective.name == "ring" and need == "all-to-all":
+        return f"{compression.name} stands on an all-to-all, and a ring goes to the neighbour alone"
+    if collective.name == "tree" and need is not None:
+        return f"{compression.name} stands on an {need}, and a tree can only sum"
+    if collective.name == "hierarchical" and collective.word("via") == "shards":
+        return _shards(cell, compression)
+    return None
+
+
+def _shards(cell: Cell, compression: Spec) -> str | None:
+    if compression.name == "powersgd":
+        return "powersgd needs whole matrices, and across nodes there are shards; hierarchical:via=leaders"
+    if cell.node_size is not None and cell.gpus > cell.node_size and cell.gpus % cell.node_size:
+        return (
+            f"{cell.gpus} ranks do not fill nodes of {cell.node_size}, and shards need equal nodes; "
+            f"hierarchical:via=leaders takes any"
+        )
+    return None
