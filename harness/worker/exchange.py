@@ -92,6 +92,11 @@ class ExchangeGroup(dist.ProcessGroup):
     ) -> dist.Work:
         return self._run("allreduce", tensors, tensors, (tensors,), options)
 
+    def reduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Options = None
+    ) -> dist.Work:
+        return self._run("reduce", tensors, tensors, (tensors,), options)
+
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
     ) -> dist.Work:

@@ -54,6 +54,12 @@ class Link:
         options.reduceOp = ReduceOp(ReduceOp.MAX)
         self._group.allreduce([values], options).wait()
 
+    def reduce(self, values: Tensor, root: int) -> None:
+        """Sum over the ranks, in place on rank `root`; what is left on the others means nothing."""
+        options = dist.ReduceOptions()
+        options.rootRank = root
+        self._group.reduce([values], options).wait()
+
     def broadcast(self, values: Tensor, source: int) -> None:
         """The values of rank `source`, in place."""
         options = dist.BroadcastOptions()

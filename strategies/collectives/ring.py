@@ -1,0 +1,60 @@
+"""`ring`: every rank sends to the next one and receives from the one before.
+
+A sum is a reduce-scatter and an all-gather around the ring, 2 (p - 1) / p of the vector sent by each rank,
+which no algorithm undercuts (Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of
+workstations, sections 3 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
+
+
+class Ring(ScheduledWire):
+    """Sums and gathers around the ring of ranks; for any number of ranks and values.
+
+    A segment is summed in one order on its way, from the rank of its number on, and the sum is handed
+    round: all ranks end with the same bits.
+    """
+
+    def sum_schedule(self, numel: int, chunk: int) -> Schedule:
+        bounds = [numel * rank // self.size for rank in range(self.size + 1)]
+        # Once round, the sum is made; the second time, it is taken.
+        adds = [True] * (self.size - 1) + [False] * (self.size - 1)
+        return _rounds(self.rank, bounds, chunk, adds)
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """(n,) of every rank as (size, n), in the order of ranks."""
+        # Whole rows, and not this rank's alone: an exchange that is switched off leaves them as they are.
+        rows = values.repeat(self.size, 1)
+        bounds = [values.numel() * rank for rank in range(self.size + 1)]
+        schedule = _rounds(self.rank, bounds, self.chunk_of(values), [False] * (self.size - 1))
+        self.carry_out(schedule, rows.view(-1))
+        return rows
+
+
+def _rounds(rank: int, bounds: Sequence[int], chunk: int, adds: Sequence[bool]) -> Schedule:
+    """Send the segment of this rank; then pass on every segment that comes in, but for the last.
+
+    Segment s is `bounds[s]` to `bounds[s + 1]`; there are as many as ranks. Of each that comes in, `adds`
+    says whether it is added to what is there.
+    """
+    size = len(bounds) - 1
+
+    def segment(index: int) -> list[slice]:
+        return chunks(bounds[index % size], bounds[index % size + 1], chunk)
+
+    after, before = (rank + 1) % size, (rank - 1) % size
+    steps: list[Send | Receive] = []
+    if adds:
+        steps += [Send(part=part, to=after) for part in segment(rank)]
+    for back, added in enumerate(adds, start=1):
+        for part in segment(rank - back):
+            steps.append(Receive(part=part, source=before, adds=added))
+            if back < len(adds):
+                steps.append(Send(part=part, to=after))
+    return steps

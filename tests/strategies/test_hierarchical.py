@@ -1,0 +1,194 @@
+"""Sums inside of nodes and compressed sums across them, against sums of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker.exchange import ExchangeGroup
+from strategies.buckets import Bucket, Piece
+from strategies.collectives.build import build_route
+from strategies.collectives.link import Link
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor
+from strategies.compression.dense import Dense
+
+Threads = Callable[..., list[Any]]
+
+PIECES = (Piece(name="weight", offset=0, shape=torch.Size([2])),)
+NUMELS = [0, 1, 5, 12, 101]
+CASES = [
+    (size, node_size, via)
+    for size in range(2, 9)
+    for node_size in sorted({1, 2, 3, 4, size})
+    for via in ("shards", "leaders")
+    if node_size <= size and (via == "leaders" or size % node_size == 0)
+]
+
+
+class EverySecond(Compressor):
+    """Sends the elements at even places, to all ranks, where they are added; keeps the others."""
+
+    need = "all_gather"
+
+    def __init__(self) -> None:
+        super().__init__(feedback=True)
+        self.seen: list[tuple[int, tuple[Piece, ...], int, int]] = []
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        self.seen.append((bucket.index, bucket.pieces, wire.rank, wire.size))
+        if unsent is not None:
+            unsent.copy_(bucket.values)
+            unsent[::2] = 0
+        summed = wire.all_gather(bucket.values[::2].contiguous()).sum(0)
+        bucket.values.zero_()
+        bucket.values[::2] = summed
+
+
+def whole_numbers(rank: int, numel: int) -> Tensor:
+    """Of rank r at place i: 2 ** r * (1000 + i), exact in single precision in any order of the sum."""
+    return 2.0**rank * (1000 + torch.arange(numel, dtype=torch.float32))
+
+
+def exchanged(
+    group: ExchangeGroup, node_size: int, via: str, make: Callable[[], Compressor]
+) -> list[tuple[list[float], list[float], int]]:
+    """On a rank, of each length: the sums, what was not sent, and the bytes handed over."""
+    route = build_route(f"hierarchical:via={via}", Link(group), node_size=node_size)
+    found = []
+    for index, numel in enumerate(NUMELS):
+        before = group.traffic.payload_bytes
+        values = whole_numbers(group.rank(), numel)
+        unsent = torch.full((numel,), torch.nan)
+        route.sum_shares(Bucket(index=index, values=values, pieces=PIECES), unsent, make())
+        found.append((values.tolist(), unsent.tolist(), group.traffic.payload_bytes - before))
+    return found
+
+
+@pytest.mark.parametrize(("size", "node_size", "via"), CASES)
+def test_uncompressed_it_is_the_sum_over_all_ranks(
+    threads: Threads, size: int, node_size: int, via: str
+) -> None:
+    for rank, found in enumerate(threads(size, exchanged, node_size, via, Dense)):
+        for numel, (sums, unsent, payload) in zip(NUMELS, found, strict=True):
+            # Of 2 ** r over all ranks: 2 ** size - 1.
+            assert sums == [(2**size - 1) * (1000 + place) for place in range(numel)]
+            assert unsent == [0] * numel
+            assert payload == 4 * floats_handed_over(rank, size, node_size, via, numel)
+
+
+def floats_handed_over(rank: int, size: int, node_size: int, via: str, numel: int) -> int:
+    """Over one node, or nodes of one rank: one all-reduce. Else the calls of each way added up."""
+    if node_size in (1, size):
+        return numel
+    if via == "shards":
+        # A reduce-scatter of all shards, an all-reduce of one, an all-gather of one.
+        shard = ceil(numel / node_size)
+        return node_size * shard + shard + shard
+    # A reduce and a broadcast, and an all-reduce between leaders.
+    return 2 * numel + (numel if rank % node_size == 0 else 0)
+
+
+def expected_of_every_second(
+    size: int, node_size: int, via: str, numel: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The sums, and by rank what it keeps, when a node's sum is sent at even places of each shard alone."""
+    shares = [2.0**rank * (1000 + np.arange(numel)) for rank in range(size)]
+    kept = [np.zeros(numel) for _ in range(size)]
+    if node_size == size:
+        return np.sum(shares, axis=0), kept
+    shard = ceil(numel / node_size) if via == "shards" else numel
+    odd = np.array([place % shard % 2 == 1 for place in range(numel)], dtype=bool)
+    for first in range(0, size, node_size):
+        node = range(first, min(first + node_size, size))
+        whole = np.sum([shares[rank] for rank in node], axis=0)
+        for place in range(numel):
+            keeper = first + (place // shard if via == "shards" else 0)
+            kept[keeper][place] = whole[place] if odd[place] else 0
+    return np.where(odd, 0, np.sum(shares, axis=0)), kept
+
+
+@pytest.mark.parametrize(("size", "node_size", "via"), CASES)
+def test_what_a_nodes_sum_leaves_unsent_is_kept_once(
+    threads: Threads, size: int, node_size: int, via: str
+) -> None:
+    found = threads(size, exchanged, node_size, via, EverySecond)
+    for index, numel in enumerate(NUMELS):
+        sums, kept = expected_of_every_second(size, node_size, via, numel)
+        total = np.zeros(numel)
+        for rank in range(size):
+            assert found[rank][index][0] == sums.tolist()
+            assert found[rank][index][1] == kept[rank].tolist()
+            total += kept[rank]
+        # The law of conservation, of the expectation itself.
+        assert (sums + total).tolist() == [(2**size - 1) * (1000 + place) for place in range(numel)]
+
+
+def seen_by_the_compressor(
+    group: ExchangeGroup, node_size: int, via: str
+) -> list[tuple[int, tuple[Piece, ...], int, int]]:
+    route = build_route(f"hierarchical:via={via}", Link(group), node_size=node_size)
+    compressor = EverySecond()
+    for index in (3, 4):
+        # Nobody asks for what is not sent.
+        bucket = Bucket(index=index, values=whole_numbers(group.rank(), 6), pieces=PIECES)
+        route.sum_shares(bucket, None, compressor)
+    return compressor.seen
+
+
+def test_a_compressor_sees_shards_without_pieces_or_whole_buckets_on_leaders(threads: Threads) -> None:
+    # Ranks 0 1 2 and 3 4 5 are nodes; across, every rank is one of two.
+    shards = threads(6, seen_by_the_compressor, 3, "shards")
+    assert shards == [[(index, (), rank // 3, 2) for index in (3, 4)] for rank in range(6)]
+    # Nodes 0 1 2, 3 4 5 and 6: of them 0, 3 and 6 are leaders.
+    leaders = threads(7, seen_by_the_compressor, 3, "leaders")
+    assert leaders == [
+        [(index, PIECES, rank // 3, 3) for index in (3, 4)] if rank % 3 == 0 else [] for rank in range(7)
+    ]
+
+
+def test_one_node_is_not_compressed_and_makes_no_groups(threads: Threads) -> None:
+    for node_size in (2, 5):
+        assert threads(2, seen_by_the_compressor, node_size, "shards") == [[], []]
+    # A world of one.
+    assert threads(1, seen_by_the_compressor, 1, "leaders") == [[]]
+
+
+def test_nodes_of_one_rank_are_compressed_as_if_there_were_none(threads: Threads) -> None:
+    assert threads(3, seen_by_the_compressor, 1, "shards") == [
+        [(index, PIECES, rank, 3) for index in (3, 4)] for rank in range(3)
+    ]
+
+
+def random_sums(group: ExchangeGroup, via: str) -> Tensor:
+    values = torch.randn(1001, generator=torch.Generator().manual_seed(group.rank()))
+    route = build_route(f"hierarchical:via={via}", Link(group), node_size=2)
+    route.sum_shares(Bucket(index=0, values=values, pieces=()), None, Dense())
+    return values
+
+
+@pytest.mark.parametrize("via", ["shards", "leaders"])
+def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(threads: Threads, via: str) -> None:
+    found = threads(6, random_sums, via)
+    assert len({values.numpy().tobytes() for values in found}) == 1
+    shares = np.stack(
+        [torch.randn(1001, generator=torch.Generator().manual_seed(rank)).double() for rank in range(6)]
+    )
+    # Five additions: gamma(5) of the sum of magnitudes (Higham 2002, section 4.2), u = 2 ** -24.
+    gamma = 5 * 2.0**-24 / (1 - 5 * 2.0**-24)
+    assert (np.abs(found[0].double().numpy() - shares.sum(0)) <= gamma * np.abs(shares).sum(0)).all()
+
+
+def unequal(group: ExchangeGroup) -> None:
+    build_route("hierarchical", Link(group), node_size=2)
+
+
+def test_shards_need_equal_nodes(threads: Threads) -> None:
+    with pytest.raises(AssertionError, match="equal nodes"):
+        threads(3, unequal)
