@@ -27,9 +27,11 @@ class Compressor(ABC):
     need: ClassVar[Need]
     """The collective that it stands on."""
 
-    def __init__(self, *, feedback: bool) -> None:
+    def __init__(self, *, feedback: bool, ramp_steps: int = 0) -> None:
         self.feedback = feedback
         """Whether what was not sent is added to the next share of the same bucket."""
+        self.ramp_steps = ramp_steps
+        """Steps at the start that are compressed otherwise than all later ones."""
 
     @property
     def all_reducible(self) -> bool:

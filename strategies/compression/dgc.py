@@ -1,0 +1,82 @@
+"""`dgc`: top-k that accumulates momentum instead of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor, State
+from strategies.compression.memory import BucketMemory
+from strategies.compression.selection import Select, count_sent
+from strategies.compression.streams import Streams
+from strategies.compression.topk import sum_chosen
+
+_FIRST_RATIO = 0.25
+
+
+class Dgc(Compressor):
+    """Deep gradient compression (Lin et al. 2018, arXiv:1712.01887, section 3).
+
+    Momentum correction: u = m u + g and v = v + u on each rank; the largest of v are sent, and the optimizer
+    after it has no momentum. Momentum factor masking: u and v are zeroed where v was sent, so that momentum
+    does not go on from gradients that were late. Where all is sent nothing is late, and nothing is masked:
+    at ratio 1 it is SGD with momentum. Warm-up: over the first steps the ratio falls exponentially from
+    25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is what the exchange keeps.
+
+    Nesterov momentum is left out, and so is the clipping of local gradients: the trainer clips after the
+    exchange. Where one rank compresses for a node, only its own u is masked, and for shards of a bucket
+    none is.
+    """
+
+    need = "all_gather"
+
+    def __init__(
+        self, ratio: float, select: Select, streams: Streams, *, momentum: float, warmup: int
+    ) -> None:
+        """`streams` are this rank's own; `warmup` is in steps."""
+        super().__init__(feedback=True, ramp_steps=warmup)
+        self._final_ratio, self._select, self._streams = ratio, select, streams
+        self._momentum = momentum
+        self._velocity = BucketMemory()
+
+    def compensate(self, bucket: Bucket, kept: Tensor) -> None:
+        velocity = self._velocity.of(bucket)
+        velocity.mul_(self._momentum).add_(bucket.values)
+        torch.add(velocity, kept, out=bucket.values)
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        values = bucket.values
+        n = values.numel()
+        k = count_sent(self._ratio(self._streams.count(bucket)), n)
+        indices = self._select(values, k, self._streams.next(bucket))
+        sum_chosen(values, indices, unsent, wire)
+        # A bucket without pieces is a shard, whose indices mean nothing in the bucket that u lies beside.
+        if k < n and bucket.pieces:
+            self._velocity.of(bucket).index_fill_(0, indices, 0.0)
+
+    def carried(self, bucket_index: int, kept: Tensor) -> Tensor:
+        for index, _, velocity in self._velocity.vectors():
+            if index == bucket_index:
+                return kept + self._momentum * velocity
+        return kept
+
+    def state_dict(self) -> State:
+        return {"velocity": self._velocity.state_dict(), **self._streams.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._velocity.load_state_dict(cast("dict[str, Tensor]", state["velocity"]))
+        self._streams.load_state_dict(state)
+
+    def _ratio(self, step: int) -> float:
+        """Of the elements that are sent in `step`, from 0: the ratios of all warm-up steps are a geometric
+        sequence that ends in the final one."""
+        if step >= self.ramp_steps:
+            return self._final_ratio
+        falling = _FIRST_RATIO * math.pow(self._final_ratio / _FIRST_RATIO, step / self.ramp_steps)
+        return max(falling, self._final_ratio)

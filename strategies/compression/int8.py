@@ -1,0 +1,60 @@
+"""`int8`: a byte a value and a scale a block, rounded at random so that nothing is lost on average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from strategies.compression.base import State
+from strategies.compression.draw import generator_of
+from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
+
+LARGEST = 127
+"""Codes are -127..127: symmetric, so that a gradient and its negative are treated alike."""
+_SMALLEST_STEP = torch.finfo(torch.float32).tiny
+"""Of a block of zeros as well: what is divided by is never zero, and no step is subnormal."""
+
+
+class Int8(TwoStage):
+    """Blocks of values share a step, max |x| / 127; a value goes up or down to a multiple of the step.
+
+    It goes up with the probability that makes its expectation the value itself, floor(x / step + u) with u
+    uniform in [0, 1): unbiased, so that feedback is an option and not a need (QSGD, Alistarh et al. 2017,
+    arXiv:1610.02132, where the step follows from the norm). A stage is off by less than a step. A block in
+    which a value is not finite comes out without one that is.
+    """
+
+    def __init__(self, *, block: int, seed: int, rank: int, feedback: bool) -> None:
+        """`block` values share a step. Ranks draw differently, or their errors would add up."""
+        super().__init__(unit=block, feedback=feedback)
+        self._key = seed, rank
+        self._calls = 0
+
+    def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
+        """Block after block: its codes, then its step."""
+        blocks = shards.view(len(shards), -1, self.unit)
+        steps = blocks.abs().amax(dim=-1, keepdim=True).div_(LARGEST).clamp_(min=_SMALLEST_STEP)
+        levels = self._uniform(blocks).addcdiv_(blocks, steps).floor_()
+        # In single precision 127 + u may be rounded to 128.
+        codes = levels.clamp_(-LARGEST, LARGEST).to(torch.int8)
+        return torch.cat([codes.view(torch.uint8), steps.view(torch.uint8)], dim=-1).flatten(1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        blocks = codes.view(len(codes), -1, self.unit + SCALE_BYTES)
+        levels, steps = blocks[..., : self.unit].view(torch.int8), scales_of(blocks[..., self.unit :])
+        return levels.float().mul_(steps).flatten(1)
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        """Anew from its own key each time: how far this rank is, is all that has to be kept."""
+        own = generator_of(like.device, *self._key, self._calls)
+        self._calls += 1
+        return torch.rand(like.shape, generator=own, device=like.device)
+
+    def state_dict(self) -> State:
+        return {"calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._calls = cast(int, state["calls"])

@@ -1,0 +1,136 @@
+"""`powersgd`: a low-rank approximation of every matrix, one step of power iteration on from the last one.
+
+Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", arXiv:1905.13727, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from strategies.buckets import Bucket, Piece
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor, State
+from strategies.compression.draw import generator_of
+
+
+class PowerSGD(Compressor):
+    """Matrices M (n, m) go as factors P (n, r) and Q (m, r), which are summed by two all-reduces.
+
+    P = orthonormal(sum of M Q), then Q = M^T P, and the sum of M becomes P (sum of Q)^T, its projection
+    onto the columns of P. A parameter of more dimensions is the matrix (shape[0], the rest); one that its
+    factors would not make smaller is summed as it is, in the all-reduce of the Ps.
+
+    What a rank has not sent is M - P Q^T with its own Q. With the mean Q in its place, as in torch's hook, a
+    rank would also keep all that it has beyond the mean of the ranks: over the ranks that cancels out, so no
+    step ever sends it, and it adds up without bound. Here a rank lets go of it along P.
+    """
+
+    need = "all_reduce"
+
+    def __init__(self, rank: int, *, warmup: int, seed: int, feedback: bool) -> None:
+        """`rank` is r, and no rank of a process. The first `warmup` steps of a parameter send all of it."""
+        super().__init__(feedback=feedback, ramp_steps=warmup)
+        self._rank = rank
+        self._seed = seed
+        self._steps: Counter[str] = Counter()
+        self._factors: dict[str, Tensor] = {}
+        """By parameter: the summed Q of its last step, the same on all ranks."""
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        factored, whole = self._divide(bucket.pieces)
+        if unsent is not None:
+            unsent.zero_()
+        if not factored:
+            wire.all_reduce(bucket.values)
+            return
+
+        matrices = [_matrix(piece, bucket.values) for piece in factored]
+        bases = self._bases(factored, matrices, [piece.of(bucket.values) for piece in whole], wire)
+        rights = [matrix.T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
+        if unsent is not None:
+            kept = [_matrix(piece, unsent) for piece in factored]
+            for matrix, basis, right, out in zip(matrices, bases, rights, kept, strict=True):
+                torch.addmm(matrix, basis, right.T, alpha=-1, out=out)
+
+        totals = _sum_together(rights, wire)
+        for piece, matrix, basis, total in zip(factored, matrices, bases, totals, strict=True):
+            torch.mm(basis, total.T, out=matrix)
+            # A column of zeros would stay one for ever, and its rank be lost: it keeps its last direction.
+            self._factors[piece.name] = torch.where(total.any(dim=0), total, self._factor(piece, matrix))
+
+    def _divide(self, pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+        """Those that go as factors in this step, and the others; counts the step."""
+        factored: list[Piece] = []
+        whole: list[Piece] = []
+        for piece in pieces:
+            self._steps[piece.name] += 1
+            ready = self._steps[piece.name] > self.ramp_steps
+            (factored if ready and _pays(piece.shape, self._rank) else whole).append(piece)
+        return factored, whole
+
+    def _bases(
+        self, pieces: Sequence[Piece], matrices: Sequence[Tensor], rest: Sequence[Tensor], wire: Wire
+    ) -> list[Tensor]:
+        """An orthonormal P (n, r) of each matrix; sums up the rest, in place.
+
+        Each rank makes P orthonormal by itself: the same bits go in on all of them, and come out.
+        """
+        lefts = [matrix @ self._factor(piece, matrix) for piece, matrix in zip(pieces, matrices, strict=True)]
+        sums = _sum_together([*rest, *lefts], wire)
+        for values, total in zip(rest, sums, strict=False):
+            values.copy_(total)
+        return [_orthonormal(left) for left in sums[len(rest) :]]
+
+    def _factor(self, piece: Piece, matrix: Tensor) -> Tensor:
+        """Q (m, r) of the last step, or, before the first, normal numbers that all ranks draw alike."""
+        if piece.name not in self._factors:
+            # On CPU, where the numbers are the same for every kind of device.
+            drawn = generator_of(torch.device("cpu"), self._seed, piece.name)
+            self._factors[piece.name] = torch.randn(matrix.shape[1], self._rank, generator=drawn)
+        return self._factors[piece.name].to(matrix)
+
+    def state_dict(self) -> State:
+        factors = {name: factor.clone() for name, factor in self._factors.items()}
+        return {"factors": factors, "steps": dict(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        factors = cast("dict[str, Tensor]", state["factors"])
+        self._factors = {name: factor.clone() for name, factor in factors.items()}
+        self._steps = Counter(cast("dict[str, int]", state["steps"]))
+
+
+def _pays(shape: torch.Size, rank: int) -> bool:
+    """Whether two factors have fewer numbers than the matrix; it then has more rows and columns than r."""
+    rows = shape[0] if shape else 0
+    columns = shape[1:].numel()
+    return (rows + columns) * rank < rows * columns
+
+
+def _matrix(piece: Piece, values: Tensor) -> Tensor:
+    """A parameter's part of `values` as (n, m): a view."""
+    part = piece.of(values)
+    return part.view(part.shape[0], -1)
+
+
+def _sum_together(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
+    """Each tensor's sum over the ranks, all in one flat all-reduce."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    wire.all_reduce(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """An orthonormal basis (n, r) of the columns of (n, r), and of more where these are dependent.
+
+    Householder's QR divides by nothing that may be zero: even a matrix of zeros has a basis.
+    """
+    wide = torch.promote_types(matrix.dtype, torch.float32)  # LAPACK has no half precision
+    basis: Tensor = torch.linalg.qr(matrix.to(wide)).Q
+    return basis.to(matrix.dtype)

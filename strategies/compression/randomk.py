@@ -1,0 +1,66 @@
+"""`randomk`: random elements, the same on all ranks: any all-reduce sums them, and no place is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor, State
+from strategies.compression.selection import count_sent, equal_blocks
+from strategies.compression.streams import Streams
+
+
+class RandomK(Compressor):
+    """One random element of each of k nearly equal blocks: no place twice, and no permutation to draw.
+
+    With feedback values are sent as they are, a contraction. Without it they are sent times the length of
+    their block, which makes the result unbiased: E C(x) = x, E |C(x) - x|^2 = (n/k - 1) |x|^2 where all
+    blocks have n/k elements. Never both: what feedback needs is a contraction (Stich et al. 2018,
+    arXiv:1809.07599, definition 2.1), and scaled values are none.
+    """
+
+    need = "all_reduce"
+
+    def __init__(self, ratio: float, streams: Streams, *, feedback: bool) -> None:
+        """`streams` with the same key on all ranks."""
+        super().__init__(feedback=feedback)
+        self._ratio, self._streams = ratio, streams
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        values = bucket.values
+        k = count_sent(self._ratio, values.numel())
+        indices, lengths = draw(values.numel(), k, self._streams.next(bucket))
+        sent = values.index_select(0, indices)
+        if not self.feedback:
+            sent.mul_(lengths)
+        sent.add_(_alarm(values))
+        if unsent is not None:
+            unsent.copy_(values).index_add_(0, indices, sent, alpha=-1)
+        wire.all_reduce(sent)
+        values.zero_().index_copy_(0, indices, sent)
+
+    def state_dict(self) -> State:
+        return self._streams.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._streams.load_state_dict(state)
+
+
+def draw(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One index of each of k blocks of n elements, and the blocks' lengths: (k,) both, on its device."""
+    indices, lengths = [], []
+    for run in equal_blocks(n, k):
+        places = torch.randint(run.length, (run.count,), generator=generator, device=generator.device)
+        indices.append(places.add_(run.starts(generator.device)))
+        lengths.append(torch.full_like(places, run.length))
+    return torch.cat(indices), torch.cat(lengths)
+
+
+def _alarm(values: Tensor) -> Tensor:
+    """Zero, or NaN if a value is not finite, drawn or not: an overflow must be seen in this step."""
+    low, high = torch.aminmax(values)
+    return 0 * low + 0 * high

@@ -1,0 +1,46 @@
+"""`signsgd`: one bit a value and one scale a shard, with error feedback."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
+
+_BITS = 8
+
+
+class ScaledSign(TwoStage):
+    """C(x) = mean |x| * sign(x), shard by shard; sign(0) is +1, as a bit has no third value.
+
+    The scale makes it a contraction, |C(x) - x|^2 = |x|^2 - |x|_1^2 / d over d values, which feedback needs
+    (Karimireddy et al. 2019, arXiv:1901.09847); without feedback signs fail to converge on simple convex
+    functions (the same, section 3). Bernstein et al. 2018 (arXiv:1802.04434) sum up votes in place of
+    scaled signs.
+    """
+
+    def __init__(self, *, feedback: bool) -> None:
+        super().__init__(unit=_BITS, feedback=feedback)
+
+    def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
+        """Packed signs, then the scale. Bit i of a byte is its i-th value: 1 is plus."""
+        scales = shards.abs().sum(dim=1).div_(filled.clamp(min=1)).unsqueeze(1)
+        bits = (shards >= 0).view(torch.uint8).view(len(shards), -1, _BITS)
+        packed = (bits << _places(shards.device)).sum(dim=-1, dtype=torch.uint8)
+        return torch.cat([packed, scales.view(torch.uint8)], dim=1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        signs = F.embedding(codes[:, :-SCALE_BYTES].int(), _signs_of_bytes(codes.device))
+        return signs.flatten(1).mul_(scales_of(codes[:, -SCALE_BYTES:]))
+
+
+def _places(device: torch.device) -> Tensor:
+    """0..7: where each value's bit is in its byte."""
+    return torch.arange(_BITS, dtype=torch.uint8, device=device)
+
+
+def _signs_of_bytes(device: torch.device) -> Tensor:
+    """(256, 8) of +-1.0: the signs that each byte stands for, to be looked up."""
+    byte = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
+    return ((byte >> _places(device)) & 1).float() * 2 - 1

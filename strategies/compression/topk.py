@@ -1,0 +1,60 @@
+"""`topk`: every rank sends the largest elements of its share, with their places.
+
+Ranks choose different places, so that the pairs are gathered, and what a rank receives grows with the
+number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor, State
+from strategies.compression.selection import Select, count_sent
+from strategies.compression.streams import Streams
+
+
+class TopK(Compressor):
+    """k = ratio n of n elements (Aji and Heafield 2017, arXiv:1704.05021)."""
+
+    need = "all_gather"
+
+    def __init__(self, ratio: float, select: Select, streams: Streams, *, feedback: bool) -> None:
+        """`streams` are this rank's own: what a selection by chance draws from."""
+        super().__init__(feedback=feedback)
+        self._ratio, self._select, self._streams = ratio, select, streams
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        values = bucket.values
+        k = count_sent(self._ratio, values.numel())
+        sum_chosen(values, self._select(values, k, self._streams.next(bucket)), unsent, wire)
+
+    def state_dict(self) -> State:
+        return self._streams.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._streams.load_state_dict(state)
+
+
+def sum_chosen(values: Tensor, indices: Tensor, unsent: Tensor | None, wire: Wire) -> None:
+    """Replace `values` (n,) by the sum over the ranks of what each has at its own `indices` (k,).
+
+    8 k bytes a rank: fp32 values, then int32 places, in one buffer. Values of another type are rounded to
+    fp32, and the rounding error stays unsent; of fp32, bit for bit, each element is either sent or unsent.
+    Sums are taken in the order of ranks, the same on all of them.
+    """
+    assert values.numel() < 2**31, "places are int32"
+    chosen = values.index_select(0, indices)
+    sent = chosen.float()
+    if unsent is not None:
+        # An infinity that has been sent leaves nothing, not infinity less infinity.
+        left = chosen.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        unsent.copy_(values).index_copy_(0, indices, left.to(unsent.dtype))
+    pairs = wire.all_gather(torch.cat([sent.view(torch.int32), indices.to(torch.int32)]))
+    values.zero_()
+    for theirs, places in pairs.view(wire.size, 2, -1):
+        values.index_add_(0, places, theirs.view(torch.float32).to(values.dtype))

@@ -1,0 +1,86 @@
+"""Compressed sums in two stages, for codes that cannot be added up as they are."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from strategies.buckets import Bucket
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor
+
+SCALE_BYTES = 4
+"""A scale travels as fp32, beside its codes."""
+
+
+class TwoStage(Compressor):
+    """Every rank sums up one shard: a reduce-scatter and an all-gather, both of codes.
+
+    First each rank encodes a shard for every rank, and an all-to-all takes them there. Each rank decodes
+    what came, adds it up, and encodes the sum again for an all-gather. What a rank receives is at most twice
+    its own codes, however many ranks there are; an all-gather of whole buckets grows with their number.
+
+    Both encodings make errors. The second is made by the shard's owner, and kept in the owner's `unsent`
+    beside the first: one memory, in the place of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
+    arXiv:1905.05957; 1-bit Adam, Tang et al. 2021, arXiv:2102.02888). It belongs to parameters and not to
+    shards, so that nothing is lost when buckets are formed anew.
+    """
+
+    need = "all_to_all"
+
+    def __init__(self, *, unit: int, feedback: bool) -> None:
+        """`unit`: what the number of values in a shard is a multiple of."""
+        super().__init__(feedback=feedback)
+        self.unit = unit
+
+    @abstractmethod
+    def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
+        """(s, length) fp32 to (s, bytes) uint8. Shard i is filled[i] values, and zeros behind them."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor) -> Tensor:
+        """(s, bytes) uint8 to a new (s, length) fp32."""
+
+    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+        values, rank = bucket.values, wire.rank
+        count = values.numel()
+        shards = _cut(values, wire.size, self.unit)
+        length = shards.shape[1]
+        filled = (count - length * torch.arange(wire.size, device=values.device)).clamp_(0, length)
+        codes = self.encode(shards, filled)
+        if unsent is not None:
+            torch.sub(values, self.decode(codes).flatten()[:count], out=unsent)
+
+        own = _sum_in_order(self.decode(wire.all_to_all(codes)))
+        own[max(0, count - rank * length) :] = 0  # padding may be decoded to anything
+        code = self.encode(own.unsqueeze(0), filled[rank : rank + 1])
+        sums = self.decode(wire.all_gather(code.flatten()))
+        if unsent is not None:
+            part = unsent[rank * length : (rank + 1) * length]
+            part += (own - sums[rank])[: part.numel()]
+        values.copy_(sums.flatten()[:count])
+
+
+def scales_of(octets: Tensor) -> Tensor:
+    """(..., 4) uint8 as (..., 1) fp32: a copy, as between codes they lie where no float may."""
+    return octets.clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
+def _cut(values: Tensor, size: int, unit: int) -> Tensor:
+    """(n,) as (size, length) in fp32, zeros behind the last; not a copy if nothing has to change."""
+    length = unit * max(1, math.ceil(values.numel() / (size * unit)))
+    padding = size * length - values.numel()
+    whole = values.float()
+    return (F.pad(whole, (0, padding)) if padding else whole).view(size, length)
+
+
+def _sum_in_order(shards: Tensor) -> Tensor:
+    """(size, length) to (length,), added up in the order of ranks; overwrites the first."""
+    total = shards[0]
+    for shard in shards[1:]:
+        total += shard
+    return total

@@ -1,0 +1,208 @@
+"""What holds of every compressor that approximates, whatever it does: over real ranks, in float64."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker.exchange import ExchangeGroup
+from strategies.buckets import Bucket, pieces_of
+from strategies.catalog import COMPRESSIONS
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+
+Threads = Callable[..., list[Any]]
+Named = dict[str, Tensor]
+CPU = torch.device("cpu")
+
+SPECS = [
+    "int8:block=16",
+    "int8:block=16:feedback=true",
+    "signsgd",
+    "signsgd:feedback=false",
+    "powersgd:2",
+    "powersgd:2:feedback=false",
+    "powersgd:1:warmup=2",
+]
+SHAPES = {"matrix": (12, 10), "filters": (6, 4, 3, 3), "bias": (7,), "factor": ()}
+LAYOUTS = [
+    [["factor", "bias", "filters", "matrix"]],
+    [["factor", "bias"], ["filters"], ["matrix"]],
+    [["matrix", "bias"], ["factor", "filters"]],
+]
+"""As DDP forms buckets anew after its first step; no parameter stays where it was."""
+STEPS = len(LAYOUTS) + 1
+
+
+def open_exchange(group: ExchangeGroup, spec: str) -> GradientExchange:
+    exchange = GradientExchange(ExchangeSettings(group=group, compression=spec, seed=3), device=CPU)
+    exchange.audited = True
+    return exchange
+
+
+def share_of(rank: int, step: int, dtype: torch.dtype) -> Named:
+    """One rank's gradients of a step, of very different sizes from one parameter to the other."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    sizes = zip(SHAPES.items(), (1.0, 1e-3, 30.0, 1.0), strict=True)
+    return {
+        name: size * torch.randn(shape, generator=generator, dtype=dtype) for (name, shape), size in sizes
+    }
+
+
+def exchanged(exchange: GradientExchange, share: Named, step: int) -> Named:
+    """The sums of a step, in the buckets of that step."""
+    sums = {}
+    for index, names in enumerate(LAYOUTS[min(step, len(LAYOUTS) - 1)]):
+        pieces = pieces_of((name, share[name].shape) for name in names)
+        values = torch.cat([share[name].flatten() for name in names])
+        exchange.sum_shares(Bucket(index=index, values=values, pieces=pieces))
+        sums |= {piece.name: piece.of(values).clone() for piece in pieces}
+    return sums
+
+
+def copies(named: Iterator[tuple[str, Tensor]]) -> Named:
+    return {name: value.clone() for name, value in named}
+
+
+def whole_run(group: ExchangeGroup, spec: str, dtype: torch.dtype) -> list[dict[str, Named]]:
+    """By step: what this rank put in, what it carried into the step, what came out and what was not sent."""
+    exchange = open_exchange(group, spec)
+    steps = []
+    for step in range(STEPS):
+        share = share_of(group.rank(), step, dtype)
+        carried = copies(exchange.carried())
+        sums = exchanged(exchange, share, step)
+        steps.append({"share": share, "carried": carried, "sums": sums, "unsent": copies(exchange.unsent())})
+    return steps
+
+
+def total(ranks: list[list[dict[str, Named]]], step: int, key: str, name: str) -> Tensor:
+    """Over the ranks; what is not there counts as zero."""
+    parts = [rank[step][key].get(name, torch.zeros(SHAPES[name])).double() for rank in ranks]
+    return torch.stack(parts).sum(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "rtol"),
+    [(spec, torch.float32, 2e-6) for spec in SPECS]
+    + [("powersgd:2", torch.float64, 1e-14), ("powersgd:2:feedback=false", torch.float64, 1e-14)],
+)
+def test_what_goes_in_is_applied_or_kept(
+    threads: Threads, spec: str, dtype: torch.dtype, rtol: float
+) -> None:
+    # rtol: of the largest sum of magnitudes; 34 roundings in float32, 90 in float64.
+    ranks = threads(3, whole_run, spec, dtype)
+    for name in SHAPES:
+        put_in = came_out = torch.zeros(SHAPES[name], dtype=torch.float64)
+        for step in range(STEPS):
+            share, carried, unsent = (total(ranks, step, key, name) for key in ("share", "carried", "unsent"))
+            sums = ranks[0][step]["sums"][name].double()
+            scale = sum((rank[step]["share"][name].abs().max() + unsent.abs().max()).item() for rank in ranks)
+            torch.testing.assert_close(share + carried, sums + unsent, rtol=0, atol=rtol * scale)
+            put_in, came_out = put_in + share, came_out + sums
+        if name in ranks[0][1]["carried"]:
+            torch.testing.assert_close(put_in, came_out + unsent, rtol=0, atol=STEPS * rtol * scale)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_feedback_carries_what_was_not_sent_and_nothing_else(threads: Threads, spec: str) -> None:
+    steps = threads(2, whole_run, spec, torch.float32)[1]
+    expected = set(SHAPES) if COMPRESSIONS.parse(spec).flag("feedback") else set()
+    for before, after in pairwise(steps):
+        assert set(after["carried"]) == expected
+        for name, carried in after["carried"].items():
+            assert torch.equal(carried, before["unsent"][name])
+
+
+def sums_of_sizes(group: ExchangeGroup, spec: str, sizes: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Share, sum and unsent of buckets of these sizes, the even ones in two columns."""
+    found = []
+    for n in sizes:
+        share = torch.randn(n, generator=torch.Generator().manual_seed(100 * n + group.rank()))
+        exchange, values = open_exchange(group, spec), share.clone()
+        shape = torch.Size((n // 2, 2)) if n % 2 == 0 else torch.Size((n,))
+        exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces_of(iter([("w", shape)]))))
+        (unsent,) = (part.flatten() for _, part in exchange.unsent())
+        found.append((share, values, unsent))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("spec", ["int8:block=8", "int8:block=9", "signsgd", "powersgd:1"])
+def test_any_length_over_any_number_of_ranks(threads: Threads, spec: str, size: int) -> None:
+    lengths = [1, 2, 7, 8, 9, 40, 41, 120]
+    by_rank = threads(size, sums_of_sizes, spec, lengths)
+    for number in range(len(lengths)):
+        shares, sums, unsent = zip(*(rank[number] for rank in by_rank), strict=True)
+        assert len({hashlib.sha256(values.numpy().tobytes()).digest() for values in sums}) == 1
+        expected = torch.stack(shares).double().sum(dim=0) - torch.stack(unsent).double().sum(dim=0)
+        scale = sum(share.abs().max().item() for share in shares)
+        torch.testing.assert_close(sums[0].double(), expected, rtol=0, atol=2e-6 * scale)
+
+
+def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]]:
+    """The last steps as they went on, and by another exchange from what the first had saved."""
+    first, second = open_exchange(group, spec), open_exchange(group, spec)
+    shares = [share_of(group.rank(), step, torch.float32) for step in range(6)]
+    for step in range(3):
+        exchanged(first, shares[step], step)
+    saved = first.state_dict()
+    expected = [exchanged(first, shares[step], step) for step in range(3, 6)]
+    # Not as new either: what is loaded must take the place of what was there.
+    exchanged(second, shares[5], 0)
+    second.load_state_dict(saved)
+    return expected, [exchanged(second, shares[step], step) for step in range(3, 6)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_restored_exchange_goes_on_with_the_same_bits(threads: Threads, spec: str) -> None:
+    for expected, found in threads(2, continued, spec):
+        for before, after in zip(expected, found, strict=True):
+            assert all(torch.equal(before[name], after[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_torchs_own_random_state_is_left_alone(threads: Threads, spec: str) -> None:
+    before = torch.get_rng_state()
+    threads(2, whole_run, spec, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:
+    """The sums of a step of zeros, and of a step of ones after it."""
+    exchange = open_exchange(group, spec)
+    bucket = Bucket(index=0, values=torch.zeros(120), pieces=pieces_of(iter([("w", torch.Size((12, 10)))])))
+    exchange.sum_shares(bucket)
+    first = bucket.values.clone()
+    bucket.values.fill_(1)
+    exchange.sum_shares(bucket)
+    return first, bucket.values
+
+
+@pytest.mark.parametrize("spec", ["int8", "int8:feedback=true", "signsgd", "powersgd:2"])
+def test_zeros_are_summed_to_zeros_and_leave_no_trace(threads: Threads, spec: str) -> None:
+    # Ones are exact for all: the largest of its block, a constant magnitude, a matrix of rank one.
+    for zeros, ones in threads(2, zeros_then_ones, spec):
+        assert torch.equal(zeros, torch.zeros(120))
+        torch.testing.assert_close(ones, torch.full((120,), 2.0), rtol=1e-6, atol=0)
+
+
+def with_one_bad(group: ExchangeGroup, spec: str, bad: float) -> Tensor:
+    share = torch.randn(120, generator=torch.Generator().manual_seed(group.rank()))
+    if group.rank() == 1:
+        share[57] = bad
+    exchange = open_exchange(group, spec)
+    exchange.sum_shares(Bucket(index=0, values=share, pieces=pieces_of(iter([("w", torch.Size((12, 10)))]))))
+    return share
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("spec", ["int8:block=16", "signsgd", "powersgd:2"])
+def test_what_is_not_finite_is_not_hidden(threads: Threads, spec: str, bad: float) -> None:
+    for sums in threads(3, with_one_bad, spec, bad):
+        assert not sums[57].isfinite()

@@ -1,0 +1,210 @@
+"""`int8` against its definition, written out in numpy, and by what chance may do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from harness.worker.exchange import ExchangeGroup
+from strategies.buckets import Bucket, pieces_of
+from strategies.compression.int8 import Int8
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+
+Threads = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+FALSE_ALARM = 1e-6
+"""The probability that a test of chance fails for correct code, had its seed not been fixed."""
+SLACK = 1 + 1e-5
+"""For single precision, where a bound is a step of a block."""
+
+
+def compressor(*, block: int, seed: int = 0, rank: int = 0) -> Int8:
+    return Int8(block=block, seed=seed, rank=rank, feedback=False)
+
+
+def coded(values: Tensor, *, block: int, seed: int = 0) -> Tensor:
+    """One encoding and decoding of one shard."""
+    int8 = compressor(block=block, seed=seed)
+    return int8.decode(int8.encode(values.view(1, -1), torch.tensor([values.numel()])))[0]
+
+
+def steps_of(values: np.ndarray, block: int) -> np.ndarray:
+    """Every value's step, max |x| / 127 of its block, by a plain loop; the length need not be a multiple."""
+    steps = np.empty(values.shape)
+    for start in range(0, len(values), block):
+        part = np.s_[start : start + block]
+        steps[part] = np.abs(values[part]).max() / 127
+    return steps
+
+
+def test_whole_multiples_of_the_step_are_exact() -> None:
+    values = torch.arange(-127.0, 128.0).repeat(2)[:504]  # 504 = 2 * 252; each half has a value of 127
+    assert torch.equal(coded(values, block=252), values)
+
+
+def test_a_scale_follows_the_block_that_it_is_of() -> None:
+    # Steps of 1, 10 and 0.5; the second block's largest is negative.
+    values = torch.tensor([127.0, 1, -2, 3, -1270, 10, 20, -30, 63.5, -0.5, 1, 0])
+    int8 = compressor(block=4)
+    codes = int8.encode(values.view(1, -1), torch.tensor([12])).view(3, 8).numpy()
+    assert codes[:, :4].view(np.int8).tolist() == [[127, 1, -2, 3], [-127, 1, 2, -3], [127, -1, 2, 0]]
+    assert codes[:, 4:].copy().view(np.float32).flatten().tolist() == [1.0, 10.0, 0.5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=arrays(
+        np.float32, st.integers(1, 6).map(lambda blocks: 8 * blocks), elements=st.floats(-1e6, 1e6, width=32)
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_a_value_moves_by_less_than_its_step(values: np.ndarray, seed: int) -> None:
+    decoded = coded(torch.from_numpy(values), block=8, seed=seed).double().numpy()
+    steps = np.maximum(steps_of(values.astype(np.float64), 8), torch.finfo(torch.float32).tiny)
+    assert (np.abs(decoded - values) <= steps * SLACK).all()
+    levels = decoded / steps
+    np.testing.assert_allclose(levels, np.round(levels), atol=1e-4)
+    assert np.abs(levels).max() <= 127.001
+
+
+@pytest.mark.parametrize("largest", [1e-45, 2e-43, 1e-40, 1e-37, 3e38])
+def test_the_smallest_and_the_largest_numbers_keep_their_step(largest: float) -> None:
+    values = largest * torch.linspace(-1, 1, 8)
+    step = max(largest / 127, 2.0**-126)
+    assert ((coded(values, block=8) - values).abs() <= step * SLACK).all()
+
+
+def test_the_largest_never_wraps_around() -> None:
+    # floor(127 + u) is 128 for one u in 2^18: a hundred thousand blocks hit it, and minus 127 its like.
+    values = torch.tensor([0.1, -0.1]).repeat(8 * 50_000)
+    assert torch.equal(coded(values, block=2).sign(), values.sign())
+    assert (coded(values, block=2).abs() <= 0.1 * SLACK).all()
+
+
+def hoeffding(draws: int, width: float, tests: int) -> float:
+    """What the mean of `draws` independent numbers of mean zero, each in an interval of `width`, exceeds
+    in any of `tests` cases (Bonferroni) with a probability of at most FALSE_ALARM (Hoeffding 1963,
+    theorem 2)."""
+    return width * math.sqrt(math.log(2 * tests / FALSE_ALARM) / (2 * draws))
+
+
+BLOCK = torch.tensor([127.0, 0.5, -0.5, 0.01, -63.9, 0.99, 12.25, -100.6])
+"""Has a step of 1."""
+
+
+def test_rounding_is_unbiased_and_no_wilder_than_a_coin() -> None:
+    draws = 40_000
+    errors = (coded(BLOCK.repeat(draws), block=8) - BLOCK.repeat(draws)).view(draws, 8).double()
+    limit = hoeffding(draws, width=1, tests=16)
+    assert limit < 0.0155  # a bias of a sixtieth of a step is seen
+    assert errors.mean(dim=0).abs().max() < limit
+    up = (BLOCK - BLOCK.floor()).double()
+    assert ((errors**2).mean(dim=0) - up * (1 - up)).abs().max() < limit
+
+
+def test_neighbours_blocks_calls_ranks_and_seeds_draw_on_their_own() -> None:
+    # Each value is a coin: two sets of 1016 agree in half of them, and in at least 400, at most 616, with
+    # a probability of all but 2 exp(-2 * 108^2 / 1016) < 1e-9.
+    half = torch.full((1024,), 0.5)
+    half[::128] = 127
+    fair = half == 0.5
+
+    def levels(int8: Int8) -> Tensor:
+        return int8.decode(int8.encode(half.view(1, -1), torch.tensor([1024])))[0][fair]
+
+    again = compressor(block=128)
+    draws = [levels(again), levels(again), levels(compressor(block=128, rank=1))]
+    draws.append(levels(compressor(block=128, seed=1)))
+    draws.append(draws[0].roll(1))
+    for i in range(len(draws)):
+        for j in range(i):
+            assert 400 < (draws[i] == draws[j]).sum() < 616, (i, j)
+    assert torch.equal(levels(compressor(block=128)), draws[0])
+
+
+def summed(group: ExchangeGroup, share: Callable[[int], Tensor], block: int) -> tuple[Tensor, ...]:
+    """Share, sum, unsent, and the bytes and operations that it took."""
+    settings = ExchangeSettings(group=group, compression=f"int8:block={block}", seed=5)
+    exchange = GradientExchange(settings, device=CPU)
+    exchange.audited = True
+    own = share(group.rank())
+    values = own.clone()
+    pieces = pieces_of(iter([("w", own.shape)]))
+    exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces))
+    (unsent,) = (part.clone() for _, part in exchange.unsent())
+    traffic = group.traffic
+    return own, values, unsent, torch.tensor([traffic.payload_bytes, traffic.operations])
+
+
+def rough(rank: int) -> Tensor:
+    """1000 values whose sizes change from block to block by a factor of a million."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(1000, generator=generator) * (10.0 ** (torch.arange(1000) // 16 % 7 - 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_both_stages_are_off_by_less_than_a_step(threads: Threads, size: int) -> None:
+    shares, sums, unsent, _ = zip(*threads(size, summed, rough, 16), strict=True)
+    length = 16 * math.ceil(1000 / (16 * size))
+    exact = np.zeros(1000)
+    first = np.zeros(1000)
+    for rank in range(size):
+        # Shards begin at whole blocks, so that the blocks of the bucket are those of its shards.
+        own_steps = steps_of(shares[rank].double().numpy(), 16)
+        elsewhere = np.ones(1000, dtype=bool)
+        elsewhere[rank * length : (rank + 1) * length] = False
+        assert (np.abs(unsent[rank].numpy()) < own_steps * SLACK)[elsewhere].all()
+        exact += shares[rank].double().numpy()
+        first += own_steps
+    assert np.abs(unsent[0][length:].numpy()).sum() > 0 or size == 1
+    error = np.abs(sums[0].double().numpy() - exact)
+    blocks = np.arange(1000) // 16
+    reach = np.array([(np.abs(exact) + first)[blocks == block].max() for block in blocks])
+    assert (error < (first + reach / 127) * SLACK).all()
+
+
+def repeated(rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(8, generator=generator).repeat(8192)
+
+
+def test_the_sum_of_both_stages_is_unbiased(threads: Threads) -> None:
+    # Three roundings, each of mean zero given those before it and within an interval of one step: Hoeffding's
+    # bound holds for such sums too (Azuma 1967), with sqrt(3) < 2 for the three. No step is longer than
+    # twice what the largest sum of magnitudes would have.
+    shares, sums, _, _ = zip(*threads(2, summed, repeated, 8), strict=True)
+    exact = shares[0][:8].double() + shares[1][:8].double()
+    bound = sum(share.abs().max().item() for share in shares)
+    step = 2 * bound / 127
+    mean = sums[0].double().view(8192, 8).mean(dim=0)
+    assert (mean - exact).abs().max() < 2 * hoeffding(8192, width=step, tests=8)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+def test_bytes_do_not_grow_with_the_ranks(threads: Threads, size: int) -> None:
+    # A shard is whole blocks of 16 codes and 4 bytes of scale; a row of it for every rank, then the sum's.
+    blocks = {2: 32, 3: 21, 4: 16, 5: 13, 6: 11, 7: 9, 8: 8}[size]  # of 16: 1000 / size, rounded up
+    for _, _, _, (payload, operations) in threads(size, summed, rough, 16):
+        assert payload == (size + 1) * blocks * (16 + 4)
+        assert operations == 2
+
+
+def with_zeros(rank: int) -> Tensor:
+    values = rough(rank)
+    values[32:64] = 0
+    return values
+
+
+def test_blocks_of_zeros_stay_zeros(threads: Threads) -> None:
+    for _, sums, unsent, _ in threads(3, summed, with_zeros, 16):
+        assert torch.equal(sums[32:64], torch.zeros(32))
+        assert torch.equal(unsent[32:64], torch.zeros(32))

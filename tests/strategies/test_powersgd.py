@@ -1,0 +1,240 @@
+"""`powersgd` against linear algebra: projections, low ranks, and the best approximation there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker.exchange import ExchangeGroup
+from strategies.buckets import Bucket, pieces_of
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+
+Threads = Callable[..., list[Any]]
+Named = dict[str, Tensor]
+CPU = torch.device("cpu")
+
+
+def open_exchange(group: ExchangeGroup, spec: str, seed: int = 0) -> GradientExchange:
+    settings = ExchangeSettings(group=group, compression=spec, seed=seed)
+    exchange = GradientExchange(settings, device=CPU)
+    exchange.audited = True
+    return exchange
+
+
+def exchanged(exchange: GradientExchange, share: Named) -> Named:
+    """The sums, in one bucket."""
+    pieces = pieces_of((name, value.shape) for name, value in share.items())
+    values = torch.cat([value.flatten() for value in share.values()])
+    exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces))
+    return {piece.name: piece.of(values) for piece in pieces}
+
+
+def factor_of(exchange: GradientExchange, name: str) -> Tensor:
+    compressor = cast(dict[str, dict[str, Tensor]], exchange.state_dict()["compressor"])
+    return compressor["factors"][name]
+
+
+def normal(rank: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=dtype)
+
+
+def of_rank_two(group: ExchangeGroup, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Share and sum; the sum over the ranks has rank 2, though the shares have not."""
+    columns = torch.Size(shape[1:]).numel()
+    both = normal(99, shape[0], 2) @ normal(98, 2, columns)
+    apart = normal(97, shape[0], columns)
+    share = (both + (1 if group.rank() == 0 else -1) * apart).view(shape).to(dtype)
+    return share, exchanged(open_exchange(group, "powersgd:2"), {"w": share})["w"]
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("shape", [(20, 12), (12, 20), (8, 4, 3, 3)])
+def test_a_sum_of_low_rank_is_exact(
+    threads: Threads, shape: tuple[int, ...], dtype: torch.dtype, rtol: float
+) -> None:
+    (first, sums), (second, again) = threads(2, of_rank_two, shape, dtype)
+    torch.testing.assert_close(sums, first + second, rtol=rtol, atol=rtol)
+    assert torch.equal(sums, again)
+
+
+def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Of two steps without feedback: the share, the sum, the unsent, and Q before and after."""
+    exchange = open_exchange(group, "powersgd:3:feedback=false")
+    exchanged(exchange, {"w": normal(50, 20, 15)})
+    steps = []
+    for step in range(2):
+        before = factor_of(exchange, "w")
+        share = normal(10 * step + group.rank(), 20, 15)
+        sums = exchanged(exchange, {"w": share})["w"]
+        unsent = dict(exchange.unsent())["w"].clone()
+        steps.append((share, sums, unsent, before, factor_of(exchange, "w")))
+    return steps
+
+
+def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads: Threads) -> None:
+    ranks = threads(3, two_steps)
+    for step in range(2):
+        shares, sums, unsent, before, after = zip(*(rank[step] for rank in ranks), strict=True)
+        whole = np.sum([share.numpy() for share in shares], axis=0)
+        # No basis of the columns of M Q is compared, as signs are free; the projection onto them is one.
+        basis, *_ = np.linalg.svd(whole @ before[0].numpy(), full_matrices=False)
+        projection = basis @ basis.T
+        for rank in range(3):
+            np.testing.assert_allclose(sums[rank], projection @ whole, rtol=0, atol=1e-12)
+            left = shares[rank].numpy() - projection @ shares[rank].numpy()
+            np.testing.assert_allclose(unsent[rank], left, rtol=0, atol=1e-12)
+            assert torch.equal(before[rank], before[0])
+            # The next step begins in the rows of what was found.
+            rows = np.linalg.matrix_rank(np.hstack([after[rank].numpy(), sums[rank].numpy().T]), tol=1e-9)
+            assert rows == 3
+
+
+def approximated(group: ExchangeGroup, steps: int) -> tuple[Tensor, Tensor]:
+    """Share and last sum, of the same shares again and again, without feedback."""
+    exchange = open_exchange(group, "powersgd:2:feedback=false")
+    share = normal(group.rank(), 16, 12) @ torch.diag(0.7 ** torch.arange(12)).double()
+    for _ in range(steps):
+        sums = exchanged(exchange, {"w": share})["w"]
+    return share, sums
+
+
+def test_warm_starts_find_the_best_approximation(threads: Threads) -> None:
+    # Power iteration converges to the singular vectors of the largest singular values (Vogels et al. 2019,
+    # section 3; Eckart and Young 1936: nothing of rank 2 is nearer).
+    def distance(steps: int) -> tuple[float, float]:
+        (first, sums), (second, _) = threads(2, approximated, steps)
+        singular = np.linalg.svd((first + second).numpy(), compute_uv=False)
+        return (first + second - sums).norm().item(), float(np.linalg.norm(singular[2:]))
+
+    cold, best = distance(1)
+    warm, _ = distance(30)
+    assert cold > 1.05 * best
+    assert warm == pytest.approx(best, rel=1e-3)
+
+
+def drawn(group: ExchangeGroup) -> list[Tensor]:
+    """The sums of one matrix: as it is, once more, under another name, from another seed."""
+    share = normal(1, 16, 12)
+    cases = [("a", 0), ("a", 0), ("b", 0), ("a", 1)]
+    return [exchanged(open_exchange(group, "powersgd:1", seed), {name: share})[name] for name, seed in cases]
+
+
+def test_the_first_factor_follows_from_seed_and_name(threads: Threads) -> None:
+    ((sums, again, other_name, other_seed),) = threads(1, drawn)
+    assert torch.equal(sums, again)
+    assert not torch.allclose(sums, other_name)
+    assert not torch.allclose(sums, other_seed)
+
+
+SHAPES = {
+    "small": (4, 4),  # (4 + 4) * 2 = 4 * 4: as it is
+    "just": (4, 5),  # (4 + 5) * 2 < 4 * 5: 8 and 10 numbers in place of 20
+    "filters": (8, 2, 3, 3),  # (8 + 18) * 2 < 8 * 18: 16 and 36 in place of 144
+    "bias": (9,),
+    "factor": (),
+    "narrow": (300, 2),  # never: two columns are their own factors
+}
+WHOLE = ("small", "bias", "factor", "narrow")
+
+
+def mixed(group: ExchangeGroup) -> tuple[Named, Named, Named, int, int]:
+    """Share, sum, unsent, bytes and operations of all kinds of parameters at once."""
+    exchange = open_exchange(group, "powersgd:2")
+    share = {
+        name: normal(10 * i + group.rank(), *shape, dtype=torch.float32)
+        for i, (name, shape) in enumerate(SHAPES.items())
+    }
+    sums = exchanged(exchange, share)
+    return share, sums, dict(exchange.unsent()), group.traffic.payload_bytes, group.traffic.operations
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads: Threads, size: int) -> None:
+    ranks = threads(size, mixed)
+    whole = 16 + 9 + 1 + 600
+    for _, sums, unsent, payload, operations in ranks:
+        assert payload == 4 * (whole + (8 + 16)) + 4 * (10 + 36)
+        assert operations == 2
+        for name in WHOLE:
+            expected = torch.stack([rank[0][name] for rank in ranks]).sum(dim=0)
+            torch.testing.assert_close(sums[name], expected, rtol=0, atol=1e-5)
+            assert not unsent[name].any()
+        assert unsent["just"].any()
+        assert unsent["filters"].any()
+
+
+def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Share, sum and unsent of four steps."""
+    exchange = open_exchange(group, "powersgd:1:warmup=2")
+    steps = []
+    for step in range(4):
+        share = normal(10 * step + group.rank(), 96)
+        values, named = share.clone(), [("w", torch.Size((12, 8)))] if pieces else []
+        bucket = Bucket(index=0, values=values, pieces=pieces_of(iter(named)))
+        exchange.sum_shares(bucket)
+        unsent = [part.flatten().clone() for _, part in exchange.unsent()]
+        steps.append((share, values, torch.cat(unsent) if unsent else torch.zeros(96)))
+    return steps
+
+
+@pytest.mark.parametrize(("pieces", "exact_steps"), [(True, 2), (False, 4)])
+def test_warmup_and_unknown_shapes_send_all(threads: Threads, pieces: bool, exact_steps: int) -> None:
+    first, second = threads(2, warmed_up, pieces)
+    for step in range(4):
+        (a, sums, unsent), (b, _, _) = first[step], second[step]
+        assert torch.equal(sums, a + b) == (step < exact_steps)
+        assert unsent.any() == (step >= exact_steps)
+
+
+def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
+    """What is expected and what comes after steps of zeros: the first rows have no gradient, as in an
+    embedding whose first tokens never occur."""
+    exchange = open_exchange(group, "powersgd:2")
+    for _ in range(3):
+        exchanged(exchange, {"w": torch.zeros(20, 12, dtype=torch.float64)})
+    share = normal(1, 20, 2) @ normal(2, 2, 12)
+    share[:4] = 0
+    return group.size() * share, exchanged(exchange, {"w": share})["w"]
+
+
+def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads: Threads) -> None:
+    for expected, sums in threads(2, after_zeros):
+        torch.testing.assert_close(sums, expected, rtol=0, atol=1e-10)
+
+
+def drifted(group: ExchangeGroup, steps: int) -> list[float]:
+    """The size of what is kept, step by step, while the ranks never agree on the gradient."""
+    exchange = open_exchange(group, "powersgd:1")
+    share = normal(group.rank(), 6, 8)
+    sizes = []
+    for _ in range(steps):
+        exchanged(exchange, {"w": share})
+        sizes.append(dict(exchange.unsent())["w"].norm().item())
+    return sizes
+
+
+def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads: Threads) -> None:
+    # Were the mean Q subtracted, each rank would keep its distance from the mean once more every step, all
+    # 400 of them in the end. With 8 columns the sum has all 6 directions, so that each is sent in its turn.
+    apart = (normal(0, 6, 8) - normal(1, 6, 8)).norm().item() / 2
+    for sizes in threads(2, drifted, 400):
+        assert max(sizes) < 20 * apart
+        assert max(sizes[200:]) < 1.3 * max(sizes[:200])
+
+
+def in_half(group: ExchangeGroup) -> Tensor:
+    share = {"w": normal(group.rank(), 16, 12).to(torch.bfloat16)}
+    sums: Tensor = exchanged(open_exchange(group, "powersgd:2"), share)["w"]
+    return sums
+
+
+def test_half_precision_has_a_basis_too(threads: Threads) -> None:
+    first, second = threads(2, in_half)
+    assert first.dtype == torch.bfloat16
+    assert first.isfinite().all()
+    assert torch.equal(first, second)
