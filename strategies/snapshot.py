@@ -11,9 +11,10 @@ from strategies.trainer import Trainer
 
 
 class Snapshot:
-    """Parameters, buffers, optimizer and scaler state, and random state of one rank, at one moment.
+    """Parameters, buffers, optimizer, scaler and exchange state, and random state of one rank, at one moment.
 
-    The copy lies in host memory, so that it takes no room on a device that is nearly full.
+    The copy of parameters, buffers and optimizer lies in host memory, so that it takes no room on a device
+    that is nearly full; what the exchange keeps is copied where it is.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -21,6 +22,7 @@ class Snapshot:
         self._with_state = set(trainer.optimizer.state)
         self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
         self._scaler = trainer.scaler.state_dict()
+        self._model = trainer.model.state_dict()
         self._random = torch.get_rng_state()
         self._cuda_random = torch.cuda.get_rng_state() if trainer.device.type == "cuda" else None
 
@@ -33,6 +35,7 @@ class Snapshot:
         for value, kept in zip(_tensors(self._trainer), self._values, strict=True):
             value.copy_(kept)
         self._trainer.scaler.load_state_dict(self._scaler)
+        self._trainer.model.load_state_dict(self._model)
         torch.set_rng_state(self._random)
         if self._cuda_random is not None:
             torch.cuda.set_rng_state(self._cuda_random)

@@ -1,6 +1,7 @@
 """`python -m harness.worker LAUNCH.json`, started by torchrun on every rank.
 
-Binds the process to its cores first: threads that torch starts inherit the binding.
+Binds the process to its cores first: threads that torch starts inherit the binding. A rank does not outlive
+its torchrun, so that one that is killed leaves no rank behind on a device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 from harness.device import Gpu, usable_cores, visible_gpus
+from harness.kernel import die_with_parent
 from harness.worker.rank import Rank
 from results.launch import Launch
 from results.schemas import LAUNCH
@@ -19,6 +21,7 @@ from results.schemas import LAUNCH
 
 def main() -> int:
     """Bind, then work."""
+    die_with_parent()
     # `kill -USR1` prints every thread's stack to the rank's stderr log.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     path = Path(sys.argv[1]).resolve()
@@ -37,7 +40,7 @@ def main() -> int:
 
 
 def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cores this rank is bound to (none: it is not), and those of all ranks of this host."""
+    """The cores this rank is bound to (none: it is not), and those of all ranks of this node."""
     usable = usable_cores()
     if not launch.pin:
         return (), tuple(usable)

@@ -33,6 +33,4 @@ def _digest(values: Iterable[tuple[str, Tensor]]) -> str:
 
 def replicas_agree(trainer: Trainer, control: Control) -> bool:
     """Whether the parameters are bit for bit equal on all ranks; collective."""
-    value = hash_number(trainer.model.named_parameters())
-    largest, negated = control.largest([value, -value])
-    return largest == -negated
+    return control.agree(hash_number(trainer.model.named_parameters()))

@@ -24,6 +24,11 @@ class Control:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor.tolist()]
 
+    def agree(self, value: float) -> bool:
+        """Whether all ranks have the same value."""
+        largest, negated = self.largest([value, -value])
+        return largest == -negated
+
     def from_first(self, value: float) -> float:
         """Rank 0's value, on every rank."""
         tensor = torch.tensor([value], dtype=torch.float64, device=self._device)

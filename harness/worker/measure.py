@@ -3,11 +3,16 @@
 A block is some steps between a barrier and the last rank's finished work; nothing inside a block waits for
 the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
 figures that all ranks share, so that all decide alike.
+
+Every block is whole periods of the strategy: each has its share of what is done in every H-th step alone. A
+block may begin anywhere in a period, as the steps before it (a proof's, say) leave it, for any H steps in a
+row hold exactly one such step.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +47,8 @@ class Measured:
 
     columns: StepColumns
     blocks_ns: list[int]
+    block_steps: int
+    """Steps of each block: those of the policy, filled up to whole periods of the strategy."""
     stop: Stop
 
 
@@ -59,30 +66,38 @@ class Stopwatch:
         trainer.observer = clock
 
     def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
-        """Steps until the step time is steady, or the policy's limit; says which."""
+        """Steps until the step time is steady, or the policy's limit; says which.
+
+        The steps that a strategy begins with differently come first, and count neither for the one nor for
+        the other.
+        """
         columns = StepColumns()
+        steps, ramp = self._block_steps(policy), self._trainer.model.ramp_steps
         walls: list[float] = []
         steady = False
-        while not steady and len(columns.step_ns) < policy.warmup_max_steps:
-            _, wall, block = self._block(policy.block_steps, self._batches)
+        while not steady and len(columns.step_ns) < ramp + policy.warmup_max_steps:
+            ramped = len(columns.step_ns) >= ramp
+            _, wall, block = self._block(steps, self._batches)
             columns = joined(columns, block)
             steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
-            walls.append(wall)
+            if ramped:
+                walls.append(wall)
         return columns, steady
 
     def measure(self, policy: StepPolicy) -> Measured:
         """Blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
         columns = StepColumns()
+        steps = self._block_steps(policy)
         own: list[int] = []
         walls: list[float] = []
         stop: Stop | None = None
         while stop is None:
-            mine, wall, block = self._block(policy.block_steps, self._batches)
+            mine, wall, block = self._block(steps, self._batches)
             columns = joined(columns, block)
             own.append(mine)
             walls.append(wall)
             stop = _stop(walls, policy)
-        return Measured(columns=columns, blocks_ns=own, stop=stop)
+        return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
 
     def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
         """Interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
@@ -90,19 +105,24 @@ class Stopwatch:
         Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
         data phase is on neither side and the training data go on as if the off blocks had not been.
         """
-        quads = Quads(steps=policy.block_steps)
+        steps = self._block_steps(policy)
+        quads = Quads(steps=steps)
         for _ in range(policy.quads):
-            first = self._draw(policy.block_steps)
+            first = self._draw(steps)
             quads.on_first_ns.append(self._drawn_block(first))
             snapshot = Snapshot(self._trainer)
             exchange.traffic.enabled = False
             quads.off_first_ns.append(self._drawn_block(first, undone=True))
-            second = self._draw(policy.block_steps)
+            second = self._draw(steps)
             quads.off_second_ns.append(self._drawn_block(second, undone=True))
             exchange.traffic.enabled = True
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(second))
         return quads
+
+    def _block_steps(self, policy: StepPolicy) -> int:
+        period = self._trainer.model.period
+        return math.ceil(policy.block_steps / period) * period
 
     def _draw(self, steps: int) -> list[Batch]:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -63,6 +63,11 @@ class Parts:
             )
         )
 
+    @property
+    def _node_size(self) -> int:
+        """Ranks of a node: the virtual ones that were asked for, or the real ones of this launch."""
+        return self.cell.node_size or self.rank.local_gpus
+
     def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup) -> Trainer:
         """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""
         if not any(parameter.requires_grad for parameter in workload.module.parameters()):
@@ -71,7 +76,7 @@ class Parts:
             workload.module,
             workload.loss,
             device=self.device,
-            settings=TrainSettings.of(self.cell),
+            settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),
             layout=workload.layout,
             group=group,
         )

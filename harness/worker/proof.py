@@ -1,36 +1,46 @@
 """The proof that a cell trains: its distributed step against a serial simulation of the same step.
 
-For three steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
+For its first steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
 replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
 random state, and adds the gradients up in rank order. Replicas, not one big batch: BatchNorm and dropout
 depend on how samples are grouped. The reference starts each step from the parameters of the strategy, so
 that errors of one step are judged alone, and then replays the update from the strategy's own gradients.
 
-The bound. On CPU in fp32, uncompiled, both sides do the same local arithmetic, so that only the order of
-the sum over replicas may differ: for two replicas not at all (a + b = b + a, and halving is exact), for p
-replicas by 2 gamma(p + 1) sum |g_r| / p per element, gamma(n) = n u / (1 - n u), u = 2^-24 (Higham, Accuracy
-and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order; p - 1 sums, and two roundings
-where shares are multiplied by a rounded 1 / p). Buffers of every replica are equal. Elsewhere kernels need
-not be reproducible: the whole gradient, and replica 0's buffers, must agree in relative L2 norm within
-`TOLERANCE`.
+A compressed exchange is not meant to give those gradients. It is held to its books instead
+(`conservation`): what was applied, with what the ranks kept back, is what the simulation gives. Where ranks
+train alone between averages, each recomputes its own replica, and the average is checked when it comes.
+How near two computations must be, `findings` says.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from harness.worker.agreement import hash_number, replicas_agree
+from harness.worker.conservation import (
+    Balance,
+    Ledger,
+    compare_average,
+    compare_balance,
+    law_tolerance,
+    something_sent,
+)
 from harness.worker.control import Control
 from harness.worker.failure import out_of_memory
+from harness.worker.findings import (
+    TOLERANCE,
+    Finding,
+    Tensors,
+    compare_gradients,
+    compare_surroundings,
+    compare_update,
+    exact_arithmetic,
+)
 from harness.worker.measure import DivergedError
 from harness.worker.parts import Parts
 from harness.worker.reference import (
-    UNIT_ROUNDOFF,
     Reference,
     TooLongError,
     dense,
@@ -40,32 +50,33 @@ from harness.worker.reference import (
     simulate_step,
     state_of,
 )
-from results.cell import Cell, Precision
+from results.cell import Cell
 from results.record import Proof
-from strategies.parallel import Batch
+from strategies.parallel import Batch, ParallelModel
 from strategies.trainer import Trainer
 
 STEPS = 3
 LONGEST_S = 60.0
-TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
-"""Relative L2 difference of the gradient that is allowed where kernels need not be reproducible."""
-UPDATE_TOLERANCE = 1e-3
-"""The same of the update by the same gradients, which is elementwise and in single precision."""
+AFTER_RAMP = 2
+"""Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """How one comparison came out."""
+def first_steps(model: ParallelModel) -> list[bool]:
+    """The steps that every run of a cell begins with, and for each whether a proof checks it.
 
-    passed: bool
-    what: str
-    difference: float
-    bound: float
+    They hold whole periods of a strategy, and go beyond the steps that it begins with differently.
+    """
+    period, ramp = model.period, model.ramp_steps
+    wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
+    local = -(-wanted // period) * period
+    return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
 
 
-def exact_arithmetic(cell: Cell) -> bool:
-    """Whether two computations of the same micro-batch give the same bits."""
-    return cell.device == "cpu" and cell.precision == "fp32" and not cell.compile
+def take_first_steps(parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    """The steps that a proof takes, without one: a run that is not proven goes the same way."""
+    for step in range(len(first_steps(trainer.model))):
+        seed_step(parts.cell.seed, step, parts.rank.rank)
+        trainer.step(batches)
 
 
 def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> Proof:
@@ -75,63 +86,162 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
     replicas stay equal. Raises DivergedError on all ranks if one has a loss that is not finite.
     """
-    findings: list[Finding] = []
-    stale = False
-    for step in range(STEPS):
-        # In host memory: a device that the cell nearly fills has no room for it.
-        start = {name: value.to("cpu", copy=True) for name, value in state_of(trainer.model.bare)}
-        seed_step(parts.cell.seed, step, parts.rank.rank)
-        loss = trainer.compute_gradients(batches)
-        if control.largest([float(not loss.isfinite())])[0]:
-            raise DivergedError
-        reference, obstacle = _attempt(parts, start, step) if parts.rank.rank == 0 else (None, "")
-        if control.from_first(float(reference is None)):
+    exchange = trainer.model.gradient_exchange
+    if exchange is not None:
+        exchange.audited = parts.cell.compression != "none"
+    try:
+        return _Examination(parts, trainer, batches, control).verdict()
+    finally:
+        if exchange is not None:
+            exchange.audited = False
+
+
+class _Examination:
+    """The first steps of a cell under examination, on this rank."""
+
+    def __init__(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> None:
+        self._parts = parts
+        self._trainer = trainer
+        self._batches = batches
+        self._control = control
+        self._lossy = parts.cell.compression != "none"
+        self._findings: list[Finding] = []
+        self._stale = False
+        """Whether this replica's buffers were not what rank 0 computed for it."""
+        self._alone = 0
+        """Steps that the replicas took each on its own."""
+        self._common: dict[str, Tensor] = {}
+        """The parameters that the replicas last had in common."""
+
+    def verdict(self) -> Proof:
+        obstacle = None
+        for step, checked in enumerate(first_steps(self._trainer.model)):
+            seed_step(self._parts.cell.seed, step, self._parts.rank.rank)
+            if obstacle is None and checked:
+                take = self._together if self._trainer.model.exchanges_gradients else self._apart
+                obstacle = take(step)
+            else:
+                self._trainer.step(self._batches)
+        agreed = replicas_agree(self._trainer, self._control)
+        if obstacle is not None:
+            return _weaker(agreed, obstacle)
+        different = any(not finding.passed for finding in self._findings)
+        failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
+        return _verdict(
+            self._parts.cell,
+            self._findings,
+            agreed=agreed,
+            failed=bool(failed),
+            stale=bool(stale),
+            steps=sum(first_steps(self._trainer.model)),
+        )
+
+    def _together(self, step: int) -> str | None:
+        """A step whose gradients are the mean over replicas. Returns what stands in the way of a check."""
+        cell, trainer = self._parts.cell, self._trainer
+        start = self._start()
+        ledger = Ledger(trainer.model) if self._lossy else None
+        gradients = self._gradients(step)
+        reference, obstacle = None, ""
+        if self._parts.rank.rank == 0:
+            reference, obstacle = self._simulated(start, step, range(cell.replicas))
+        if self._control.from_first(float(reference is None)):
             trainer.update()
-            return _replica_agreement(trainer, control, obstacle)
-        if exact_arithmetic(parts.cell):
-            stale |= not _buffers_equal(parts, trainer, control, reference)
-        gradients = _gradients(trainer)
+            return obstacle
+        if exact_arithmetic(cell):
+            self._stale |= not self._buffers_equal(reference)
+        balance = None if ledger is None else ledger.balance(gradients, scale=trainer.scaler.get_scale())
         expected = {}
         if reference is not None:
-            findings += compare_gradients(parts.cell, trainer, gradients, reference)
-            expected = replay_update(parts, start, gradients, trainer)
+            self._findings += compare_step(cell, gradients, self._buffers(), reference, balance)
+            expected = replay_update(self._parts, start, gradients, trainer)
         trainer.update()
         if reference is not None:
-            updated = dict(trainer.model.named_parameters())
-            findings.append(compare_update(parts.cell, updated, expected, start))
-    agreed = replicas_agree(trainer, control)
-    different = any(not finding.passed for finding in findings)
-    anywhere = control.largest([float(different or stale), float(stale)])
-    return _verdict(parts.cell, findings, agreed=agreed, failed=bool(anywhere[0]), stale=bool(anywhere[1]))
+            self._findings.append(compare_update(cell, self._parameters(), expected, start))
+        return None
+
+    def _apart(self, step: int) -> str | None:
+        """A step that every replica takes alone, and after which it may be averaged with the others."""
+        cell, trainer = self._parts.cell, self._trainer
+        start = self._start()
+        if self._alone % trainer.model.period == 0:
+            self._common = start
+        gradients = self._gradients(step)
+        reference, obstacle = self._simulated(start, step, [self._parts.rank.rank])
+        if self._control.largest([float(reference is None)])[0]:
+            trainer.update()
+            return obstacle or "a rank could not recompute its replica"
+        assert reference is not None
+        self._findings += compare_step(cell, gradients, self._buffers(), reference, None)
+        expected = replay_update(self._parts, start, gradients, trainer)
+        ledger = Ledger(trainer.model)
+        trainer.update()
+        self._alone += 1
+        if self._alone % trainer.model.period:
+            self._findings.append(compare_update(cell, self._parameters(), expected, start))
+        else:
+            balance = ledger.balance(self._parameters(), scale=1.0)
+            self._findings += compare_average(cell, balance, expected, self._common)
+            self._stale |= not self._control.agree(hash_number(trainer.model.bare.named_buffers()))
+        return None
+
+    def _start(self) -> dict[str, Tensor]:
+        # In host memory: a device that the cell nearly fills has no room for it.
+        return {name: value.to("cpu", copy=True) for name, value in state_of(self._trainer.model.bare)}
+
+    def _gradients(self, step: int) -> dict[str, Tensor]:
+        """Whole gradients after the exchange, the loss scaler's factor taken out."""
+        loss = self._trainer.compute_gradients(self._batches)
+        if self._control.largest([float(not loss.isfinite())])[0]:
+            raise DivergedError
+        scale = self._trainer.scaler.get_scale()
+        return {name: dense(value) / scale for name, value in self._trainer.model.named_gradients()}
+
+    def _simulated(
+        self, start: dict[str, Tensor], step: int, replicas: Sequence[int]
+    ) -> tuple[Reference | None, str]:
+        """The reference of a step, or what stands in its way."""
+        try:
+            limit_s = LONGEST_S / STEPS
+            return simulate_step(self._parts, start, step, replicas=replicas, longest_s=limit_s), ""
+        except TooLongError as error:
+            return None, f"a serial simulation would take about {STEPS * error.seconds:.0f} s"
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            return None, "a serial simulation does not fit in memory beside the model"
+
+    def _buffers_equal(self, reference: Reference | None) -> bool:
+        """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
+        none = [0.0] * self._parts.cell.replicas
+        expected = self._control.largest(none if reference is None else reference.buffer_hashes)
+        return hash_number(self._trainer.model.bare.named_buffers()) == expected[self._parts.rank.rank]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return dict(self._trainer.model.bare.named_buffers())
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self._trainer.model.named_parameters())
 
 
-def take_first_steps(parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
-    """The steps that a proof takes, without one: a run that is not proven goes the same way."""
-    for step in range(STEPS):
-        seed_step(parts.cell.seed, step, parts.rank.rank)
-        trainer.step(batches)
+def compare_step(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
+) -> list[Finding]:
+    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
+    if balance is None:
+        return compare_gradients(cell, gradients, buffers, reference)
+    findings = [
+        *compare_surroundings(cell, gradients, buffers, reference),
+        something_sent(gradients, reference.gradients),
+    ]
+    if finite(gradients):
+        findings += compare_balance(cell, balance, reference)
+    return findings
 
 
-def _attempt(parts: Parts, start: dict[str, Tensor], step: int) -> tuple[Reference | None, str]:
-    """The reference of a step, or what stands in its way."""
-    try:
-        return simulate_step(parts, start, step, longest_s=LONGEST_S / STEPS), ""
-    except TooLongError as error:
-        return None, f"a serial simulation would take about {STEPS * error.seconds:.0f} s"
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        return None, "a serial simulation does not fit in memory beside the model"
-
-
-def _buffers_equal(parts: Parts, trainer: Trainer, control: Control, reference: Reference | None) -> bool:
-    """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
-    none = [0.0] * parts.cell.replicas
-    expected = control.largest(none if reference is None else reference.buffer_hashes)
-    return hash_number(trainer.model.bare.named_buffers()) == expected[parts.rank.rank]
-
-
-def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool, stale: bool) -> Proof:
+def _verdict(
+    cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool, stale: bool, steps: int
+) -> Proof:
     worst = max(findings, key=lambda finding: (not finding.passed, finding.difference), default=None)
     if failed or not agreed:
         detail = "replicas differ after the update" if not agreed else _failure(worst, stale=stale)
@@ -147,7 +257,7 @@ def _verdict(cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool,
     return Proof(
         method="serial-simulation",
         passed=True,
-        detail=f"{STEPS} steps of {cell.replicas} replicas recomputed on one device; {_rule(cell)}",
+        detail=f"{steps} steps of {cell.replicas} replicas recomputed on one device; {_rule(cell)}",
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
     )
@@ -161,15 +271,16 @@ def _failure(worst: Finding | None, *, stale: bool) -> str:
 
 
 def _rule(cell: Cell) -> str:
+    if cell.compression != "none":
+        return (
+            f"what was applied and what {cell.compression} kept back add up to their gradients within "
+            f"{law_tolerance(cell):.2g} of their L2 norm"
+        )
     if not exact_arithmetic(cell):
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
     if cell.replicas <= 2:
         return "gradients, buffers and updates are equal bit for bit"
     return "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
-
-
-def _replica_agreement(trainer: Trainer, control: Control, obstacle: str) -> Proof:
-    return _weaker(replicas_agree(trainer, control), obstacle)
 
 
 def _weaker(agreed: bool, obstacle: str) -> Proof:
@@ -180,96 +291,3 @@ def _weaker(agreed: bool, obstacle: str) -> Proof:
         passed=agreed,
         detail=f"the replicas' parameters {found} after the update; {obstacle}",
     )
-
-
-def _gradients(trainer: Trainer) -> dict[str, Tensor]:
-    """Whole gradients, the loss scaler's factor taken out."""
-    scale = trainer.scaler.get_scale()
-    return {name: dense(gradient) / scale for name, gradient in trainer.model.named_gradients()}
-
-
-def compare_gradients(
-    cell: Cell, trainer: Trainer, gradients: dict[str, Tensor], reference: Reference
-) -> list[Finding]:
-    """Gradients, and the buffers that replica 0 left, against the reference."""
-    exact = exact_arithmetic(cell)
-    tolerance = TOLERANCE[cell.precision]
-    buffers = dict(trainer.model.bare.named_buffers())
-    findings = [
-        _same_names(gradients, reference.gradients),
-        _relative("buffers", buffers, reference.buffers, 0.0 if exact else tolerance),
-    ]
-    if exact:
-        findings += _elementwise("gradient", gradients, reference.gradients, reference.bounds)
-    elif finite(gradients):
-        findings.append(_relative("gradient", gradients, reference.gradients, tolerance))
-    return findings
-
-
-def _same_names(ours: dict[str, Tensor], reference: dict[str, Tensor]) -> Finding:
-    different = sorted(set(ours) ^ set(reference))
-    return Finding(
-        passed=not different,
-        what=f"gradients exist on one side only: {', '.join(different[:3])}",
-        difference=float(len(different)),
-        bound=0.0,
-    )
-
-
-def _elementwise(
-    what: str, ours: dict[str, Tensor], reference: dict[str, Tensor], bounds: dict[str, Tensor]
-) -> list[Finding]:
-    findings = []
-    for name in sorted(set(ours) & set(reference)):
-        difference = (ours[name] - reference[name]).abs()
-        worst = int((difference - bounds[name]).argmax())
-        findings.append(
-            Finding(
-                passed=bool((difference <= bounds[name]).all()),
-                what=f"{what} of {name} differs from the serial simulation",
-                difference=float(difference.flatten()[worst]),
-                bound=float(bounds[name].flatten()[worst]),
-            )
-        )
-    return findings
-
-
-def _relative(what: str, ours: dict[str, Tensor], reference: dict[str, Tensor], bound: float) -> Finding:
-    names = sorted(set(ours) & set(reference))
-    distance = _distance([(ours[name], reference[name]) for name in names])
-    size = _distance([(reference[name].where(reference[name].isfinite(), 0), None) for name in names])
-    return Finding(
-        passed=distance <= bound * size,
-        what=f"{what} differs from the serial simulation by {distance:.3g}, of {size:.3g}",
-        difference=distance,
-        bound=bound * size,
-    )
-
-
-def compare_update(
-    cell: Cell, updated: dict[str, Tensor], expected: dict[str, Tensor], start: dict[str, Tensor]
-) -> Finding:
-    """The trainer's update against the replayed one: the same bits, or nearly the same way from the start."""
-    names = sorted(expected)
-    distance = _distance([(updated[name], expected[name]) for name in names])
-    way = _distance([(expected[name], start[name].to(expected[name].device)) for name in names])
-    size = _distance([(expected[name], None) for name in names])
-    bound = 0.0 if exact_arithmetic(cell) else UPDATE_TOLERANCE * way + UNIT_ROUNDOFF * size
-    return Finding(
-        # A replayed update that overflowed would allow everything.
-        passed=math.isfinite(bound) and distance <= bound,
-        what=f"update differs from the serial simulation by {distance:.3g}, of a way of {way:.3g}",
-        difference=distance,
-        bound=bound,
-    )
-
-
-def _distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
-    """L2 norm of the differences, or of what stands alone; equal infinities differ by nothing."""
-    squares = 0.0
-    for first, second in pairs:
-        difference = first.double()
-        if second is not None:
-            difference = torch.where(first == second, 0.0, difference - second.double())
-        squares += float(difference.square().sum())
-    return math.sqrt(squares)

@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +29,22 @@ SMALLEST_NORMAL = 2.0**-126
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a step must give: the summed gradient, and the elementwise bound of its rounding."""
+    """What a step must give, and how far rounding may take it from that."""
 
     gradients: dict[str, Tensor]
-    bounds: dict[str, Tensor]
+    sizes: dict[str, Tensor]
+    """Of each element: the sum of its shares' absolute values."""
+    rounding: float
+    """How far two sums of the shares may be apart, in parts of their size."""
     buffers: dict[str, Tensor]
-    """Replica 0's, after its micro-batches."""
+    """The first replica's, after its micro-batches."""
     buffer_hashes: list[float]
     """Of each replica."""
+
+    @property
+    def bounds(self) -> dict[str, Tensor]:
+        """Elementwise bound of a difference by rounding."""
+        return {name: self.rounding * (size + SMALLEST_NORMAL) for name, size in self.sizes.items()}
 
 
 class TooLongError(Exception):
@@ -48,48 +56,59 @@ class TooLongError(Exception):
 
 
 def simulate_step(
-    parts: Parts, start: dict[str, Tensor], step: int, *, longest_s: float = math.inf
+    parts: Parts,
+    start: dict[str, Tensor],
+    step: int,
+    *,
+    replicas: Sequence[int],
+    longest_s: float = math.inf,
 ) -> Reference:
-    """One step of every replica, one after another, on this device, from the state `start`.
+    """One step of the named replicas, one after another, on this device, from the state `start`.
 
     Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by
     the first replica, the step would take more than `longest_s`.
     """
-    cell = parts.cell
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     buffer_hashes: list[float] = []
     began = time.perf_counter()
-    for replica in range(cell.replicas):
-        workload = _reference_model(parts, start)
-        batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
-        seed_step(cell.seed, step, replica)
-        for _ in range(cell.accumulation):
-            inputs, targets = next(batches)
-            with autocast(cell.precision, parts.device):
-                loss = workload.loss(workload.module(inputs), targets) / cell.accumulation
-            loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in workload.module.named_parameters():
+    for replica in replicas:
+        module = _replica_step(parts, start, step, replica)
+        for name, parameter in module.named_parameters():
             if parameter.grad is not None:
-                share = dense(parameter.grad) / cell.replicas
+                share = dense(parameter.grad) / len(replicas)
                 sums[name] = sums[name] + share if name in sums else share
                 sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
-        buffer_hashes.append(hash_number(workload.module.named_buffers()))
-        if replica == 0:
+        buffer_hashes.append(hash_number(module.named_buffers()))
+        if replica == replicas[0]:
             if parts.device.type == "cuda":
                 torch.cuda.synchronize(parts.device)
-            seconds = cell.replicas * (time.perf_counter() - began)
+            seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds)
-            buffers = {name: buffer.clone() for name, buffer in workload.module.named_buffers()}
-    factor = _rounding(cell.replicas)
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     return Reference(
         gradients=sums,
-        bounds={name: factor * (size + SMALLEST_NORMAL) for name, size in sizes.items()},
+        sizes=sizes,
+        rounding=_rounding(len(replicas)),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
+
+
+def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int) -> nn.Module:
+    """A replica's model with the gradient of its own micro-batches."""
+    cell = parts.cell
+    workload = _reference_model(parts, start)
+    batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
+    seed_step(cell.seed, step, replica)
+    for _ in range(cell.accumulation):
+        inputs, targets = next(batches)
+        with autocast(cell.precision, parts.device):
+            loss = workload.loss(workload.module(inputs), targets) / cell.accumulation
+        loss.backward()  # type: ignore[no-untyped-call]
+    return workload.module
 
 
 def _rounding(replicas: int) -> float:
@@ -156,6 +175,6 @@ def dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def finite(gradients: dict[str, Tensor]) -> bool:
+def finite(gradients: Mapping[str, Tensor]) -> bool:
     """False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
     return all(bool(gradient.isfinite().all()) for gradient in gradients.values())

@@ -22,7 +22,7 @@ from harness.worker.failure import classify
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.parts import Parts
-from harness.worker.proof import STEPS, prove, take_first_steps
+from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.reference import seed_step
 from harness.worker.teardown import free_memory
@@ -116,6 +116,7 @@ class Run:
             self._absent["quads"] = (
                 "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
             )
+        trainer.model.settle()
         self._found["parameters_hash"] = parameters_hash(trainer)
         self._add_losses_to_a_weaker_proof()
 
@@ -134,7 +135,7 @@ class Run:
             if not proof.passed:
                 raise ProofFailedError(proof.detail)
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
-        seed_step(self._cell.seed, STEPS, around.rank.rank)
+        seed_step(self._cell.seed, len(first_steps(trainer.model)), around.rank.rank)
         # What the reference took is not what the cell takes.
         free_memory()
 
@@ -169,7 +170,7 @@ class Run:
         self._found |= {
             "steps": measured.columns,
             "blocks_ns": measured.blocks_ns,
-            "block_steps": policy.block_steps,
+            "block_steps": measured.block_steps,
             "stop": measured.stop,
             "foreign_cpu_cores": foreign.cores_used() if foreign else None,
             "work": self._work(

@@ -38,7 +38,7 @@ class ForeignCpu:
     """How much of some cores other processes used between two moments.
 
     Busy time of the cores from the kernel, steal by other virtual machines included, less the CPU time of
-    this launch's own processes on the host (the agent that started this rank, and its children).
+    this launch's own processes on the host that may use them.
     """
 
     def __init__(self, cores: Iterable[int]) -> None:
@@ -51,7 +51,7 @@ class ForeignCpu:
         return max(0.0, (busy - own) / wall) if wall > 0 else 0.0
 
     def _sample(self) -> tuple[float, float, float]:
-        return time.monotonic(), _busy_s(self._cores), _own_s()
+        return time.monotonic(), _busy_s(self._cores), _own_s(self._cores)
 
 
 def _busy_s(cores: frozenset[int]) -> float:
@@ -64,13 +64,21 @@ def _busy_s(cores: frozenset[int]) -> float:
     return total * _TICK_S
 
 
-def _own_s() -> float:
-    agent = psutil.Process(os.getppid())
+def _own_s(cores: frozenset[int]) -> float:
+    starter = _starter()
     total = 0.0
-    for process in [agent, *agent.children(recursive=True)]:
+    for process in [starter, *starter.children(recursive=True)]:
         try:
-            times = process.cpu_times()
+            times, allowed = process.cpu_times(), process.cpu_affinity()
         except psutil.Error:
             continue
-        total += times.user + times.system
+        if cores.intersection(allowed):
+            total += times.user + times.system
     return total
+
+
+def _starter() -> psutil.Process:
+    """What started all ranks on this host: torchrun, or what started one torchrun for each virtual node."""
+    agent = psutil.Process(os.getppid())
+    parent = agent.parent()
+    return parent if parent is not None and "harness.launch.nodes" in parent.cmdline() else agent

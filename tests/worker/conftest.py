@@ -42,6 +42,11 @@ def normed():
     return workload(nn.Sequential(*layers), nn.functional.mse_loss)
 
 
+def wide():
+    layers = nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+    return workload(nn.Sequential(*layers), nn.functional.mse_loss)
+
+
 def diverging():
     return workload(nn.Linear(6, 3), lambda y, t: nn.functional.mse_loss(y, t) / (t[0, 0] > 0))
 

@@ -36,6 +36,7 @@ class World:
         self._reads = 0
         self.blocks = 0
         self.settings = TrainSettings()
+        self.model = SimpleNamespace(period=1, ramp_steps=0)
 
     def step(self, batches: Iterator[object]) -> None:
         next(batches)
@@ -119,6 +120,50 @@ def test_no_warm_up_is_not_a_steady_one(watch: Callable[..., tuple[Stopwatch, Wo
     assert (columns, steady, world.blocks) == (StepColumns(), False, 0)
 
 
+@pytest.mark.parametrize(
+    ("walls", "ramp_steps", "limit", "blocks", "steady"),
+    [
+        # Blocks of 5: the first two hold the ramp, and the two after it are alike.
+        ([500, 500, 100, 96], 10, 40, 4, True),
+        # The second begins in the ramp of 6 steps: neither it nor its neighbours are compared with it.
+        ([500, 100, 100, 100], 6, 40, 4, True),
+        # The limit is beyond the ramp: 10 + 10 steps.
+        ([500, 500, 100, 80], 10, 10, 4, False),
+        # No warm-up beyond the ramp of 6 steps, which has two blocks.
+        ([500, 500], 6, 0, 2, False),
+    ],
+)
+def test_warm_up_has_the_whole_ramp_of_a_strategy_before_it_judges(
+    watch: Callable[..., tuple[Stopwatch, World]],
+    walls: list[float],
+    ramp_steps: int,
+    limit: int,
+    blocks: int,
+    steady: bool,
+) -> None:
+    stopwatch, world = watch(walls)
+    world.model.ramp_steps = ramp_steps
+    columns, found = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=limit))
+    assert (world.blocks, found) == (blocks, steady)
+    assert columns.step_ns == [5] * 5 * blocks
+
+
+@pytest.mark.parametrize(
+    ("asked", "period", "steps"), [(5, 1, 5), (5, 3, 6), (6, 3, 6), (5, 8, 8), (8, 5, 10), (1, 1, 1)]
+)
+def test_a_block_is_whole_periods_of_the_strategy(
+    watch: Callable[..., tuple[Stopwatch, World]], asked: int, period: int, steps: int
+) -> None:
+    stopwatch, world = watch([100] * 5)
+    world.model.period = period
+    warmup, _ = stopwatch.warm_up(StepPolicy(block_steps=asked, warmup_max_steps=2))
+    # Two steps at most, but whole blocks: two of them if a block is a single step.
+    assert warmup.step_ns == [steps] * max(steps, 2)
+    measured = stopwatch.measure(StepPolicy(block_steps=asked, min_blocks=3, max_blocks=3))
+    assert measured.columns.step_ns == [steps] * 3 * steps
+    assert (measured.block_steps, len(measured.blocks_ns)) == (steps, 3)
+
+
 # Of six blocks of 90 and 110 ms in turn the mean is 100, the deviation sqrt(6 * 10^2 / 5) = 10.954, and the
 # half-width t(5; 0.975) = 2.5706 times 10.954 / sqrt(6), so 11.496: 11.5 % of the mean.
 UNEVEN = [90.0, 110.0] * 3
@@ -173,7 +218,7 @@ class Quad:
     """A trainer of y = w x, and what it saw: each step's exchange, inputs and the weight it started from."""
 
     def __init__(self, *, accumulation: int, folder: Path) -> None:
-        self.exchange: Any = SimpleNamespace(enabled=True)
+        self.exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
         self.seen: list[tuple[bool, float]] = []
         self.weights: list[float] = []
         self.diverges_when: bool | None = None
@@ -181,7 +226,7 @@ class Quad:
         self.module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.module.weight)
         settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
-        trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
+        self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
         control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list)
         self.log = RankLog(folder / "log.jsonl", 0)
@@ -210,6 +255,17 @@ def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
     walls = [quads.on_first_ns, quads.off_first_ns, quads.off_second_ns, quads.on_second_ns]
     assert [len(values) for values in walls] == [2] * 4
     assert all(wall > 0 for values in walls for wall in values)
+
+
+def test_the_blocks_of_quads_are_whole_periods_too(tmp_path: Path) -> None:
+    quad = Quad(accumulation=2, folder=tmp_path)
+    quad.trainer.model.period = 3
+    quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=2, quads=1))
+    quad.log.close()
+    # Three steps of two batches, four times; neighbours share theirs.
+    drawn = [[float(value) for value in range(first, first + 6)] for first in (1, 7)]
+    assert [value for _, value in quad.seen] == drawn[0] * 2 + drawn[1] * 2
+    assert quads.steps == 3
 
 
 def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""The books of a lossy exchange: over all ranks, what went in was applied or kept, and nothing else.
+
+For shares v_r of a gradient (or of a difference of parameters), what each rank carried over from earlier
+steps c_r, what it left unsent u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
+exact but for rounding, whatever the compressor does, and it asks the compressor only what it keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.worker.findings import TOLERANCE, Finding, Tensors, distance, exact_arithmetic
+from harness.worker.reference import UNIT_ROUNDOFF, Reference
+from results.cell import Cell
+from strategies.parallel import ParallelModel
+
+CAST_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Unit roundoff of what is summed, where it is not single precision."""
+ROUNDINGS = 256
+"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it. The
+longest is PowerSGD's product of two factors: about sqrt(r) (r + p) for rank r on p ranks."""
+
+
+def law_tolerance(cell: Cell) -> float:
+    """How far both sides of the law may be apart, in parts of the size of what is added up."""
+    roundoff = CAST_ROUNDOFF.get(cell.compression)
+    # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
+    return ROUNDINGS * UNIT_ROUNDOFF if roundoff is None else 2 * cell.gpus * roundoff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What was applied with what was held back put to it: what must have gone in."""
+
+    values: dict[str, Tensor]
+    held: dict[str, Tensor]
+    """Absolute values of all that ranks held back, before and after, summed."""
+
+
+class Ledger:
+    """Opened before an exchange and balanced after it, on all ranks; collective."""
+
+    def __init__(self, model: ParallelModel) -> None:
+        self._model = model
+        self._carried = {name: value.clone() for name, value in _carried(model).items()}
+
+    def balance(self, applied: Tensors, *, scale: float) -> Balance:
+        """`applied` are the sums, by parameter; `scale` is the loss scaler's factor, which is in the rest."""
+        unsent = _unsent(self._model)
+        values, held = {}, {}
+        for name, sums in applied.items():
+            change = torch.zeros_like(sums, dtype=torch.float64)
+            size = torch.zeros_like(change)
+            for part, sign in ((unsent.get(name), 1.0), (self._carried.get(name), -1.0)):
+                if part is not None:
+                    change += sign * part / scale
+                    size += part.abs() / scale
+            dist.all_reduce(change)
+            dist.all_reduce(size)
+            values[name], held[name] = sums.double() + change, size
+        return Balance(values=values, held=held)
+
+
+def _carried(model: ParallelModel) -> dict[str, Tensor]:
+    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.carried())
+
+
+def _unsent(model: ParallelModel) -> dict[str, Tensor]:
+    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.unsent())
+
+
+def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[Finding]:
+    """What must have gone in against what did, in L2 norm: of every parameter, or, where kernels need not be
+    reproducible, of all together."""
+    names, tolerance = sorted(reference.gradients), law_tolerance(cell)
+    if exact_arithmetic(cell):
+        groups = [[name] for name in names]
+    else:
+        groups, tolerance = [names], tolerance + TOLERANCE[cell.precision]
+    return [
+        _balanced(
+            f"gradient of {group[0]} with what was held back",
+            [(balance.values[name], reference.gradients[name]) for name in group],
+            tolerance * distance([(reference.sizes[name] + balance.held[name], None) for name in group]),
+        )
+        for group in groups
+    ]
+
+
+def compare_average(cell: Cell, balance: Balance, own: Tensors, common: Tensors) -> list[Finding]:
+    """An average of the replicas' parameters, from what each recomputed for itself; collective.
+
+    What was exchanged are differences to the parameters that they had in common, and so these are compared,
+    up to the rounding of parameters.
+    """
+    findings = []
+    for name in sorted(own):
+        base = common[name].double()
+        shares = (own[name].double() - base) / cell.gpus
+        mean, size = shares.clone(), shares.abs()
+        dist.all_reduce(mean)
+        dist.all_reduce(size)
+        lossy = law_tolerance(cell) if cell.compression != "none" else 0.0
+        bound = lossy * distance([(size + balance.held[name], None)])
+        bound += 4 * (cell.gpus + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
+        pair = balance.values[name] - base, mean
+        findings.append(_balanced(f"gradient or average of {name}", [pair], bound))
+    return findings
+
+
+def something_sent(applied: Tensors, expected: Tensors) -> Finding:
+    """An exchange that keeps everything would keep the law, and train nothing."""
+    sent = distance([(value, None) for value in applied.values()])
+    size = distance([(value, None) for value in expected.values()])
+    return Finding(
+        passed=sent > 0 or size == 0,
+        what=f"gradient: nothing of {size:.3g} was applied",
+        difference=0.0,
+        bound=size,
+    )
+
+
+def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float) -> Finding:
+    difference = distance(pairs)
+    return Finding(
+        passed=difference <= bound,
+        what=f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}",
+        difference=difference,
+        bound=bound,
+    )

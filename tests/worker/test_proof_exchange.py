@@ -1,0 +1,224 @@
+"""The proof of cells that compress, collect or average: real ones pass, and wrong exchanges are caught."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torch import Tensor
+
+from strategies.buckets import Bucket
+from strategies.collectives.link import Link
+from strategies.compression.base import Compressor
+from strategies.compression.memory import BucketMemory
+from strategies.compression.topk import TopK
+from strategies.gradient_exchange import GradientExchange
+from strategies.local_sgd import LocalSgdModel
+
+Proofs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+WIDE: Fields = {"workload": "py:proof_models:wide", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+SCRATCH: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01"}
+LOCAL: Fields = NORMED | {"strategy": "local-sgd:4"}
+PLAIN_SGD: Fields = {"optimizer": "sgd:lr=0.05:momentum=0.0"}
+
+COMPRESSED = [
+    "fp16",
+    "bf16",
+    "topk:0.01",
+    "topk:0.01:select=sampled",
+    "topk:0.01:select=block:feedback=false",
+    "randomk:0.1",
+    "randomk:0.1:feedback=false",
+    "powersgd:4",
+    "powersgd:2:warmup=4",
+    "int8",
+    "int8:feedback=true",
+    "signsgd",
+]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "scratch-ddp"])
+@pytest.mark.parametrize("compression", COMPRESSED)
+def test_a_compressed_cell_keeps_its_books(proofs: Proofs, strategy: str, compression: str) -> None:
+    # Two ranks see every path; three have sums that are rounded in another order.
+    for size in (2, 3):
+        found = proofs(size, WIDE | {"strategy": strategy, "compression": compression})[0]
+        assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+        assert f"what {compression} kept back add up to their gradients" in found["detail"]
+        assert 0 < found["max_difference"] <= found["max_bound"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        WIDE | {"compression": "torch-powersgd:2"},
+        SCRATCH | PLAIN_SGD | {"compression": "dgc:0.01:warmup=2"},
+        NORMED | PLAIN_SGD | {"compression": "dgc:0.25", "accumulation": 2},
+        SCRATCH | {"collective": "hierarchical", "compression": "topk:0.01", "node_size": 2},
+        SCRATCH | {"collective": "hierarchical:via=leaders", "compression": "powersgd:2", "node_size": 2},
+        SCRATCH | {"collective": "ring", "compression": "topk:0.01"},
+        SCRATCH | {"collective": "tree", "compression": "bf16"},
+        SCRATCH | {"precision": "bf16", "compression": "fp16"},
+        SCRATCH | {"precision": "fp16", "compression": "bf16"},
+        LOCAL | {"compression": "topk:0.1"},
+        LOCAL | {"compression": "signsgd", "strategy": "local-sgd:2"},
+    ],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_so_do_all_that_go_together(proofs: Proofs, size: int, fields: Fields) -> None:
+    found = proofs(size, fields)[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SCRATCH,
+        NORMED | {"strategy": "scratch-ddp", "accumulation": 2},
+        SCRATCH | {"collective": "ring"},
+        WIDE | {"strategy": "ddp", "collective": "ring:chunk_mb=0.001"},
+        SCRATCH | {"collective": "tree"},
+        SCRATCH | {"collective": "hierarchical", "node_size": 1},
+        WIDE | {"strategy": "ddp", "collective": "hierarchical:via=leaders", "node_size": 1},
+    ],
+)
+def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs: Proofs, fields: Fields) -> None:
+    found = proofs(2, fields)[0]
+    assert found["passed"], found["detail"]
+    assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("strategy", ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5"])
+def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
+    proofs: Proofs, size: int, strategy: str
+) -> None:
+    found = proofs(size, NORMED | {"strategy": strategy})[0]
+    assert found["passed"], found["detail"]
+
+
+def _nothing_comes_back(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(Compressor, "compensate", lambda self, bucket, kept: None)
+
+
+def _what_is_kept_is_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
+    original = GradientExchange.sum_shares
+
+    def wrong(self: GradientExchange, bucket: Bucket) -> None:
+        original(self, bucket)
+        for _, _, vector in self._kept.vectors():
+            vector.zero_()
+
+    return patch.object(GradientExchange, "sum_shares", wrong)
+
+
+def _memories_do_not_follow_rebuilt_buckets(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(self: BucketMemory) -> None:
+        self._loose, self._vectors = {}, {}
+
+    return patch.object(BucketMemory, "_loosen", wrong)
+
+
+def _sums_times(factor: float) -> AbstractContextManager[object]:
+    original = GradientExchange.sum_shares
+
+    def wrong(self: GradientExchange, bucket: Bucket) -> None:
+        original(self, bucket)
+        bucket.values.mul_(factor)
+
+    return patch.object(GradientExchange, "sum_shares", wrong)
+
+
+def _a_thousandth_too_much(rank: int, size: int) -> AbstractContextManager[object]:
+    return _sums_times(1.001)
+
+
+def _mean_of_means(rank: int, size: int) -> AbstractContextManager[object]:
+    return _sums_times(1 / size)
+
+
+def _one_rank_is_not_heard(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Link.all_gather
+
+    def wrong(self: Link, values: Tensor) -> Tensor:
+        gathered = original(self, values)
+        gathered[-1] = 0
+        return gathered
+
+    return patch.object(Link, "all_gather", wrong)
+
+
+def _all_is_kept(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(self: Compressor, bucket: Bucket, unsent: Tensor | None, wire: object) -> None:
+        if unsent is not None:
+            unsent.copy_(bucket.values)
+        bucket.values.zero_()
+
+    return patch.object(TopK, "sum_shares", wrong)
+
+
+def _each_rank_for_itself(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(self: Compressor, bucket: Bucket, unsent: Tensor | None, wire: object) -> None:
+        if unsent is not None:
+            unsent.zero_()
+
+    return patch.object(TopK, "sum_shares", wrong)
+
+
+def _averaged_a_step_late(rank: int, size: int) -> AbstractContextManager[object]:
+    original = LocalSgdModel.__init__
+
+    def wrong(self: LocalSgdModel, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        self._alone = -1
+
+    return patch.object(LocalSgdModel, "__init__", wrong)
+
+
+def _never_averaged(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(LocalSgdModel, "settle", lambda self: None)
+
+
+def _buffers_not_averaged(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(LocalSgdModel, "_average_buffers", lambda self: None)
+
+
+def _differences_divided_by_one_more(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(GradientExchange, "size", property(lambda self: size + 1))
+
+
+TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.01"}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "fields", "detail"),
+    [
+        (_nothing_comes_back, TOPK, "held back differs"),
+        (_what_is_kept_is_forgotten, TOPK, "held back differs"),
+        (_memories_do_not_follow_rebuilt_buckets, TOPK, "held back differs"),
+        (_a_thousandth_too_much, TOPK, "held back differs"),
+        (_a_thousandth_too_much, SCRATCH | {"compression": "int8"}, "held back differs"),
+        (_mean_of_means, SCRATCH | {"compression": "bf16"}, "held back differs"),
+        (_mean_of_means, SCRATCH | {"compression": "powersgd:2"}, "held back differs"),
+        (_one_rank_is_not_heard, TOPK, "held back differs"),
+        (_all_is_kept, TOPK, "nothing of .* was applied"),
+        (_each_rank_for_itself, TOPK, "held back differs|replicas differ"),
+        (_averaged_a_step_late, LOCAL, "differ"),
+        (_never_averaged, LOCAL, "differ"),
+        (_buffers_not_averaged, LOCAL, "buffers differ"),
+        (_differences_divided_by_one_more, LOCAL, "average of .* differs"),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_wrong_exchange_is_caught_on_all_ranks(
+    proofs: Proofs, size: int, mutation: Callable[..., object], fields: Fields, detail: str
+) -> None:
+    results = proofs(size, fields, broken=mutation)
+    assert [found["passed"] for found in results] == [False] * size
+    assert any(re.search(detail, found["detail"]) for found in results), results[0]["detail"]
