@@ -38,6 +38,15 @@ class Bucket:
     pieces: tuple[Piece, ...]
 
 
+def own_stride(parameter: Tensor) -> tuple[int, ...]:
+    """The stride of a dense vector's view that lies in memory as `parameter` does, channels last, say.
+
+    Row by row where the parameter has gaps: this is what torch makes of gradients and of its own buckets.
+    """
+    stride = torch.empty_like(parameter, device="meta").stride()
+    return stride if stride == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
+
+
 def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[Piece, ...]:
     """Pieces that lie one after another."""
     pieces: list[Piece] = []

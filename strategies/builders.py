@@ -11,7 +11,9 @@ from results.spec import Spec
 from strategies.catalog import STRATEGIES
 from strategies.ddp import DdpModel
 from strategies.gradient_exchange import PLAIN, ExchangeSettings
+from strategies.local_sgd import LocalSgdModel
 from strategies.parallel import ParallelModel
+from strategies.scratch_ddp import ScratchDdpModel
 
 
 def parallelize(
@@ -33,4 +35,9 @@ def _single(module: nn.Module, spec: Spec, device: torch.device, exchange: Excha
     return ParallelModel(module)
 
 
-_BUILDERS: dict[str, Builder] = {"single": _single, "ddp": DdpModel}
+_BUILDERS: dict[str, Builder] = {
+    "single": _single,
+    "ddp": DdpModel,
+    "scratch-ddp": ScratchDdpModel,
+    "local-sgd": LocalSgdModel,
+}

@@ -110,7 +110,7 @@ STANDS_ON: Mapping[str, str] = MappingProxyType(
 )
 """The collective that a compressor needs, where it is not an all-reduce."""
 
-_CHUNK_MB = Option(kind="float", default=1.0, minimum=0.001, help="MiB that are sent at once")
+_CHUNK_MB = Option(kind="float", default=2.0, minimum=0.001, help="MiB that are sent at once")
 _VIA = Option(
     kind="str",
     default="shards",

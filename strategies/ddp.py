@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from results.spec import Spec
-from strategies.gradient_exchange import ExchangeSettings
+from strategies.catalog import COMPRESSIONS
+from strategies.ddp_hook import BucketLayout, Hook, SharedAverage
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.parallel import ParallelModel
+from strategies.torch_powersgd import RAMP_STEPS, TorchPowerSgd
 
 
 class DdpModel(ParallelModel):
-    """A module under DistributedDataParallel with the options of its spec."""
+    """A module under DistributedDataParallel with the options of its spec.
+
+    Where the backend's own all-reduce is all that is asked for, torch exchanges alone, in C++. Otherwise
+    torch fills the buckets, and a communication hook exchanges them.
+    """
 
     def __init__(
         self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
@@ -29,6 +37,31 @@ class DdpModel(ParallelModel):
             gradient_as_bucket_view=spec.flag("bucket_view"),
             find_unused_parameters=spec.flag("find_unused"),
         )
+        self._hook: Hook | None = None
+        if not exchange.is_plain:
+            self._hook = self._build_hook(exchange, device)
+            # torch goes by the name of the second parameter, and takes no annotation that is a text.
+            self._ddp.register_comm_hook(self._hook, lambda hook, bucket: hook.run(bucket))
+
+    def _build_hook(self, exchange: ExchangeSettings, device: torch.device) -> Hook:
+        layout = BucketLayout(self.bare)
+        compression = COMPRESSIONS.parse(exchange.compression)
+        if compression.name == "torch-powersgd":
+            theirs = TorchPowerSgd(compression.count, layout, group=exchange.group, seed=exchange.seed)
+            self.gradient_exchange, self.ramp_steps = theirs, RAMP_STEPS
+            return Hook(theirs, device)
+        ours = GradientExchange(exchange, device=device)
+        self.gradient_exchange, self.ramp_steps = ours, ours.ramp_steps
+        return Hook(SharedAverage(ours, layout), device)
 
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
-        return nullcontext() if now else self._ddp.no_sync()
+        return self._exchanging() if now else self._ddp.no_sync()
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            if self._hook is not None:
+                self._hook.raise_failure()
+            raise

@@ -66,8 +66,23 @@ class GradientExchange:
         self._lane = open_lane(device)
         self._kept = BucketMemory()
         self._own: tuple[Bucket, ...] | None = None
-        self.audited = False
+        self._audited = False
+
+    @property
+    def audited(self) -> bool:
         """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+        return self._audited
+
+    @audited.setter
+    def audited(self, value: bool) -> None:
+        self._audited = value
+        if not value and not self._compressor.feedback:
+            self._kept = BucketMemory()
+
+    @property
+    def ramp_steps(self) -> int:
+        """Steps at the start that are compressed otherwise than all later ones."""
+        return self._compressor.ramp_steps
 
     @property
     def size(self) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from results.cell import Precision
-from strategies.gradient_exchange import GradientExchange
+from strategies.compression.base import State
 from strategies.observer import Phase, StepObserver
 from strategies.precision import autocast
 
@@ -31,6 +32,25 @@ class GradientTask:
     observer: StepObserver
 
 
+class AuditableExchange(Protocol):
+    """What moves the gradients, as those see it who check it or put it back."""
+
+    audited: bool
+    """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+
+    def carried(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the next exchange adds to this rank's share."""
+
+    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the last exchange left of this rank's share."""
+
+    def state_dict(self) -> State:
+        """Copies of all that is kept from step to step; they are this rank's own."""
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
+
+
 class ParallelModel:
     """A model as one strategy laid it out over the ranks of a group.
 
@@ -43,12 +63,17 @@ class ParallelModel:
         """What is called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
-        self.gradient_exchange: GradientExchange | None = None
+        self.gradient_exchange: AuditableExchange | None = None
         """What moves the gradients, or what goes in their place, if it is ours and not the wrapper's."""
         self.period = 1
         """Steps after which everything that the strategy does has been done: a whole one is timed."""
         self.ramp_steps = 0
         """Steps at the start that are done otherwise than all later ones."""
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether the next step's gradients will be the mean over all replicas, the same on every rank."""
+        return True
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that this rank updates."""
@@ -77,6 +102,8 @@ class ParallelModel:
             inputs, targets = next(batches)
             with self.exchange(now=index == task.accumulation - 1):
                 task.observer.begins(Phase.FORWARD)
+                if index == 0:
+                    self.started()
                 with autocast(task.precision, task.device):
                     loss = task.loss(self.module(inputs), targets) / task.accumulation
                 task.observer.begins(Phase.BACKWARD)
@@ -89,6 +116,9 @@ class ParallelModel:
         """The context of one micro-batch: gradients are exchanged in it if `now`, else only added up."""
         return nullcontext()
 
+    def started(self) -> None:
+        """Told when the first forward pass of a step begins; what is sent here counts as part of it."""
+
     def updated(self) -> None:
         """Told when the optimizer has updated the parameters."""
 
@@ -98,3 +128,12 @@ class ParallelModel:
     def clip_gradients(self, max_norm: float) -> None:
         """Scale all gradients down so that their global norm is at most `max_norm`."""
         torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+
+    def state_dict(self) -> State:
+        """This rank's own copy of all that a step changes beyond module, optimizer and scaler."""
+        return {} if self.gradient_exchange is None else {"exchange": self.gradient_exchange.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank."""
+        if self.gradient_exchange is not None:
+            self.gradient_exchange.load_state_dict(cast(State, state["exchange"]))

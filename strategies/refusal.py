@@ -27,7 +27,8 @@ def refusal(cell: Cell) -> str | None:
 def _strategy_alone(cell: Cell, strategy: Spec) -> str | None:
     rule = _RULES.get(strategy.name)
     if strategy.name != "single" and cell.gpus < 2:
-        return f"{strategy.name} needs at least 2: on 1 nothing is exchanged, and single is the same step"
+        why = "on 1 there is nothing to exchange, and single is the same step"
+        return f"{strategy.name} needs at least 2: {why}"
     return rule(cell, strategy) if rule is not None else None
 
 

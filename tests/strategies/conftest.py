@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -59,3 +63,18 @@ def threads() -> Callable[..., list[Any]]:
             return list(pool.map(rank, range(size)))
 
     return run
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def replicas() -> ModuleType:
+    """What data-parallel strategies are tested with: models, their training on ranks, the serial loop."""
+    return _load("data_parallel")

@@ -1,0 +1,115 @@
+"""A communication hook for torch's DistributedDataParallel that exchanges its buckets on a lane.
+
+torch holds a hook where Python's garbage collector does not look. What is held here must therefore not lead
+back to the wrapper, or neither would ever be freed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from strategies.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.gradient_exchange import GradientExchange
+from strategies.lane import open_lane
+
+
+class BucketAverage(Protocol):
+    """How one bucket is averaged."""
+
+    def average(self, bucket: GradBucket) -> None:
+        """Replace the values of torch's bucket, this rank's gradients, by their mean over the ranks."""
+
+
+class Hook:
+    """Averages buckets beside the backward pass, one after another, in the order in which they come.
+
+    One at a time, because an average may take several collectives, and all ranks must call them in one order.
+    """
+
+    def __init__(self, average: BucketAverage, device: torch.device) -> None:
+        self._average = average
+        self._lane = open_lane(device)
+        self._device = device
+        self._failure: Exception | None = None
+
+    def run(self, bucket: GradBucket) -> Future[Tensor]:
+        """Begin; the future has the bucket's values when they are the mean."""
+        # On CUDA the result is there when the lane's stream has come so far.
+        done: Future[Tensor] = Future(devices=[self._device] if self._device.type == "cuda" else None)
+
+        def job() -> None:
+            try:
+                self._average.average(bucket)
+            except Exception as error:
+                # The border of the lane: torch waits for the future, and must not wait for ever.
+                self._failure = error
+                done.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
+            else:
+                done.set_result(bucket.buffer())
+
+        self._lane.run(job)
+        return done
+
+    def raise_failure(self) -> None:
+        """Raise what an average raised, if one did: torch says only that it got no tensor."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+class BucketLayout:
+    """Says by name what lies where in torch's buckets, which are formed anew after the first step.
+
+    Gradients lie there as their parameters do, channels last, say; `GradBucket.gradients` forgets it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = dict(module.named_parameters())
+        self._names = {id(parameter): name for name, parameter in named.items()}
+        self._strides = {name: own_stride(parameter) for name, parameter in named.items()}
+        self._in_rows = {name for name, parameter in named.items() if parameter.is_contiguous()}
+        self._known: dict[tuple[str, ...], tuple[Piece, ...]] = {}
+
+    def pieces(self, bucket: GradBucket) -> tuple[Piece, ...]:
+        parameters = bucket.parameters()
+        names = tuple(self._names[id(parameter)] for parameter in parameters)
+        if names not in self._known:
+            shapes = (parameter.shape for parameter in parameters)
+            self._known[names] = pieces_of(zip(names, shapes, strict=True))
+        return self._known[names]
+
+    def in_rows(self, pieces: tuple[Piece, ...]) -> bool:
+        """Whether all of it lies row by row."""
+        return all(piece.name in self._in_rows for piece in pieces)
+
+    def part(self, piece: Piece, values: Tensor) -> Tensor:
+        """A parameter's part of the values, or of a vector beside them: a view in its shape."""
+        return piece.of(values).view(-1).as_strided(piece.shape, self._strides[piece.name])
+
+
+class SharedAverage:
+    """The average by a `GradientExchange`."""
+
+    def __init__(self, exchange: GradientExchange, layout: BucketLayout) -> None:
+        self._exchange = exchange
+        self._layout = layout
+
+    def average(self, bucket: GradBucket) -> None:
+        values, pieces = bucket.buffer().mul_(1 / self._exchange.size), self._layout.pieces(bucket)
+        if self._layout.in_rows(pieces):
+            self._sum(bucket.index(), values, pieces)
+            return
+        # Compressors see matrices, and what they keep has its place, row by row.
+        parts = [self._layout.part(piece, values) for piece in pieces]
+        rows = torch.cat([part.flatten() for part in parts])
+        self._sum(bucket.index(), rows, pieces)
+        for part, piece in zip(parts, pieces, strict=True):
+            part.copy_(piece.of(rows))
+
+    def _sum(self, index: int, values: Tensor, pieces: tuple[Piece, ...]) -> None:
+        self._exchange.sum_shares(Bucket(index=index, values=values, pieces=pieces))

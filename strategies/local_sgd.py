@@ -1,0 +1,206 @@
+"""Local SGD: every rank trains alone, and after every H-th step the parameters become their mean.
+
+Stich 2019, arXiv:1805.09767. With `warmup=N` the first N steps exchange gradients as data parallelism does,
+which is post-local SGD (Lin et al. 2020, arXiv:1808.07217).
+
+What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r those of
+rank r now. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r, but differences
+travel: they can be compressed, and what was not sent of one is added to the next (Basu et al. 2019,
+arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end with the same bits.
+
+Rounding. Without compression a result y is within u |y| + gamma(p + 1) sum |x_r - a| / p of the mean, with
+u = 2^-24 in single precision and gamma(n) = n u / (1 - n u): hardly more than the rounding of y itself, as
+replicas do not go far. What no replica changed keeps its bits; three thirds of x need not be x. On two ranks
+no order of the sum can differ, so that any loop that follows the formula gets the same bits; those of
+(x_0 + x_1) / 2, which is rounded fewer times, are sometimes a last place away.
+
+What is not averaged. The optimizer's state (momentum, say) stays each rank's own, as in both papers.
+
+Buffers. BatchNorm's running statistics follow their own replica's data. Whenever replicas come together
+(at an average, and after each step of the warm-up) buffers of floating point become their mean, uncompressed,
+and all others are taken from rank 0: counters, and masks, which have infinities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from results.spec import Spec
+from strategies.buckets import Bucket, pieces_of
+from strategies.collectives.link import Link
+from strategies.compression.base import State
+from strategies.compression.memory import BucketMemory
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.lane import Pending
+from strategies.parallel import Batch, GradientTask, ParallelModel
+from strategies.replicas import take_from_first
+
+BUCKET_BYTES = 25 * 2**20
+"""Of a bucket; a tensor that is larger has one of its own."""
+
+
+class LocalSgdModel(ParallelModel):
+    """Replicas that are averaged every `period` steps; the first `warmup` steps average gradients instead.
+
+    Beside the model lie two more copies of its parameters: those of the last average, and the buckets.
+    """
+
+    def __init__(
+        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
+    ) -> None:
+        """Collective: all ranks take the parameters and buffers of rank 0."""
+        super().__init__(module)
+        self._device = device
+        self._link = Link(exchange.group)
+        self._plain = ExchangeSettings(group=exchange.group)
+        self.gradient_exchange = differences = GradientExchange(exchange, device=device)
+        self._warmup = spec.integer("warmup")
+        self.period = spec.count
+        self.ramp_steps = self._warmup + self.period * differences.ramp_steps
+        self._steps = 0
+        self._alone = 0
+        """Steps since the replicas were last equal."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            take_from_first(self._link, [tensor])
+        trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
+        self._parameters = _Mean(trained, differences)
+        statistics = {name: value for name, value in module.named_buffers() if _is_statistic(value)}
+        self._statistics = _Mean(statistics, GradientExchange(self._plain, device=device))
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        return self._steps < self._warmup
+
+    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        """As ever; after the warm-up the gradients are of this replica's own samples alone."""
+        loss = super().compute_gradients(batches, task)
+        if self.exchanges_gradients:
+            self._average_gradients()
+        return loss
+
+    def updated(self) -> None:
+        if self.exchanges_gradients:
+            self._parameters.start_from(dict(self.named_parameters()))
+            self._average_buffers()
+        else:
+            self._alone += 1
+            if self._alone == self.period:
+                self.settle()
+        self._steps += 1
+
+    def settle(self) -> None:
+        """Average now, unless the replicas are equal. The next average is then a whole period away."""
+        if self._alone:
+            self._parameters.average(dict(self.named_parameters()))
+            self._average_buffers()
+            self._alone = 0
+
+    def state_dict(self) -> State:
+        return {
+            **super().state_dict(),
+            "steps": self._steps,
+            "alone": self._alone,
+            "parameters": self._parameters.state_dict(),
+            "statistics": self._statistics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict(state)
+        self._steps, self._alone = cast(int, state["steps"]), cast(int, state["alone"])
+        self._parameters.load_state_dict(cast("dict[str, Tensor]", state["parameters"]))
+        self._statistics.load_state_dict(cast("dict[str, Tensor]", state["statistics"]))
+
+    def _average_gradients(self) -> None:
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        # A parameter that no replica used gets no gradient: by one of zero momentum and decay would move it.
+        used = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
+        self._link.largest(used)
+        # An exchange for this step alone: its buckets become the gradients, and go with them.
+        GradientExchange(self._plain, device=self._device).average(parameters)
+        for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
+            if not anywhere:
+                parameter.grad = None
+
+    def _average_buffers(self) -> None:
+        buffers = dict(self.bare.named_buffers())
+        self._statistics.average(buffers)
+        others = [value for name, value in buffers.items() if name not in self._statistics.names]
+        take_from_first(self._link, others)
+
+
+class _Mean:
+    """Named tensors that each rank changes on its own, and that become their mean over the ranks.
+
+    Each call is given the tensors anew, as a module may have put another one in the place of a buffer.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], exchange: GradientExchange) -> None:
+        """`tensors` are equal on all ranks."""
+        self.names = frozenset(tensors)
+        self._exchange = exchange
+        self._buckets = list(_buckets(tensors))
+        self._last = BucketMemory()
+        """What the tensors were when they were last equal on all ranks."""
+        self.start_from(tensors)
+
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take `tensors`, which are equal on all ranks, for what the next average starts from."""
+        for bucket in self._buckets:
+            last = self._last.of(bucket)
+            for piece in bucket.pieces:
+                piece.of(last).copy_(tensors[piece.name])
+
+    def average(self, tensors: Mapping[str, Tensor]) -> None:
+        """Bring `tensors` to their mean over the ranks, in place; collective."""
+        pending = [self._start(bucket, tensors) for bucket in self._buckets]
+        for bucket, under_way in zip(self._buckets, pending, strict=True):
+            under_way.wait()
+            last = self._last.of(bucket).add_(bucket.values)
+            for piece in bucket.pieces:
+                tensors[piece.name].copy_(piece.of(last))
+
+    def _start(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Pending:
+        last = self._last.of(bucket)
+        for piece in bucket.pieces:
+            torch.sub(tensors[piece.name], piece.of(last), out=piece.of(bucket.values))
+        bucket.values.div_(self._exchange.size)
+        return self._exchange.start(bucket)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._last.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._last.load_state_dict(state)
+
+
+def _is_statistic(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() and bool(buffer.isfinite().all())
+
+
+def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[Bucket]:
+    """Buckets for tensors in their order, each of one data type and up to `BUCKET_BYTES`, holding zeros."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
+    runs = (run for named in kinds.values() for run in _runs(named))
+    for index, run in enumerate(runs):
+        pieces = pieces_of((name, tensor.shape) for name, tensor in run)
+        size = sum(piece.numel for piece in pieces)
+        yield Bucket(index=index, values=run[0][1].new_zeros(size), pieces=pieces)
+
+
+def _runs(named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Cut into runs of up to `BUCKET_BYTES`."""
+    run: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        if run and size + tensor.nbytes > BUCKET_BYTES:
+            yield run
+            run, size = [], 0
+        run.append((name, tensor))
+        size += tensor.nbytes
+    yield run

@@ -1,0 +1,236 @@
+"""Gradients into buckets, and buckets over the ranks, while the backward pass still runs.
+
+After Li et al. 2020 (PyTorch Distributed, arXiv:2006.15704, section 3.2): a hook on each parameter copies its
+gradient into a bucket, and a bucket is exchanged as soon as it is full and all buckets before it are under
+way. Buckets follow the order in which gradients become ready, which is guessed for the first step, the
+reverse of the parameters' registration, and observed in it for all others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from results.errors import UsageError
+from strategies.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.collectives.link import Link
+from strategies.gradient_exchange import GradientExchange
+from strategies.lane import Pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing:
+    """How gradients are put into buckets."""
+
+    first_bytes: int
+    """Of the first bucket of each data type: the smaller it is, the earlier the exchange begins."""
+    bytes: int
+    """Of all others. A bucket is closed by the gradient with which it holds so much."""
+    find_unused: bool
+    """Whether a parameter may be left without a gradient, which then counts as zero."""
+    as_parameters: bool
+    """Whether gradients lie in memory as their parameters do (channels last, say), not row by row."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """Where a parameter's gradient goes."""
+
+    parameter: nn.Parameter
+    view: Tensor
+    """Its part of the bucket's values, in its shape."""
+    bucket: int
+
+
+class GradientReducer:
+    """Makes the gradients of one model their mean over the ranks.
+
+    The gradients become views of the buckets: each is copied once, multiplied by 1 / ranks on the way, and
+    the optimizer reads from the bucket. Parameters hold the reducer weakly, so that dropping it drops all.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        exchange: GradientExchange,
+        link: Link,
+        bucketing: Bucketing,
+    ) -> None:
+        """`parameters` by name, in the order of registration; all of them require gradients."""
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._exchange = exchange
+        self._link = link
+        self._bucketing = bucketing
+        self._order = list(reversed(range(len(self._parameters))))
+        """In which gradients are expected."""
+        self._observed: list[int] | None = []
+        """In which they came; None once all ranks have agreed on an order."""
+        self._buckets: list[Bucket] = []
+        self._places: list[_Place] = []
+        self._stale = True
+        """Whether the buckets are not those of the order any more."""
+        self._active = False
+        this = weakref.ref(self)
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_hook, this, index)
+            )
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Gradients that are completed in this context are exchanged; at its end all are there.
+
+        There is one backward pass in it. What was added up before it is exchanged with it. Raises UsageError
+        if a parameter has no gradient then, unless that was foreseen; the other ranks wait for it.
+        """
+        self._begin()
+        try:
+            yield
+            self._finish()
+        finally:
+            self._active = False
+
+    def _begin(self) -> None:
+        if self._stale:
+            self._lay_out()
+        self._missing = set(range(len(self._parameters)))
+        self._lacking = Counter(place.bucket for place in self._places)
+        self._pending: list[Pending] = []
+        self._active = True
+
+    def ready(self, index: int) -> None:
+        """Told in the backward pass when a parameter's gradient is there."""
+        if not self._active:
+            return
+        if index not in self._missing:
+            raise UsageError(
+                f"the gradient of {self._names[index]} came twice in one exchange, which knows one backward "
+                f"pass; checkpoint with use_reentrant=False"
+            )
+        if self._observed is not None:
+            self._observed.append(index)
+        self._take(index)
+
+    def _take(self, index: int) -> None:
+        """Put this rank's share into the bucket, and start the exchange of what is full."""
+        place = self._places[index]
+        gradient = place.parameter.grad
+        if gradient is place.view:
+            gradient.mul_(1 / self._link.size)
+        elif gradient is not None:
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            torch.mul(dense, 1 / self._link.size, out=place.view)
+            place.parameter.grad = place.view
+        else:
+            place.view.zero_()
+        self._missing.remove(index)
+        self._lacking[place.bucket] -= 1
+        # In the order of buckets, which is the same on all ranks; that of gradients need not be.
+        while len(self._pending) < len(self._buckets) and not self._lacking[len(self._pending)]:
+            self._pending.append(self._exchange.start(self._buckets[len(self._pending)]))
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        without = [index for index in sorted(self._missing) if self._parameters[index].grad is None]
+        if without and not self._bucketing.find_unused:
+            names = ", ".join(self._names[index] for index in without[:3])
+            raise UsageError(
+                f"no gradient came for {names} ({len(without)} of {len(self._names)} parameters): if a "
+                f"forward pass need not use them all, give the strategy find_unused=true"
+            )
+        for index in sorted(self._missing):
+            self._take(index)
+        for pending in self._pending:
+            pending.wait()
+        if self._bucketing.find_unused:
+            self._share_unused()
+        if self._observed is not None:
+            self._agree_on_order(self._observed)
+
+    def _share_unused(self) -> None:
+        """A parameter without a gradient here takes that of the others, if any of them has one."""
+        used = [parameter.grad is not None for parameter in self._parameters]
+        anywhere = torch.tensor(used, dtype=torch.uint8, device=self._parameters[0].device)
+        self._link.largest(anywhere)
+        for place, is_used in zip(self._places, anywhere.tolist(), strict=True):
+            if is_used:
+                place.parameter.grad = place.view
+
+    def _agree_on_order(self, observed: list[int]) -> None:
+        """From the next exchange on all ranks expect gradients in the order in which rank 0 saw them.
+
+        Rank 0's order is summed with the zeros of the others, and a one of each rank with it: where ranks
+        were not reached, as the group is switched off for a measurement, all see it, and try again.
+        """
+        order = [*observed, *(index for index in self._order if index not in set(observed))]
+        sent = torch.tensor([*order, 1], device=self._parameters[0].device)
+        if self._link.rank != 0:
+            sent[:-1] = 0
+        self._link.all_reduce(sent)
+        *agreed, reached = sent.tolist()
+        self._observed = [] if reached < self._link.size else None
+        if self._observed is None:
+            self._order, self._stale = agreed, True
+
+    def _lay_out(self) -> None:
+        """Make the buckets of the order; gradients that are there stay in the old ones until taken."""
+        # Old and new ones need not both be in memory.
+        self._buckets, self._places = [], []
+        places = {}
+        ordered = [self._parameters[index] for index in self._order]
+        for number, run in enumerate(fill_buckets(ordered, self._bucketing)):
+            members = [self._order[position] for position in run]
+            bucket = self._bucket(number, members)
+            for index, piece in zip(members, bucket.pieces, strict=True):
+                places[index] = self._place(index, bucket, piece)
+            self._buckets.append(bucket)
+        self._places = [places[index] for index in range(len(places))]
+        self._stale = False
+
+    def _bucket(self, number: int, members: list[int]) -> Bucket:
+        pieces = pieces_of((self._names[index], self._parameters[index].shape) for index in members)
+        size = sum(piece.numel for piece in pieces)
+        values = self._parameters[members[0]].detach().new_zeros(size)
+        return Bucket(index=number, values=values, pieces=pieces)
+
+    def _place(self, index: int, bucket: Bucket, piece: Piece) -> _Place:
+        parameter, view = self._parameters[index], piece.of(bucket.values)
+        if self._bucketing.as_parameters:
+            view = view.view(-1).as_strided(parameter.shape, own_stride(parameter))
+        return _Place(parameter=parameter, view=view, bucket=bucket.index)
+
+
+def fill_buckets(parameters: Sequence[Tensor], bucketing: Bucketing) -> list[list[int]]:
+    """Positions in `parameters`, bucket by bucket, in the order in which the buckets will be full.
+
+    The parameters stand in the order in which their gradients come; a bucket has one data type and device.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for position, parameter in enumerate(parameters):
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(position)
+    runs = []
+    for positions in kinds.values():
+        run, held, limit = [], 0, bucketing.first_bytes
+        for position in positions:
+            run.append(position)
+            held += parameters[position].nbytes
+            if held >= limit:
+                runs.append(run)
+                run, held, limit = [], 0, bucketing.bytes
+        if run:
+            runs.append(run)
+    return sorted(runs, key=lambda run: run[-1])
+
+
+def _hook(reducer: weakref.ref[GradientReducer], index: int, parameter: Tensor) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive.ready(index)

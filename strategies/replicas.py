@@ -1,0 +1,46 @@
+"""What data-parallel replicas have in common: the parameters and buffers of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from strategies.collectives.link import Link
+
+
+@torch.no_grad()
+def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
+    """Overwrite `tensors` by those of rank 0, all in one message; collective.
+
+    They travel as bytes, whatever their data types. The widest come first, so that each lies where a tensor
+    of its type may begin.
+    """
+    if not tensors:
+        return
+    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
+    message = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    link.broadcast(message, 0)
+    if link.rank == 0:
+        return
+    offset = 0
+    for tensor in tensors:
+        part = message[offset : offset + tensor.nbytes]
+        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+        offset += tensor.nbytes
+
+
+class Buffers:
+    """The buffers of a module, found anew in every step: a module may put other tensors in their places."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            (module.get_submodule(owner), name)
+            for owner, _, name in (path.rpartition(".") for path, _ in module.named_buffers())
+        ]
+
+    def now(self) -> list[Tensor]:
+        """The tensors that are buffers now, each once."""
+        found = (getattr(owner, name) for owner, name in self._places)
+        return [buffer for buffer in found if buffer is not None]

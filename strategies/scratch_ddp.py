@@ -1,0 +1,58 @@
+"""Data parallelism on raw collectives: every rank a replica, gradients averaged in buckets during backward.
+
+The same step as torch's DistributedDataParallel with its `gradient_as_bucket_view`, in Python.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from results.spec import Spec
+from strategies.collectives.link import Link
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.parallel import ParallelModel
+from strategies.reducer import Bucketing, GradientReducer
+from strategies.replicas import Buffers, take_from_first
+
+MIB = 2**20
+
+
+class ScratchDdpModel(ParallelModel):
+    """A module whose replicas start alike and whose gradients are exchanged by a `GradientReducer`.
+
+    The module stays bare. Buffers are those of rank 0 whenever a step begins; within a step each replica has
+    its own, as it has its own BatchNorm statistics and its own dropout.
+    """
+
+    def __init__(
+        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
+    ) -> None:
+        """Collective: all ranks take the parameters and buffers of rank 0."""
+        super().__init__(module)
+        self._link = Link(exchange.group)
+        self._buffers = Buffers(module)
+        for tensor in (*module.parameters(), *self._buffers.now()):
+            take_from_first(self._link, [tensor])
+        self.gradient_exchange = gradients = GradientExchange(exchange, device=device)
+        self.ramp_steps = gradients.ramp_steps
+        self._reducer = GradientReducer(
+            {name: value for name, value in module.named_parameters() if value.requires_grad},
+            gradients,
+            self._link,
+            Bucketing(
+                first_bytes=int(spec.number("first_bucket_mb") * MIB),
+                bytes=int(spec.number("bucket_mb") * MIB),
+                find_unused=spec.flag("find_unused"),
+                # Compressors see matrices, and what they keep is compared with gradients, row by row.
+                as_parameters=exchange.compression == "none",
+            ),
+        )
+
+    def started(self) -> None:
+        take_from_first(self._link, self._buffers.now())
+
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        return self._reducer.exchanging() if now else nullcontext()

@@ -1,0 +1,110 @@
+"""torch's own PowerSGD, as what ours is measured against (Vogels et al. 2019, arXiv:1905.13727)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from strategies.buckets import Piece
+from strategies.compression.base import State
+from strategies.ddp_hook import BucketLayout
+
+RAMP_STEPS = 2
+"""Dense ones at the start: the fewest that torch allows, as it forms buckets anew after the first step."""
+_PER_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
+
+
+class TorchPowerSgd:
+    """Averages torch's buckets by torch's hook, and says what it keeps as a `GradientExchange` does.
+
+    torch keeps errors a bucket, in units of gradients; here they are by parameter, in units of shares. Of a
+    parameter that is not compressed the error is the gradient less the mean of all ranks: over the ranks
+    these add up to nothing.
+    """
+
+    def __init__(self, rank: int, layout: BucketLayout, *, group: ProcessGroup | None, seed: int) -> None:
+        """`rank` is that of the approximation; a group of None is the default group."""
+        self.audited = False
+        """Errors are kept in any case."""
+        self._size = torch.distributed.get_world_size(group)
+        self._state = PowerSGDState(
+            process_group=group,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=RAMP_STEPS,
+            # Without it a gradient of zeros becomes one of NaN.
+            orthogonalization_epsilon=1e-8,
+            random_seed=seed,
+        )
+        self._layout = layout
+        self._pieces: dict[int, tuple[Piece, ...]] = {}
+        """Of each bucket when it was last averaged."""
+        self._loose: dict[str, Tensor] = {}
+        """Errors of parameters that have left their bucket."""
+
+    def average(self, bucket: GradBucket) -> None:
+        self._follow(bucket)
+        powerSGD_hook(self._state, bucket).wait()
+
+    def carried(self) -> Iterator[tuple[str, Tensor]]:
+        """What is added to the next share is what was not sent of the last."""
+        return self.unsent()
+
+    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+        """Nothing in the dense steps at the start."""
+        for name, error in self._errors().items():
+            yield name, error / self._size
+
+    def state_dict(self) -> State:
+        buckets = {
+            name: {index: values.clone() for index, values in getattr(self._state, name).items()}
+            for name in _PER_BUCKET
+        }
+        return {
+            **buckets,
+            "pieces": dict(self._pieces),
+            "loose": {name: error.clone() for name, error in self._loose.items()},
+            "iter": self._state.iter,
+            "rng": self._state.rng.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank.
+
+        Where the buckets are others by then, as they are in the first step of a new wrapper, errors go with
+        their parameters, and the factors start anew.
+        """
+        for name in _PER_BUCKET:
+            kept = cast("dict[int, Tensor]", state[name])
+            setattr(self._state, name, {index: values.clone() for index, values in kept.items()})
+        self._pieces = dict(cast("dict[int, tuple[Piece, ...]]", state["pieces"]))
+        loose = cast("dict[str, Tensor]", state["loose"])
+        self._loose = {name: error.clone() for name, error in loose.items()}
+        self._state.iter = cast(int, state["iter"])
+        self._state.rng.set_state(cast("dict[str, Any]", state["rng"]))
+
+    def _errors(self) -> dict[str, Tensor]:
+        errors = dict(self._loose)
+        for index, values in self._state.error_dict.items():
+            errors |= {piece.name: self._layout.part(piece, values) for piece in self._pieces[index]}
+        return errors
+
+    def _follow(self, bucket: GradBucket) -> None:
+        """Let what is kept go with the parameters, if the buckets have been formed anew."""
+        index, pieces = bucket.index(), self._layout.pieces(bucket)
+        if self._pieces.get(index, pieces) != pieces:
+            self._loose = self._errors()
+            for name in _PER_BUCKET:
+                getattr(self._state, name).clear()
+            self._pieces.clear()
+        self._pieces[index] = pieces
+        if self._loose:
+            error = self._state.error_dict[index] = torch.zeros_like(bucket.buffer())
+            for piece in pieces:
+                if piece.name in self._loose:
+                    self._layout.part(piece, error).copy_(self._loose.pop(piece.name))

@@ -1,0 +1,201 @@
+"""What makes no sense, and why; and that nothing of the catalogs is out of reach."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from harness.plan.expand import expand
+from harness.plan.request import StudyFile, make_request
+from results.cell import Cell
+from results.spec import Catalog, Entry
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STANDS_ON, STRATEGIES
+from strategies.refusal import refusal
+
+ONE = "on 1 there is nothing to exchange, and single is the same step"
+NEIGHBOUR = "and a ring goes to the neighbour alone"
+SUM = "and a tree can only sum"
+OVERFLOW = "which {} would keep; use bf16"
+
+
+def cell_of(**fields: object) -> Cell:
+    """A cell on two CPU ranks that every rule lets through."""
+    base: dict[str, object] = {
+        "workload": "mlp",
+        "dataset": "synthetic",
+        "strategy": "ddp",
+        "gpus": 2,
+        "micro_batch": 8,
+        "device": "cpu",
+        "backend": "gloo",
+        "optimizer": "sgd:momentum=0.0",
+    }
+    return Cell(**(base | fields))  # type: ignore[arg-type]
+
+
+CUDA = {"device": "cuda", "backend": "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "single"}, "single runs on exactly 1"),
+        (
+            {"strategy": "single", "gpus": 1, "compression": "bf16"},
+            "single exchanges nothing that could be compressed or collected",
+        ),
+        (
+            {"strategy": "single", "gpus": 1, "collective": "ring"},
+            "single exchanges nothing that could be compressed or collected",
+        ),
+        ({"gpus": 1}, f"ddp needs at least 2: {ONE}"),
+        ({"strategy": "scratch-ddp", "gpus": 1}, f"scratch-ddp needs at least 2: {ONE}"),
+        ({"strategy": "local-sgd:4", "gpus": 1}, f"local-sgd needs at least 2: {ONE}"),
+        ({"strategy": "ddp:static_graph=true", "accumulation": 2}, "does not go with accumulation"),
+        ({"strategy": "ddp:find_unused=true", "compression": "bf16"}, "scratch-ddp:find_unused=true waits"),
+        ({"strategy": "ddp:find_unused=true", "collective": "ring"}, "scratch-ddp:find_unused=true waits"),
+        ({"strategy": "local-sgd:4", "precision": "fp16"}, "lets every rank scale its loss on its own"),
+        ({"strategy": "local-sgd:4", "compression": "dgc:0.01"}, "local-sgd exchanges differences"),
+        ({"precision": "tf32"}, "tf32 exists on CUDA devices alone"),
+        ({"backend": "nccl"}, "nccl moves data between CUDA devices alone; use gloo"),
+        ({"strategy": "scratch-ddp", "compression": "torch-powersgd:4"}, "powersgd goes with all"),
+        ({"collective": "ring", "compression": "torch-powersgd:4"}, "powersgd goes with all"),
+        ({"compression": "dgc:0.01", "optimizer": "sgd"}, "use --optimizer sgd:momentum=0"),
+        ({"compression": "dgc:0.01", "optimizer": "adamw"}, "use --optimizer sgd:momentum=0"),
+        ({"precision": "fp16", "compression": "topk:0.01"}, OVERFLOW.format("topk")),
+        ({"precision": "fp16", "compression": "randomk:0.01"}, OVERFLOW.format("randomk")),
+        ({"precision": "fp16", "compression": "powersgd:4"}, OVERFLOW.format("powersgd")),
+        ({"precision": "fp16", "compression": "torch-powersgd:4"}, OVERFLOW.format("torch-powersgd")),
+        ({"precision": "fp16", "compression": "int8"}, OVERFLOW.format("int8")),
+        ({"precision": "fp16", "compression": "signsgd"}, OVERFLOW.format("signsgd")),
+        ({"precision": "fp16", "compression": "dgc:0.01"}, OVERFLOW.format("dgc")),
+        ({"collective": "ring", **CUDA}, "ring is built from sends over gloo"),
+        ({"collective": "tree", **CUDA}, "tree is built from sends over gloo"),
+        ({"collective": "ring", "compression": "int8"}, f"int8 stands on an all-to-all, {NEIGHBOUR}"),
+        ({"collective": "ring", "compression": "signsgd"}, f"signsgd stands on an all-to-all, {NEIGHBOUR}"),
+        ({"collective": "tree", "compression": "topk:0.01"}, f"topk stands on an all-gather, {SUM}"),
+        ({"collective": "tree", "compression": "dgc:0.01"}, f"dgc stands on an all-gather, {SUM}"),
+        ({"collective": "tree", "compression": "int8"}, f"int8 stands on an all-to-all, {SUM}"),
+        ({"collective": "tree", "compression": "signsgd"}, f"signsgd stands on an all-to-all, {SUM}"),
+        ({"collective": "hierarchical", "compression": "powersgd:4"}, "powersgd needs whole matrices"),
+        (
+            {"collective": "hierarchical", "gpus": 5, "node_size": 2},
+            "5 ranks do not fill nodes of 2, and shards need equal nodes; hierarchical:via=leaders takes any",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object], reason: str) -> None:
+    found = refusal(cell_of(**fields))
+    assert found is not None
+    assert reason in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"strategy": "single", "gpus": 1},
+        {"strategy": "ddp:static_graph=true"},
+        {"strategy": "ddp:find_unused=true"},
+        {"strategy": "ddp:find_unused=true", "accumulation": 2},
+        {"strategy": "scratch-ddp:find_unused=true", "compression": "bf16", "collective": "ring"},
+        {"strategy": "scratch-ddp", "accumulation": 2},
+        {"strategy": "local-sgd:4", "precision": "bf16"},
+        {"precision": "tf32", **CUDA},
+        {"device": "cuda", "backend": "gloo", "collective": "ring"},
+        {"device": "cuda", "backend": "gloo", "collective": "tree"},
+        {"collective": "hierarchical", **CUDA},
+        {"compression": "torch-powersgd:4"},
+        {"compression": "dgc:0.01"},
+        {"compression": "topk:0.01", "optimizer": "adamw"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "compression": "fp16"},
+        {"precision": "fp16", "compression": "bf16"},
+        {"precision": "bf16", "compression": "int8"},
+        {"collective": "hierarchical:via=leaders", "compression": "powersgd:4"},
+        {"collective": "hierarchical:via=leaders", "gpus": 5, "node_size": 2},
+        {"collective": "hierarchical", "gpus": 6, "node_size": 2},
+        {"collective": "hierarchical", "gpus": 3, "node_size": 4},
+        {"collective": "ring", "gpus": 5, "node_size": 2},
+    ],
+)
+def test_what_is_just_beside_it_is_not(fields: dict[str, object]) -> None:
+    assert refusal(cell_of(**fields)) is None
+
+
+# What a compressor goes over: its sum (all-reduce) goes everywhere, an all-gather not up a tree, an
+# all-to-all not around a ring either; matrices are not cut into shards; torch's hook has torch's all-reduce.
+EVERYWHERE = {"default", "ring", "tree", "hierarchical"}
+GOES_OVER = {
+    "none": EVERYWHERE,
+    "fp16": EVERYWHERE,
+    "bf16": EVERYWHERE,
+    "topk": EVERYWHERE - {"tree"},
+    "randomk": EVERYWHERE,
+    "powersgd": EVERYWHERE - {"hierarchical"},
+    "torch-powersgd": {"default"},
+    "int8": {"default", "hierarchical"},
+    "signsgd": {"default", "hierarchical"},
+    "dgc": EVERYWHERE - {"tree"},
+}
+NOT_WITH = {
+    "ddp": set[str](),
+    "scratch-ddp": {"torch-powersgd"},
+    "local-sgd": {"torch-powersgd", "dgc"},
+}
+
+
+def _written(entry: Entry) -> str:
+    """An entry as a user writes it: with a value where one must be given."""
+    if entry.positional is None:
+        return entry.name
+    return f"{entry.name}:{4 if entry.positional.kind == 'int' else 0.01}"
+
+
+def _names(catalog: Catalog, text: str) -> str:
+    return catalog.parse(text).name
+
+
+def test_the_whole_product_is_cells_and_reasons() -> None:
+    options = StudyFile(
+        workload="mlp",
+        gpus="1,2",
+        device="cpu",
+        optimizer="sgd:momentum=0",
+        strategy=[_written(entry) for entry in STRATEGIES],
+        compression=[_written(entry) for entry in COMPRESSIONS],
+        collective=[_written(entry) for entry in COLLECTIVES],
+    )
+    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    plan = expand(request, study="s", created_at="t")
+    cells = {
+        (
+            _names(STRATEGIES, cell.strategy),
+            _names(COMPRESSIONS, cell.compression),
+            _names(COLLECTIVES, cell.collective),
+            cell.gpus,
+        )
+        for cell in plan.cells
+    }
+    expected = {
+        (strategy, compression, collective, 2)
+        for strategy, excepted in NOT_WITH.items()
+        for compression, collectives in GOES_OVER.items()
+        for collective in collectives
+        if compression not in excepted
+    }
+    assert cells == expected | {("single", "none", "default", 1)}
+    every = product(STRATEGIES.entries, COMPRESSIONS.entries, COLLECTIVES.entries, (1, 2))
+    assert len(plan.cells) + len(plan.skips) == len(list(every))
+    assert all(skip.reason for skip in plan.skips)
+    # Nothing is in a catalog in vain.
+    for place, catalog in enumerate((STRATEGIES, COMPRESSIONS, COLLECTIVES)):
+        assert {cell[place] for cell in cells} == set(catalog.entries)
+
+
+def test_what_stands_on_something_else_than_a_sum_is_in_the_catalog() -> None:
+    assert set(STANDS_ON) <= set(COMPRESSIONS.entries)
+    assert set(STANDS_ON.values()) == {"all-gather", "all-to-all"}

@@ -1,0 +1,314 @@
+"""Data parallelism on raw collectives over real ranks, against a serial loop over the replicas."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.worker.exchange import ExchangeGroup, open_exchange
+from results.errors import UsageError
+from strategies import ExchangeSettings, ParallelModel, Trainer, TrainSettings, parallelize
+from strategies.snapshot import Snapshot
+
+Ranks = Callable[..., list[Any]]
+Threads = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+SMALL = "bucket_mb=0.001:first_bucket_mb=0.001"
+"""About 260 floats: the models have several buckets."""
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BatchNorm": ("normed", {}),
+    "BatchNorm, accumulated": ("normed", {"accumulation": 2}),
+    "dropout, small buckets": ("dropped", {"strategy": f"scratch-ddp:{SMALL}"}),
+    "dropout, accumulated": ("dropped", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
+    "shared": ("shared", {}),
+    "shared, accumulated": ("shared", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
+    "unused": ("unused", {"strategy": "scratch-ddp:find_unused=true"}),
+    "unused, accumulated": (
+        "unused",
+        {"accumulation": 2, "strategy": f"scratch-ddp:find_unused=true:{SMALL}"},
+    ),
+    "two data types": ("mixed", {}),
+    "two data types, small buckets": ("mixed", {"strategy": f"scratch-ddp:{SMALL}"}),
+    "sparse": ("embedded", {}),
+    "sparse, accumulated": ("embedded", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
+    "clipped": ("shared", {"clip_norm": 0.05}),
+    "checkpointed": ("dropped", {"activation_checkpointing": True}),
+    "checkpointed BatchNorm, accumulated": (
+        "normed",
+        {"activation_checkpointing": True, "accumulation": 2},
+    ),
+    "channels last": ("images", {"memory_format": "channels_last", "strategy": f"scratch-ddp:{SMALL}"}),
+    "ring": ("normed", {"collective": "ring", "strategy": f"scratch-ddp:{SMALL}"}),
+    "tree, unused": (
+        "unused",
+        {"collective": "tree", "strategy": f"scratch-ddp:find_unused=true:{SMALL}"},
+    ),
+}
+
+
+def settings_of(case: str) -> tuple[str, dict[str, Any]]:
+    model, settings = CASES[case]
+    return model, {"strategy": "scratch-ddp", "optimizer": "sgd:lr=0.1:momentum=0.9", **settings}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_rank_or_two_train_as_a_serial_loop_does_bit_for_bit(
+    ranks: Ranks, replicas: ModuleType, size: int, case: str
+) -> None:
+    replicas.assert_as_serial(ranks(size, replicas.train, *settings_of(case)), *settings_of(case))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
+    ranks: Ranks, replicas: ModuleType, size: int, case: str
+) -> None:
+    replicas.assert_near_serial(ranks(size, replicas.train, *settings_of(case)), *settings_of(case))
+
+
+@pytest.mark.parametrize("strategy", ["scratch-ddp", f"scratch-ddp:{SMALL}:find_unused=true"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
+    ranks: Ranks, replicas: ModuleType, size: int, strategy: str
+) -> None:
+    weight = torch.tensor(dict(replicas.INTEGER_WEIGHTS)[size])
+    for parameters in ranks(size, replicas.integer_step, strategy, {}):
+        assert torch.equal(parameters["weight"], weight)
+
+
+def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(
+    ranks: Ranks, replicas: ModuleType
+) -> None:
+    first, _ = ranks(2, replicas.train, *settings_of("unused, accumulated"))
+    assert "always.weight" in first[-1]["gradients"]
+    assert "never.weight" not in first[-1]["gradients"]
+    assert torch.equal(first[-1]["parameters"]["never.weight"], first[0]["start"]["never.weight"])
+
+
+@pytest.mark.parametrize("compression", ["topk:0.3", "powersgd:1"])
+@pytest.mark.parametrize("model", ["normed", "images"])
+def test_what_a_compressed_exchange_does_not_apply_it_keeps(
+    ranks: Ranks, replicas: ModuleType, model: str, compression: str
+) -> None:
+    # Five steps: buckets are formed anew after the first.
+    settings = {
+        "strategy": f"scratch-ddp:{SMALL}",
+        "compression": compression,
+        "memory_format": "channels_last" if model == "images" else "contiguous",
+    }
+    results = ranks(3, replicas.train, model, settings, 5)
+    assert replicas.assert_law_is_kept(results, model, settings) == 5
+
+
+@pytest.mark.parametrize(("strategy", "exchanges"), [("scratch-ddp", 1), ("scratch-ddp:find_unused=true", 2)])
+def test_nothing_is_exchanged_before_the_last_micro_batch(
+    ranks: Ranks, replicas: ModuleType, strategy: str, exchanges: int
+) -> None:
+    for seen in ranks(2, replicas.count_exchanges, {"strategy": strategy}):
+        before = ["data", "forward", "backward"] * 3
+        assert seen[:9] == [(phase, 0) for phase in before]
+        # The model is one bucket; find_unused adds one exchange, of who used what.
+        assert seen[9:] == [("optimizer", exchanges), ("done", exchanges)]
+
+
+class Counted(nn.Module):
+    """Parameters and buffers of several types and sizes, one of them not trained."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 3), float(rank)))
+        self.fixed = nn.Parameter(torch.full((3,), float(rank), dtype=torch.float64), requires_grad=False)
+        self.register_buffer("flag", torch.tensor([rank > 0, False]))
+        self.register_buffer("steps", torch.tensor(rank))
+        self.register_buffer("halves", torch.full((5,), float(rank), dtype=torch.float16), persistent=False)
+        self.register_buffer("turned", torch.full((2, 3), float(rank)).t())
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x @ self.weight * self.fixed.float()
+        return y
+
+
+def scratch(module: nn.Module, group: object, options: str = "") -> ParallelModel:
+    settings: Any = ExchangeSettings(group=group)  # type: ignore[arg-type]
+    return parallelize(module, f"scratch-ddp{options}", device=CPU, exchange=settings)
+
+
+def step(model: ParallelModel, inputs: Tensor) -> None:
+    """Forward and backward of one micro-batch, exchanged."""
+    with torch.enable_grad(), model.exchange(now=True):
+        model.started()
+        model.module(inputs).sum().backward()
+
+
+def values_of(module: nn.Module) -> list[list[float]]:
+    values = [*module.parameters(), *module.buffers()]
+    return [value.detach().double().flatten().tolist() for value in values]
+
+
+def start_and_buffers(group: ExchangeGroup) -> dict[str, Any]:
+    module = Counted(group.rank())
+    model = scratch(module, group)
+    found: dict[str, Any] = {"start": values_of(module)}
+    # Changed in place, and by another tensor in the same place.
+    module.steps += 7 + group.rank()
+    module.halves = torch.full((5,), 5.0 - group.rank(), dtype=torch.float16)
+    step(model, torch.ones(1, 2))
+    found["next"] = values_of(module)[2:]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_replicas_start_as_rank_0_and_take_its_buffers_at_every_step(threads: Threads, size: int) -> None:
+    zeros = [[0.0] * 6, [0.0] * 3, [0.0] * 2, [0.0], [0.0] * 5, [0.0] * 6]
+    for found in threads(size, start_and_buffers):
+        assert found["start"] == zeros
+        assert found["next"] == [[0.0] * 2, [7.0], [5.0] * 5, [0.0] * 6]
+
+
+def bytes_of_a_step(group: ExchangeGroup, options: str) -> tuple[int, int]:
+    """Of the third one: in the first two, ranks agree on the order in which gradients become ready."""
+    module = Counted(group.rank())
+    model = scratch(module, group, options)
+    for _ in range(2):
+        step(model, torch.ones(1, 2))
+    before = group.traffic.payload_bytes, group.traffic.operations
+    step(model, torch.ones(1, 2))
+    return group.traffic.payload_bytes - before[0], group.traffic.operations - before[1]
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_step_moves_each_gradient_and_each_buffer_once(threads: Threads, size: int) -> None:
+    # 6 floats of gradient; buffers of 2 booleans, an int64, 5 halves and 6 floats, in one message.
+    payload = 6 * 4 + 2 + 8 + 5 * 2 + 6 * 4
+    assert threads(size, bytes_of_a_step, "") == [(payload, 2)] * size
+    # And a byte for the one parameter that is trained.
+    assert threads(size, bytes_of_a_step, ":find_unused=true") == [(payload + 1, 3)] * size
+
+
+def forgotten(group: ExchangeGroup) -> str:
+    module = nn.ModuleDict({"used": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
+    module.forward = module["used"].forward  # type: ignore[method-assign]
+    try:
+        step(scratch(module, group), torch.ones(1, 2))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_without_a_gradient_is_an_error_that_names_it_and_the_way_out(threads: Threads) -> None:
+    for message in threads(2, forgotten):
+        assert "no gradient came for left.weight, left.bias (2 of 4 parameters)" in message
+        assert "find_unused=true" in message
+
+
+def freed(group: ExchangeGroup, options: str) -> list[bool]:
+    """Whether strategy, buckets and module are gone when they are dropped, and hooks then do nothing."""
+    module = nn.Linear(2, 2)
+    model = scratch(module, group, options)
+    for _ in range(2):
+        step(model, torch.ones(1, 2))
+    strategy, alive = weakref.ref(model), weakref.ref(module)
+    reducer: Any = weakref.ref(model._reducer)  # type: ignore[attr-defined]
+    del model
+    gc.collect()
+    found = [strategy() is None, reducer() is None]
+    module.zero_grad()
+    before = group.traffic.operations
+    with torch.enable_grad():
+        module(torch.full((1, 2), 3.0)).sum().backward()
+    assert module.weight.grad is not None
+    found += [module.weight.grad.tolist() == [[3.0] * 2] * 2, group.traffic.operations == before]
+    del module
+    gc.collect()
+    return [*found, alive() is None]
+
+
+@pytest.mark.parametrize("options", ["", ":find_unused=true"])
+def test_what_is_dropped_is_freed_and_its_hooks_do_nothing(threads: Threads, options: str) -> None:
+    assert threads(2, freed, options) == [[True] * 5] * 2
+
+
+def switched(group: ExchangeGroup, on: list[bool]) -> list[list[float]]:
+    """The gradient of each step; of rank r, on its own, it is 2 (r + 1)."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+    module.forward = module[0].forward  # type: ignore[method-assign]
+    module[1].requires_grad_(False)
+    model = scratch(module, group, f":{SMALL}:find_unused=true")
+    found = []
+    for enabled in on:
+        group.traffic.enabled = enabled
+        step(model, torch.full((1, 1), 2.0 * (group.rank() + 1)))
+        assert module[0].weight.grad is not None
+        found.append(module[0].weight.grad.item())
+        module.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("on", [[True, False, True], [False, True, True], [False, False, True], [True, True]])
+def test_without_exchange_a_rank_has_its_share_and_with_it_the_mean_again(
+    threads: Threads, on: list[bool]
+) -> None:
+    # Shares are 2 / 2 and 4 / 2, the mean is 3.
+    first, second = threads(2, switched, on)
+    assert first == [3.0 if enabled else 1.0 for enabled in on]
+    assert second == [3.0 if enabled else 2.0 for enabled in on]
+
+
+def repeated(rank: int, optimizer: str) -> bool:
+    """On a rank: whether steps that are taken again after steps without exchange come to the same."""
+    exchange = open_exchange()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Linear(24, 5))
+    settings = TrainSettings(strategy=f"scratch-ddp:{SMALL}", optimizer=optimizer)
+    trainer = Trainer(module, F.cross_entropy, device=CPU, settings=settings, group=exchange)
+    generator = torch.Generator().manual_seed(rank)
+    data = [(torch.randn(4, 8, generator=generator), torch.tensor([0, 1, 2, 3])) for _ in range(6)]
+    for batch in data[:2]:
+        trainer.step(iter([batch]))
+    snapshot, ends = Snapshot(trainer), []
+    for enabled in (True, False, True):
+        exchange.traffic.enabled = enabled
+        for batch in data[2:]:
+            trainer.step(iter([batch]))
+        ends.append(values_of(module))
+        snapshot.restore()
+    return ends[0] == ends[2] != ends[1]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_steps_without_exchange_can_be_undone(ranks: Ranks, optimizer: str) -> None:
+    assert ranks(2, repeated, optimizer) == [True] * 2
+
+
+def losses(rank: int, compiled: bool, strategy: str) -> list[float]:
+    """On a rank: the sums of the parameters after each of three steps."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 5))
+    settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0.1", compile=compiled)
+    trainer = Trainer(module, F.cross_entropy, device=CPU, settings=settings, group=open_exchange())
+    generator, found = torch.Generator().manual_seed(rank), []
+    for _ in range(3):
+        trainer.step(iter([(torch.randn(4, 8, generator=generator), torch.tensor([0, 1, 2, 3]))]))
+        found.append(sum(value.detach().double().sum().item() for value in module.parameters()))
+    return found
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_torchs_ddp_does(ranks: Ranks) -> None:
+    ours = ranks(2, losses, True, f"scratch-ddp:{SMALL}", timeout_s=300)
+    theirs = ranks(2, losses, False, "ddp")
+    assert ours[0] == ours[1]
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    assert all(first != second for first, second in pairwise(ours[0]))
