@@ -11,7 +11,11 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
-_MEASURED = ("results", "workloads", "strategies", "harness/worker", "harness/device.py")
+_MEASURED = (
+    *("results", "workloads", "strategies", "harness/worker", "harness/device.py", "harness/kernel.py"),
+    # The network between virtual nodes is measured with them.
+    "harness/launch/virtual_network.py",
+)
 
 
 def checkout() -> Path:

@@ -12,7 +12,7 @@ from harness.console import Console
 from harness.launch.campaign import Campaign, RunOptions, tally
 from harness.launch.machine import Machine
 from harness.launch.manual import write_launches
-from harness.launch.preflight import require_room, require_torch
+from harness.launch.preflight import link_obstacle, require_room, require_torch
 from harness.launch.supervise import Interrupted
 from harness.plan.expand import expand
 from harness.plan.naming import plain_name, study_name
@@ -61,6 +61,10 @@ class Matrix:
                 f"--gpus-per-node {per_node} puts {max(self._request.gpus)} workers on several hosts, and "
                 f"this is one: add --launcher manual for the commands of each host, or leave it out"
             )
+        if self._manual and self._request.has_links:
+            raise UsageError(
+                "--link makes nodes with a network of their own on this host: leave --launcher manual out"
+            )
         if options.oversubscribe and self._request.device == "cuda":
             raise UsageError(
                 "--oversubscribe is for CPU ranks: a CUDA device takes one rank; leave it out, and sizes "
@@ -72,7 +76,7 @@ class Matrix:
         study = Study.for_planning(self._root)
         plan = self._plan(study)
         campaign = Campaign(study, plan, self._run_options, self._console)
-        so_far = tally(study.results(), code_version(), rerun_failed=self._run_options.rerun_failed)
+        so_far = campaign.tally(study.results(), code_version())
         plan_tables(self._console, study, plan, campaign.planned(so_far), so_far.step_ns, manual=self._manual)
 
     def run(self, *, report: bool) -> int:
@@ -101,7 +105,7 @@ class Matrix:
         return self._finish(study, plan, results, report=report)
 
     def _announce(self, study: Study, plan: Plan, campaign: Campaign, code: CodeVersion) -> None:
-        so_far = tally(study.collect(), code, rerun_failed=self._run_options.rerun_failed)
+        so_far = campaign.tally(study.collect(), code)
         for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
             self._console.note(line)
 
@@ -119,6 +123,7 @@ class Matrix:
             created_at=utc_now(),
             earlier=earlier,
             limit=self._machine.limit(self._request.device) if local else None,
+            link_obstacle=link_obstacle() if self._request.has_links else None,
         )
 
     def _kept_plan(self, study: Study) -> Plan:
@@ -151,7 +156,7 @@ class Matrix:
 
 
 def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
-    done = tally(results, code, rerun_failed=True).ok_runs
+    done = tally(results, code, virtual=plan.virtual_cells, rerun_failed=True).ok_runs
     return sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
 
 

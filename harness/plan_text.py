@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.console import Console
-from harness.launch.command import Rendezvous, shell_line, torchrun_command
+from harness.launch.command import Rendezvous, local_command, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.schedule import PlannedLaunch
@@ -15,12 +14,15 @@ from reports.text import count, devices, devices_word, duration
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.launch import Launch
+from results.link import NO_LINK, link_text
 from results.outcome import Evidence
-from results.plan import Plan, Skip
+from results.plan import Plan, Request, Skip
 from results.store import Study
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
+_DEFAULTS = {"compression": "none", "collective": "default", "link": NO_LINK}
+"""Axes that a table has a column for where something else than this is in it."""
 
 
 def plan_summary(
@@ -32,7 +34,7 @@ def plan_summary(
     total = len(plan.cells) * request.repeats
     lines = [
         f"study {plan.study} in {study.root}",
-        f"{', '.join(request.workloads)} x {', '.join(request.strategies)} on {_sizes(plan)}, "
+        f"{_axes(request)} on {_sizes(plan)}, "
         f"{' and '.join(request.scalings)} scaling, {request.precision}, {request.dataset} data",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
@@ -56,23 +58,27 @@ def plan_tables(
     for line in plan_summary(study, plan, launches, known_step_ns):
         console.result(line)
     workers = devices_word({plan.request.device})
+    axes = _told_axes(plan.cells)
     console.result("\ncells")
     console.table(
-        ["cell", "workload", "strategy", workers, "micro-batch", "accumulation", "global batch"],
-        [_cell_row(cell) for cell in plan.cells],
-        numeric=[False] * 3 + [True] * 4,
+        ["cell", "workload", *axes, workers, "micro-batch", "accumulation", "global batch"],
+        [_cell_row(cell, axes) for cell in plan.cells],
+        numeric=[False] * (2 + len(axes)) + [True] * 4,
     )
     if plan.skips:
+        axes = _told_axes(plan.skips)
         console.result("\nskipped")
         console.table(
-            ["workload", "strategy", workers, "batch", "scaling", "reason"],
-            [_skip_row(skip) for skip in plan.skips],
-            numeric=[False, False, True, True, False, False],
+            ["workload", *axes, workers, "batch", "scaling", "reason"],
+            [_skip_row(skip, axes) for skip in plan.skips],
+            numeric=[False] * (1 + len(axes)) + [True, True, False, False],
         )
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     costs = _estimated(plan, launches, known_step_ns).launches
     for launch, cost in zip(launches, costs, strict=True):
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
+        if launch.link_mbit_per_s is not None:
+            place += f" over {link_text(launch.link_mbit_per_s)}"
         console.result(
             f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}, "
             f"about {duration(cost.seconds * 1e9)}"
@@ -113,13 +119,30 @@ def _between(sizes: Sequence[int]) -> str:
     return f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(min(sizes))
 
 
-def _cell_row(cell: Cell) -> list[str]:
+def _axes(request: Request) -> str:
+    """What is multiplied with what; axes of one default value are left out."""
+    travel = {"compression": request.compressions, "collective": request.collectives, "link": request.links}
+    axes = {"": request.workloads, " x ": request.strategies} | {
+        f" x {name} ": values for name, values in travel.items() if values != (_DEFAULTS[name],)
+    }
+    return "".join(f"{lead}{', '.join(values)}" for lead, values in axes.items())
+
+
+def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
+    """The strategy, and what else says how gradients travel in some row."""
+    told = [axis for axis, default in _DEFAULTS.items() if any(getattr(row, axis) != default for row in rows)]
+    return ["strategy", *told]
+
+
+def _cell_row(cell: Cell, axes: Sequence[str]) -> list[str]:
     figures = (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)
-    return [cell.id, cell.workload, cell.strategy, *(str(figure) for figure in figures)]
+    named = [getattr(cell, axis) for axis in axes]
+    return [cell.id, cell.workload, *named, *(str(figure) for figure in figures)]
 
 
-def _skip_row(skip: Skip) -> list[str]:
-    return [skip.workload, skip.strategy, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
+def _skip_row(skip: Skip, axes: Sequence[str]) -> list[str]:
+    named = [getattr(skip, axis) for axis in axes]
+    return [skip.workload, *named, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
 
 
 def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
@@ -132,9 +155,11 @@ def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
         slots=(),
         code=CodeVersion(code_hash=""),
         threads=Machine.here().threads(planned.device),
+        link_mbit_per_s=planned.link_mbit_per_s,
     )
     path = Path(study.launch_folder(_LAUNCH_ID)) / "launch.json"
-    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT") if manual else None
-    python = "python" if manual else sys.executable
-    command = torchrun_command(launch, path.resolve(), rendezvous=rendezvous, python=python)
+    if not manual:
+        return shell_line(launch, local_command(launch, path.resolve()))
+    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
+    command = torchrun_command(launch, path.resolve(), rendezvous=rendezvous, python="python")
     return shell_line(launch, command)

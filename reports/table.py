@@ -18,6 +18,8 @@ class TextColumn:
     """Whether it is set flush right, in digits of one width."""
     anchor: str | None = None
     """Where the report's method section says what the column is."""
+    hint: str = ""
+    """The same in a few words, shown while a pointer is over the head; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,13 @@ def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
     )
 
 
-def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None) -> Shown[Row]:
+def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = "") -> Shown[Row]:
     """A column of words, set flush left."""
-    return TextColumn(title=title, anchor=anchor), show
+    return TextColumn(title=title, anchor=anchor, hint=hint), show
 
 
-def figures(title: str, show: Callable[[Row], str], *, anchor: str | None = None) -> Shown[Row]:
+def figures(
+    title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = ""
+) -> Shown[Row]:
     """A column of figures, set flush right."""
-    return TextColumn(title=title, numeric=True, anchor=anchor), show
+    return TextColumn(title=title, numeric=True, anchor=anchor, hint=hint), show

@@ -92,7 +92,7 @@ def number(value: float, *, digits: int = DIGITS) -> str:
 
 
 def metric(figure: Metric) -> MetricText:
-    """A figure with its interval, formed by its unit: `ns`, `bytes`, `ratio`, else work a second."""
+    """A figure with its interval, formed by its unit: `ns`, `bytes`, `ratio`, else what it says."""
     scale, unit = _form(figure)
     value, low, high = (
         None if end is None else end / scale for end in (figure.value, figure.low, figure.high)

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from results.link import link_text
+
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -107,6 +109,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
             _as_float(self, "clip_norm")
 
     @property
+    def link(self) -> str:
+        """The rate of the link as a user writes it: `1gbit`, or `none`."""
+        return link_text(self.link_mbit_per_s)
+
+    @property
     def replicas(self) -> int:
         """The data-parallel degree: how many copies of the model see different data."""
         return self.gpus
@@ -126,6 +133,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
             parts.append(self.compression)
         if self.collective != "default":
             parts.append(self.collective)
+        if self.link_mbit_per_s is not None:
+            parts.append(self.link)
         prefix = "-".join(_slug(part) for part in parts)[:60].strip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
 

@@ -35,6 +35,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of one rank on CPU."""
     pin: bool = True
     """Whether a rank is bound to cores of its own."""
+    link_mbit_per_s: float | None = None
+    """Rate at which each virtual node sends and receives; None: the network is what it is."""
     source_folder: str | None = None
     """Where `py:` workloads are imported from."""
     supervisor_pid: int | None = None

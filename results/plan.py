@@ -8,6 +8,7 @@ import msgspec
 
 from results.cell import Cell, Device, MemoryFormat, Precision, StepPolicy
 from results.errors import UsageError
+from results.link import NO_LINK
 
 Scaling = Literal["weak", "strong"]
 
@@ -18,6 +19,8 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workload: str | None = None
     strategy: str | None = None
     compression: str | None = None
+    collective: str | None = None
+    link: str | None = None
     gpus: int | None = None
     batch_size: int | None = None
     scaling: Scaling | None = None
@@ -30,6 +33,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus: tuple[int, ...]
     strategies: tuple[str, ...]
     compressions: tuple[str, ...] = ("none",)
+    collectives: tuple[str, ...] = ("default",)
+    links: tuple[str, ...] = (NO_LINK,)
+    """Networks between the virtual nodes, as canonical texts; `none` is the network as it is."""
     batch_sizes: tuple[int, ...] = ()
     """Samples per data-parallel replica and update; empty: each workload's own."""
     global_batch_sizes: tuple[int, ...] = ()
@@ -50,10 +56,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     steps: StepPolicy = StepPolicy()
     gpus_per_node: int | None = None
     """Devices of one node; None: all of a cell's workers are on one."""
+    node_size: int | None = None
+    """Ranks of one virtual node; None: nodes are real hosts, and under a link one rank each."""
     include: tuple[Pattern, ...] = ()
     exclude: tuple[Pattern, ...] = ()
     source_folder: str | None = None
     """The folder of the study file (or of the call): where `py:` workloads are imported from."""
+
+    @property
+    def has_links(self) -> bool:
+        """Whether some of its points are under a link."""
+        named = [pattern.link for pattern in self.include if pattern.link is not None]
+        return any(link != NO_LINK for link in (*self.links, *named))
 
     def __post_init__(self) -> None:
         for name in ("repeats", "accumulation"):
@@ -71,6 +85,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     strategy: str
     compression: str
+    collective: str = "default"
+    link: str = NO_LINK
     batch_size: int
     """Samples per replica and update under weak scaling; the user's `--batch-size` under strong."""
     global_batch: int | None
@@ -85,6 +101,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     strategy: str
     compression: str
+    collective: str = "default"
+    link: str = NO_LINK
     gpus: int
     batch_size: int
     scaling: Scaling
@@ -113,13 +131,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[Series, ...]
     skips: tuple[Skip, ...]
 
+    @property
+    def virtual_cells(self) -> frozenset[str]:
+        """Ids of the cells some of whose nodes are only made up."""
+        per_node = self.request.gpus_per_node
+        return frozenset(
+            cell.id for cell in self.cells if has_virtual_nodes(cell, placement_of(cell, per_node))
+        )
+
 
 def placement_of(cell: Cell, gpus_per_node: int | None) -> Placement:
     """The placement of a cell's workers on nodes of `gpus_per_node` (None: all on one node).
 
-    Raises UsageError if the workers do not fill whole nodes.
+    Under a link its nodes are the virtual ones, whose ranks are apart from each other. Raises UsageError if
+    the workers do not fill whole nodes.
     """
-    per_node = min(cell.gpus, gpus_per_node or cell.gpus)
+    if cell.link_mbit_per_s is not None:
+        return _on_nodes(cell, cell.node_size or 1, "virtual nodes")
+    return _on_nodes(cell, gpus_per_node or cell.gpus, "nodes")
+
+
+def _on_nodes(cell: Cell, node_size: int, noun: str) -> Placement:
+    per_node = min(cell.gpus, node_size)
     if cell.gpus % per_node:
-        raise UsageError(f"{cell.gpus} workers do not fill whole nodes of {per_node}")
+        raise UsageError(f"{cell.gpus} workers do not fill whole {noun} of {per_node}")
     return Placement(nodes=cell.gpus // per_node, gpus_per_node=per_node)
+
+
+def has_virtual_nodes(cell: Cell, placement: Placement) -> bool:
+    """Whether some nodes of a cell are only made up, so that its figures are emulated wherever it runs."""
+    size = cell.node_size
+    return cell.link_mbit_per_s is not None or (size is not None and size < placement.gpus_per_node)

@@ -168,3 +168,9 @@ OPTIMIZERS = Catalog(
         ),
     ],
 )
+
+
+def period(strategy: str) -> int:
+    """Steps after which everything that a strategy does has been done once."""
+    spec = STRATEGIES.parse(strategy)
+    return spec.count if spec.name == "local-sgd" else 1

@@ -43,17 +43,25 @@ class Hook:
         done: Future[Tensor] = Future(devices=[self._device] if self._device.type == "cuda" else None)
 
         def job() -> None:
-            try:
-                self._average.average(bucket)
-            except Exception as error:
-                # The border of the lane: torch waits for the future, and must not wait for ever.
-                self._failure = error
-                done.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
-            else:
+            failure = self._attempt(bucket)
+            if failure is None:
                 done.set_result(bucket.buffer())
+            else:
+                done.set_exception(RuntimeError(failure))  # type: ignore[arg-type]
 
         self._lane.run(job)
         return done
+
+    def _attempt(self, bucket: GradBucket) -> str | None:
+        """Average, and say what went wrong."""
+        try:
+            self._average.average(bucket)
+        except Exception as error:
+            # The border of the lane: torch waits for the future, and must not wait for ever. The error itself
+            # goes to whoever asks: with it the future would hold all that it has passed through.
+            self._failure = error
+            return str(error)
+        return None
 
     def raise_failure(self) -> None:
         """Raise what an average raised, if one did: torch says only that it got no tensor."""

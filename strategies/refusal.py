@@ -97,6 +97,8 @@ def _collected(cell: Cell, strategy: Spec, collective: Spec, compression: Spec) 
         return f"{compression.name} stands on an all-to-all, and a ring goes to the neighbour alone"
     if collective.name == "tree" and need is not None:
         return f"{compression.name} stands on an {need}, and a tree can only sum"
+    if collective.name == "hierarchical" and compression.name == "dgc":
+        return "dgc forgets the momentum of what it sent, and for nodes one rank sends what all have"
     if collective.name == "hierarchical" and collective.word("via") == "shards":
         return _shards(cell, compression)
     return None

@@ -15,7 +15,7 @@ COMMANDS = {
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Say where a study stands.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
-    "list": "List the workloads, data sets, strategies, compressors and optimizers there are.",
+    "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
     "doctor": "Check whether this machine can run studies, and how well.",
 }
 INTERRUPTED = 130

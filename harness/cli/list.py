@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 
 from harness.console import Console
-from results.spec import Catalog, Entry
-from strategies.catalog import COMPRESSIONS, OPTIMIZERS, STRATEGIES
+from results.spec import Catalog, Entry, Option
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS
 
 
 @click.command(name="list")
 def command() -> int:
-    """List the workloads, data sets, strategies, compressors and optimizers there are."""
+    """List the workloads, data sets, strategies, compressors, collectives and optimizers there are."""
     console = Console()
-    for catalog in (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, OPTIMIZERS):
+    for catalog in (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, COLLECTIVES, OPTIMIZERS):
         _show(console, catalog)
     return 0
 
@@ -30,9 +30,14 @@ def _plural(noun: str) -> str:
 
 
 def _rows(entry: Entry) -> list[tuple[str, str, str]]:
-    name = f"{entry.name}:..." if entry.positional is not None else entry.name
-    rows = [(name, "", entry.help)]
-    for key, option in entry.options.items():
-        default = "" if option.default is None else str(option.default).lower()
-        rows.append((f"  {entry.name}:{key}=", default, option.help))
+    rows = [(entry.name, "", entry.help)]
+    if entry.positional is not None:
+        rows.append((f"  {entry.name}:...", _default(entry.positional), entry.positional.help))
+    rows += [
+        (f"  {entry.name}:{key}=", _default(option), option.help) for key, option in entry.options.items()
+    ]
     return rows
+
+
+def _default(option: Option) -> str:
+    return "" if option.default is None else str(option.default).lower()

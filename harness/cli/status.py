@@ -31,12 +31,14 @@ def command(study: str) -> int:
 def _standing(study: Study) -> list[tuple[str, str, str, str]]:
     """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
     outcomes: dict[str, Counter[str]] = {}
-    code, machine = code_version(), Machine.here()
+    code, machine, plans = code_version(), Machine.here(), study.plans()
+    virtual = {cell_id for plan in plans for cell_id in plan.virtual_cells}
     for result in study.results():
-        other = result.outcome is Outcome.OK and not comparable(result, code, machine)
+        there = comparable(result, code, machine, virtual=result.cell_id in virtual)
+        other = result.outcome is Outcome.OK and not there
         kind = "ok under other conditions" if other else str(result.outcome)
         outcomes.setdefault(result.cell_id, Counter())[kind] += 1
-    planned = {cell.id: plan.request.repeats for plan in study.plans() for cell in plan.cells}
+    planned = {cell.id: plan.request.repeats for plan in plans for cell in plan.cells}
     rows = []
     for cell_id, repeats in planned.items():
         found = outcomes.get(cell_id, Counter())

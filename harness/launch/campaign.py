@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -48,13 +48,16 @@ class _Tally:
     ok_runs: dict[str, int] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     """Cells that are not run (again) by this call."""
+    virtual: Set[str] = frozenset()
+    """Cells that are emulated wherever they run."""
     proofs: dict[str, str] = field(default_factory=dict)
     """The run that proved a cell under the present code."""
     step_ns: dict[str, float] = field(default_factory=dict)
 
     def take(self, result: RunResult, code: CodeVersion, machine: Machine) -> None:
         """Learn from one run; one that could not be pooled with new ones counts for nothing."""
-        if result.outcome is not Outcome.OK or not comparable(result, code, machine):
+        virtual = result.cell_id in self.virtual
+        if result.outcome is not Outcome.OK or not comparable(result, code, machine, virtual=virtual):
             return
         cell = result.cell_id
         self.ok_runs[cell] = self.ok_runs.get(cell, 0) + 1
@@ -64,17 +67,19 @@ class _Tally:
             self.proofs.setdefault(cell, result.run_id)
 
 
-def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool) -> _Tally:
-    """What the study's runs so far mean for the next ones.
+def tally(
+    results: Sequence[RunResult], code: CodeVersion, *, virtual: Set[str], rerun_failed: bool
+) -> _Tally:
+    """What the study's runs so far mean for the next ones; `virtual` names the cells with virtual nodes.
 
     A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
     or failed under other code, is open again.
     """
-    so_far, machine = _Tally(), Machine.here()
+    so_far, machine = _Tally(virtual=virtual), Machine.here()
     last: dict[str, Outcome] = {}
     for result in results:
         so_far.take(result, code, machine)
-        if comparable(result, code, machine):
+        if comparable(result, code, machine, virtual=result.cell_id in virtual):
             last[result.cell_id] = result.outcome
     if not rerun_failed:
         so_far.closed = {
@@ -85,17 +90,18 @@ def tally(results: Sequence[RunResult], code: CodeVersion, *, rerun_failed: bool
     return so_far
 
 
-def comparable(result: RunResult, code: CodeVersion, machine: Machine) -> bool:
+def comparable(result: RunResult, code: CodeVersion, machine: Machine, *, virtual: bool) -> bool:
     """Whether a run that would start now on `machine` could be pooled with this one.
 
     Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones, and
-    so do not count as done. Of a run that left no record nothing is known, and it counts.
+    so do not count as done; on `virtual` nodes all are emulated. Of a run that left no record nothing is
+    known, and it counts.
     """
     environment = result.environment
     if environment is None:
         return True
     shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
-    if shared_cores and environment.gpus_per_node * environment.threads <= machine.cores:
+    if shared_cores and not virtual and environment.gpus_per_node * environment.threads <= machine.cores:
         return False
     now = (code.code_hash, platform.python_version(), nccl_settings(), _installed("torch"))
     then = (environment.code.code_hash, environment.python, environment.nccl_settings, environment.torch)
@@ -119,6 +125,10 @@ class Campaign:
         self._console = console
         self._machine = Machine.here()
 
+    def tally(self, results: Sequence[RunResult], code: CodeVersion) -> _Tally:
+        """What the study's runs so far mean for the next ones of this plan."""
+        return tally(results, code, virtual=self._plan.virtual_cells, rerun_failed=self._options.rerun_failed)
+
     def planned(self, so_far: _Tally) -> list[PlannedLaunch]:
         """The launches that are left, in order."""
         return schedule(
@@ -136,7 +146,7 @@ class Campaign:
         Raises Interrupted after Ctrl-C, and MachineError if workers do not start.
         """
         results = self._study.collect()
-        so_far = tally(results, code, rerun_failed=self._options.rerun_failed)
+        so_far = self.tally(results, code)
         launches = self.planned(so_far)
         if not launches:
             return results
@@ -232,17 +242,18 @@ def build_launch(
     source_folder: str | None = None,
 ) -> Launch:
     """The worker's input for a launch on this machine, watched by this process."""
-    evidence = machine.evidence(planned.placement, planned.device)
+    by_room = machine.evidence(planned.placement, planned.device)
     return Launch(
         launch_id=new_id(),
         placement=planned.placement,
         device=planned.device,
         backend=planned.backend,
-        evidence=evidence,
+        evidence=Evidence.EMULATED if planned.virtual else by_room,
         slots=slots,
         code=code,
         threads=machine.threads(planned.device),
-        pin=evidence == "measured",
+        pin=by_room is Evidence.MEASURED,
+        link_mbit_per_s=planned.link_mbit_per_s,
         source_folder=source_folder,
         supervisor_pid=os.getpid(),
         warnings=warnings,

@@ -1,4 +1,4 @@
-"""The torchrun command of a launch, and the environment its workers get."""
+"""The command of a launch, and the environment its workers get."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 
 from results.launch import Launch
 
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""A `reports/` folder where the user happens to stand must not shadow ours."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
@@ -18,6 +21,13 @@ class Rendezvous:
     node_rank: int | str
     endpoint: str
     """HOST:PORT of node 0."""
+
+
+def local_command(launch: Launch, path: Path, *, python: str = sys.executable) -> tuple[str, ...]:
+    """The command that starts all workers of a launch on this machine."""
+    if launch.link_mbit_per_s is not None:
+        return (python, "-m", "harness.launch.nodes", str(path))
+    return torchrun_command(launch, path, python=python)
 
 
 def torchrun_command(
@@ -50,16 +60,17 @@ def _variables(launch: Launch) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(launch.threads),
         "MKL_NUM_THREADS": str(launch.threads),
-        # A `reports/` folder where the user happens to stand must not shadow ours.
-        "PYTHONSAFEPATH": "1",
+        **_SAFE_PATH,
     }
 
 
 def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
     """This process's variables, and those that decide how a rank uses its cores and finds our code."""
+    return {**code_environment(checkout), **_variables(launch)}
+
+
+def code_environment(checkout: Path) -> dict[str, str]:
+    """This process's variables, and those with which another Python finds our code."""
     inherited = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        **_variables(launch),
-        "PYTHONPATH": os.pathsep.join([str(checkout), *([inherited] if inherited else [])]),
-    }
+    path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])
+    return {**os.environ, **_SAFE_PATH, "PYTHONPATH": path}

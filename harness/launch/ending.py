@@ -13,7 +13,10 @@ from results.launch import RankExit
 from results.outcome import Outcome
 
 _FAILURE = re.compile(
-    r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank.*?\n\s*exitcode\s*:\s*(?P<code>-?\d+)", re.MULTILINE
+    r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank.*\n"
+    r"\s*exitcode\s*:\s*(?P<code>-?\d+).*\n"
+    r"\s*error_file: (?P<file>.+)$",
+    re.MULTILINE,
 )
 
 
@@ -25,37 +28,33 @@ class Stopped:
     reason: str
 
 
-def rank_exits(torchrun_log: Path, folder: Path) -> tuple[RankExit, ...]:
-    """The ranks that torchrun's closing report names as failed, with the exception each left."""
+def rank_exits(torchrun_log: Path) -> tuple[RankExit, ...]:
+    """The ranks that closing reports of torchruns name as failed, with the exception each left."""
     try:
         text = torchrun_log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    messages = _messages(folder)
-    found = {int(match["rank"]): int(match["code"]) for match in _FAILURE.finditer(text)}
+    found = {int(match["rank"]): (int(match["code"]), match["file"]) for match in _FAILURE.finditer(text)}
     return tuple(
         RankExit(
             rank=rank,
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
-            message=messages.get(rank),
+            message=_message(Path(file)),
         )
-        for rank, code in sorted(found.items())
+        for rank, (code, file) in sorted(found.items())
     )
 
 
-def _messages(folder: Path) -> dict[int, str]:
-    """The exception of each rank of this node, from the files that torchrun has workers write."""
-    messages = {}
-    for path in folder.glob("torchrun/*/attempt_0/*/error.json"):
-        try:
-            message = json.loads(path.read_text(encoding="utf-8"))["message"]
-        except (OSError, ValueError, KeyError):
-            # A worker that was killed while it wrote; its exit code says enough.
-            continue
-        text = message["message"] if isinstance(message, dict) else message
-        messages[int(path.parent.name)] = str(text)[:400]
-    return messages
+def _message(path: Path) -> str | None:
+    """The exception in the file that torchrun has a worker write; None if there is none."""
+    try:
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError):
+        # The worker was killed, perhaps while it wrote; its exit code says enough.
+        return None
+    text = message["message"] if isinstance(message, dict) else message
+    return str(text)[:400]
 
 
 def _signal_name(number: int) -> str:

@@ -27,7 +27,7 @@ def write_launches(
     the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
     printed again.
     """
-    so_far = tally(study.collect(), code, rerun_failed=options.rerun_failed)
+    so_far = tally(study.collect(), code, virtual=plan.virtual_cells, rerun_failed=options.rerun_failed)
     launches = schedule(
         plan.cells,
         repeats=plan.request.repeats,
@@ -69,7 +69,7 @@ def _new(study: Study, planned: PlannedLaunch, plan: Plan, code: CodeVersion) ->
     launch = msgspec.structs.replace(
         build_launch(planned, slots, Machine.here(), code=code, source_folder=plan.request.source_folder),
         # Which hosts will run it is not known here, nor watched.
-        evidence=Evidence.MEASURED,
+        evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
         pin=True,
         supervisor_pid=None,
     )

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
+from harness.code import checkout
 from harness.device import Gpu, on_battery, slow_governor, visible_gpus
+from harness.launch.command import code_environment
 from results.cell import Device
 from results.errors import MachineError
 
@@ -15,6 +20,8 @@ LEAST_FREE_BYTES = 200 * 2**20
 BUSY_GPU_BYTES = 2**30
 BUSY_LOAD = 0.5
 """Load average per core above which the machine is called busy."""
+LINK_TRIAL = ("-m", "harness.launch.virtual_network", "1000")
+"""What Python is called with to find out; what is missing it says last."""
 
 
 def require_torch() -> None:
@@ -35,6 +42,23 @@ def require_room(root: Path) -> None:
             f"{root} has {free / 2**20:.0f} MiB free, and a study needs {LEAST_FREE_BYTES / 2**20:.0f}: "
             f"free some space or choose another disk with --out; what is there is kept"
         )
+
+
+@cache
+def link_obstacle() -> str | None:
+    """Why nodes with a network link can't be made here, and what to install; None if they can.
+
+    Two are made and taken away again, by a process of their own, within a second.
+    """
+    command = [sys.executable, *LINK_TRIAL]
+    try:
+        done = subprocess.run(
+            command, env=code_environment(checkout()), capture_output=True, text=True, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return "two virtual nodes could not be made in a minute"
+    words = done.stderr.strip() or f"making two virtual nodes ended with {done.returncode}"
+    return None if done.returncode == 0 else words.splitlines()[-1]
 
 
 def warnings(device: Device) -> tuple[str, ...]:

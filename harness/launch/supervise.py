@@ -1,4 +1,4 @@
-"""Watching over one torchrun: its progress, its silence, its end."""
+"""Watching over one launch: its progress, its silence, its end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from harness.launch.command import torchrun_command, worker_environment
+from harness.launch.command import local_command, worker_environment
 from harness.launch.ending import Stopped, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, last_change
 from results.launch import Attempt, Launch
@@ -64,7 +64,7 @@ class Supervisor:
         Raises Interrupted after Ctrl-C (or SIGTERM), when the workers are gone and the attempt is written.
         """
         path = self._study.add_launch(self._launch).resolve()
-        command = torchrun_command(self._launch, path)
+        command = local_command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         with (self._folder / "torchrun.log").open("wb") as log:
             process = subprocess.Popen(
@@ -130,7 +130,7 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
-        exits = rank_exits(self._folder / "torchrun.log", self._folder)
+        exits = rank_exits(self._folder / "torchrun.log")
         unfinished = [run for run in self._state.started if not self._complete(run)]
         outcome, reason = reading(exits, stopped)
         return Attempt(
@@ -165,7 +165,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask torchrun, if it still runs, to end its workers, and kill what is left."""
+    """Ask the process, if it still runs, to end its workers, and kill what is left."""
     if process.poll() is not None:
         return
     group = os.getpgid(process.pid)
@@ -177,7 +177,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(group, signal.SIGKILL)
         process.wait()
     for worker in workers:
-        if worker.is_running():
+        with suppress(psutil.NoSuchProcess):
             worker.kill()
 
 
@@ -191,6 +191,12 @@ def _workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def _dump_stacks(process: subprocess.Popen[bytes]) -> None:
     """Have every worker print its threads' stacks to its stderr log."""
     for worker in _workers(process):
-        if "harness.worker" in " ".join(worker.cmdline()):
-            worker.send_signal(signal.SIGUSR1)
+        with suppress(psutil.NoSuchProcess):
+            if _is_rank(worker.cmdline()):
+                worker.send_signal(signal.SIGUSR1)
     time.sleep(1.0)
+
+
+def _is_rank(command: list[str]) -> bool:
+    """Not a torchrun, which has the same words in its command, and which the signal would end."""
+    return "harness.worker" in command and "torch.distributed.run" not in command

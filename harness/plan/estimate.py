@@ -9,6 +9,7 @@ from typing import Literal
 from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
+from strategies.catalog import period
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]
@@ -156,7 +157,7 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     policy = cell.steps
     if step.seconds is None:
         return SETUP_S + policy.budget_s
-    block_s = policy.block_steps * step.seconds
+    block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
     quads_s = policy.quads * QUAD_BLOCKS * block_s if cell.gpus > 1 else 0.0
     proof_s = PROOF_STEPS * step.seconds * (1 + cell.replicas)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import msgspec
 
+from harness.plan import network
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, SeriesKey, points, workloads_of
 from results.cell import Cell
 from results.errors import UsageError
+from results.link import read_link
 from results.plan import Plan, Request, Series, Skip, placement_of
 from strategies.catalog import OPTIMIZERS
 from strategies.refusal import refusal
@@ -27,14 +29,16 @@ def expand(
     created_at: str,
     earlier: Sequence[Plan] = (),
     limit: Limit | None = None,
+    link_obstacle: str | None = None,
 ) -> Plan:
     """The plan of a request.
 
     `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
-    `limit` turns what does not fit on this machine into skips. Raises UsageError where a `py:` workload's
+    `limit` turns what does not fit on this machine into skips, and `link_obstacle`, why no link can be made
+    here, all cells under one. Raises UsageError where a `py:` workload's
     source or a data file cannot be read.
     """
-    matrix = _Matrix(request, GlobalBatches(request, earlier), limit)
+    matrix = _Matrix(request, GlobalBatches(request, earlier), limit, link_obstacle)
     for point in points(request):
         matrix.add(point)
     return Plan(
@@ -50,12 +54,19 @@ def expand(
 class _Matrix:
     """The cells, series and skips so far."""
 
-    def __init__(self, request: Request, global_batches: GlobalBatches, limit: Limit | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        global_batches: GlobalBatches,
+        limit: Limit | None,
+        link_obstacle: str | None,
+    ) -> None:
         self.cells: dict[str, Cell] = {}
         self.skips: list[Skip] = []
         self._request = request
         self._global_batches = global_batches
         self._limit = limit
+        self._link_obstacle = link_obstacle
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesKey, dict[int, str]] = {}
 
@@ -74,6 +85,8 @@ class _Matrix:
                 workload=key.workload,
                 strategy=key.strategy,
                 compression=key.compression,
+                collective=key.collective,
+                link=key.link,
                 batch_size=key.batch_size,
                 global_batch=self._global_batches.of(key) if key.scaling == "strong" else None,
                 cells=tuple(cells[gpus] for gpus in sorted(cells)),
@@ -88,13 +101,15 @@ class _Matrix:
             self._bases[point.key.workload],
             strategy=point.key.strategy,
             compression=point.key.compression,
+            collective=point.key.collective,
+            link_mbit_per_s=read_link(point.key.link),
             gpus=point.gpus,
         )
         micro_batch = self._micro_batch(point.key, probe)
         if isinstance(micro_batch, str):
             return refusal(probe) or micro_batch
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
-        return refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
+        return refusal(cell) or network.refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
 
     def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
         if key.scaling == "weak":
@@ -108,6 +123,8 @@ class _Matrix:
             placement_of(cell, self._request.gpus_per_node)
         except UsageError as error:
             return str(error)
+        if cell.link_mbit_per_s is not None and self._link_obstacle is not None:
+            return self._link_obstacle
         return self._limit.reason(cell.gpus) if self._limit is not None else None
 
 
@@ -124,6 +141,7 @@ def _base(request: Request, workload: str) -> Cell:
         micro_batch=1,
         device=request.device,
         backend=request.backend,
+        node_size=request.node_size,
         optimizer=request.optimizer or _optimizer(workloads.facts(spec).default_optimizer),
         accumulation=request.accumulation,
         precision=request.precision,

@@ -52,7 +52,11 @@ OPTIONS: tuple[PlanOption, ...] = (
         name="gpus", kind="gpus", help="numbers of workers: 1..256 (doubling), 8..64:8 (steps), 1,2,96"
     ),
     PlanOption(name="strategy", kind="names", help="how a step is distributed: single,ddp:bucket_mb=50"),
-    PlanOption(name="compression", kind="names", help="what happens to gradients before they are sent"),
+    PlanOption(name="compression", kind="names", help="how gradients are compressed: none,bf16,topk:0.01"),
+    PlanOption(name="collective", kind="names", help="how gradients are summed: default,ring,hierarchical"),
+    PlanOption(
+        name="link", kind="names", help="network between virtual nodes of CPU ranks: none,100mbit,2.5gbit"
+    ),
     PlanOption(name="batch_size", kind="counts", minimum=1, help="samples per replica and update"),
     PlanOption(
         name="global_batch_size",
@@ -94,6 +98,9 @@ OPTIONS: tuple[PlanOption, ...] = (
     ),
     PlanOption(
         name="gpus_per_node", kind="int", minimum=1, help="devices of one node; all on one if left out"
+    ),
+    PlanOption(
+        name="node_size", kind="int", minimum=1, help="ranks of one virtual node; under a link 1 if left out"
     ),
     PlanOption(
         name="budget", kind="duration", minimum=0, help="time after which a run stops measuring: 20s, 2m"

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 
 from results.errors import UsageError
+from results.link import NO_LINK
 from results.plan import Pattern, Request, Scaling, Skip
 from workloads.catalog import WORKLOADS, facts
 
 MOST_POINTS = 200_000
 """More cells than anybody runs; a plan of them is made in seconds."""
+_AXES = ("workload", "strategy", "compression", "collective", "link", "batch_size", "scaling")
+"""What a series is named by, and a pattern can name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,8 @@ class SeriesKey:
     workload: str
     strategy: str
     compression: str
+    collective: str
+    link: str
     scaling: Scaling
     batch_size: int
     """Samples per replica; of a strong series with its own `--global-batch-size`, that global batch."""
@@ -40,6 +45,8 @@ class Point:
             workload=key.workload,
             strategy=key.strategy,
             compression=key.compression,
+            collective=key.collective,
+            link=key.link,
             gpus=self.gpus,
             batch_size=key.batch_size,
             scaling=key.scaling,
@@ -69,8 +76,7 @@ def points(request: Request) -> Iterator[Point]:
 
 def _require_excludable(request: Request, keys: Sequence[SeriesKey]) -> None:
     axes: dict[str, list[object]] = {
-        name: list(dict.fromkeys(getattr(key, name) for key in keys))
-        for name in ("workload", "strategy", "compression", "batch_size", "scaling")
+        name: list(dict.fromkeys(getattr(key, name) for key in keys)) for name in _AXES
     }
     axes["gpus"] = list(request.gpus)
     for number, pattern in enumerate(request.exclude):
@@ -90,14 +96,16 @@ def workloads_of(request: Request) -> tuple[str, ...]:
 
 
 def _keys(request: Request) -> Iterator[SeriesKey]:
-    axes = (request.strategies, request.compressions, request.scalings)
+    axes = (request.strategies, request.compressions, request.collectives, request.links, request.scalings)
     for workload in request.workloads:
-        for strategy, compression, scaling in product(*axes):
+        for strategy, compression, collective, link, scaling in product(*axes):
             for batch_size in _batches(request, workload, scaling):
                 yield SeriesKey(
                     workload=workload,
                     strategy=strategy,
                     compression=compression,
+                    collective=collective,
+                    link=link,
                     scaling=scaling,
                     batch_size=batch_size,
                 )
@@ -120,6 +128,8 @@ def _included(request: Request) -> Iterator[Point]:
                 workload=pattern.workload,
                 strategy=pattern.strategy,
                 compression=pattern.compression or "none",
+                collective=pattern.collective or "default",
+                link=pattern.link or NO_LINK,
                 scaling=scaling,
                 batch_size=pattern.batch_size,
             )
@@ -131,13 +141,6 @@ def _excluding(point: Point, patterns: Sequence[Pattern]) -> Pattern | None:
 
 
 def _matches(pattern: Pattern, point: Point) -> bool:
-    key = point.key
-    pairs = (
-        (pattern.workload, key.workload),
-        (pattern.strategy, key.strategy),
-        (pattern.compression, key.compression),
-        (pattern.gpus, point.gpus),
-        (pattern.batch_size, key.batch_size),
-        (pattern.scaling, key.scaling),
+    return pattern.gpus in (None, point.gpus) and all(
+        getattr(pattern, axis) in (None, getattr(point.key, axis)) for axis in _AXES
     )
-    return all(wanted is None or wanted == is_ for wanted, is_ in pairs)

@@ -13,9 +13,10 @@ from harness.plan.options import BY_NAME, Counts, Names, read_counts, read_durat
 from harness.plan.study_file import StudyFile, check_values, merge, read_study_file
 from results.cell import Backend, Device, StepPolicy
 from results.errors import UsageError
+from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
 from results.spec import Catalog
-from strategies.catalog import COMPRESSIONS, OPTIMIZERS, STRATEGIES
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS, default_workloads
 
 __all__ = ["StudyFile", "make_request", "merge", "read_study_file"]
@@ -31,8 +32,15 @@ _AS_THEY_ARE = (
     "memory_format",
     "seed",
     "gpus_per_node",
+    "node_size",
 )
 """Options that a request holds under the same name and with the same default."""
+_CATALOGS = {
+    "workload": WORKLOADS,
+    "strategy": STRATEGIES,
+    "compression": COMPRESSIONS,
+    "collective": COLLECTIVES,
+}
 
 
 def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> Request:
@@ -49,11 +57,13 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
     named = [*workloads, *(pattern.workload for pattern in include if pattern.workload is not None)]
     require_fit(dataset, named)
     given = {name: getattr(options, name) for name in _AS_THEY_ARE}
-    return Request(
+    request = Request(
         workloads=workloads,
         gpus=_gpus(options.gpus),
         strategies=_canonical(STRATEGIES, options.strategy, DEFAULT_STRATEGIES),
         compressions=_canonical(COMPRESSIONS, options.compression, ("none",)),
+        collectives=_canonical(COLLECTIVES, options.collective, ("default",)),
+        links=_links(options.link),
         batch_sizes=_counts(options.batch_size, "batch_size"),
         global_batch_sizes=_counts(options.global_batch_size, "global_batch_size"),
         scalings=_scalings(options.scaling),
@@ -69,6 +79,8 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
         source_folder=_source_folder(named, dataset, source_folder),
         **{name: value for name, value in given.items() if value is not None},
     )
+    _check_nodes(request)
+    return request
 
 
 def _device(options: StudyFile, machine_has_cuda: bool) -> Device:
@@ -105,6 +117,28 @@ def _scalings(given: Names | None) -> tuple[Scaling, ...]:
     return ("weak",) if given is None else cast("tuple[Scaling, ...]", read_names(given))
 
 
+def _links(given: Names | None) -> tuple[str, ...]:
+    texts = (NO_LINK,) if given is None else read_names(given)
+    return tuple(dict.fromkeys(link_text(read_link(text)) for text in texts))
+
+
+def _check_nodes(request: Request) -> None:
+    """Refuse virtual nodes that are at odds with the real ones."""
+    per_node, size = request.gpus_per_node, request.node_size
+    if per_node is None:
+        return
+    if request.has_links:
+        raise UsageError(
+            f"--gpus-per-node {per_node} is about real hosts, and a --link is between virtual nodes of one: "
+            f"leave it out, and give their ranks with --node-size"
+        )
+    if size is not None and per_node % size:
+        raise UsageError(
+            f"--node-size {size} does not divide --gpus-per-node {per_node}: a virtual node is a part of a "
+            f"real one"
+        )
+
+
 def _steps(options: StudyFile) -> StepPolicy:
     given = {name: getattr(options, name) for name in ("block_steps", "quads")}
     if options.target is not None:
@@ -132,8 +166,9 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
     for key in ("gpus", "batch_size"):
         if fields.get(key, 1) < 1:
             raise UsageError(f"{where}: {key} is at least 1, not {fields[key]}")
-    catalogs = {"workload": WORKLOADS, "strategy": STRATEGIES, "compression": COMPRESSIONS}
-    specs = {key: catalog.parse(fields[key]).text for key, catalog in catalogs.items() if key in fields}
+    specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
+    if "link" in fields:
+        specs["link"] = link_text(read_link(fields["link"]))
     return msgspec.structs.replace(pattern, **specs)
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from results.cell import Backend, Cell, Device
-from results.plan import Placement, placement_of
+from results.plan import Placement, has_virtual_nodes, placement_of
 
 Isolation = Literal["launch", "cell"]
 _Groups = list[list[Cell]]
@@ -27,7 +27,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """One launch to come: its cells share placement, device and backend, and run in this order."""
+    """One launch to come: its cells share placement, device, backend and link, and run in this order."""
 
     placement: Placement
     repeat: int
@@ -41,6 +41,15 @@ class PlannedLaunch:
     @property
     def backend(self) -> Backend:
         return self.cells[0].backend
+
+    @property
+    def link_mbit_per_s(self) -> float | None:
+        return self.cells[0].link_mbit_per_s
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the nodes of a cell are only made up."""
+        return any(has_virtual_nodes(cell, self.placement) for cell in self.cells)
 
 
 def schedule(
@@ -75,9 +84,9 @@ def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:
 
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
     """Cells that may share a launch: what is bound to the process agrees."""
-    groups: dict[tuple[Placement, Device, Backend], list[Cell]] = {}
+    groups: dict[tuple[Placement, Device, Backend, float], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.id):
-        key = (placement_of(cell, gpus_per_node), cell.device, cell.backend)
+        key = (placement_of(cell, gpus_per_node), cell.device, cell.backend, cell.link_mbit_per_s or 0.0)
         groups.setdefault(key, []).append(cell)
     return [groups[key] for key in sorted(groups)]
 

@@ -31,6 +31,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gpus: Counts | None = None
     strategy: Names | None = None
     compression: Names | None = None
+    collective: Names | None = None
+    link: Names | None = None
     batch_size: Counts | None = None
     global_batch_size: Counts | None = None
     scaling: Names | None = None
@@ -47,6 +49,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     memory_format: MemoryFormat | None = None
     seed: int | None = None
     gpus_per_node: int | None = None
+    node_size: int | None = None
     budget: float | str | None = None
     """Seconds, or a time like 30s or 2m."""
     target: float | None = None

@@ -68,20 +68,17 @@ class Stopwatch:
     def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
         """Steps until the step time is steady, or the policy's limit; says which.
 
-        The steps that a strategy begins with differently come first, and count neither for the one nor for
-        the other.
+        What a strategy begins with differently has been done before (`proof.first_steps`).
         """
         columns = StepColumns()
-        steps, ramp = self._block_steps(policy), self._trainer.model.ramp_steps
+        steps = self._block_steps(policy)
         walls: list[float] = []
         steady = False
-        while not steady and len(columns.step_ns) < ramp + policy.warmup_max_steps:
-            ramped = len(columns.step_ns) >= ramp
+        while not steady and len(columns.step_ns) < policy.warmup_max_steps:
             _, wall, block = self._block(steps, self._batches)
             columns = joined(columns, block)
             steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
-            if ramped:
-                walls.append(wall)
+            walls.append(wall)
         return columns, steady
 
     def measure(self, policy: StepPolicy) -> Measured:

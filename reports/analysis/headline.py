@@ -18,7 +18,7 @@ class HeadlineRow:
 
     workload: str
     strategy: str
-    """With the compression, if there is one."""
+    """With what else says how gradients travel: `ddp + topk:0.01, ring`."""
     setting: str
     """What sets the cell apart from others of the study beyond the columns of the table."""
     kinds: tuple[Scaling, ...]

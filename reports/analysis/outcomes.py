@@ -69,6 +69,8 @@ def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
             skip.workload,
             skip.strategy,
             skip.compression,
+            skip.collective,
+            skip.link,
             skip.scaling,
             skip.batch_size,
             skip.reason,

@@ -14,6 +14,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from reports.text import devices, duration
+from results.link import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 
@@ -180,16 +181,23 @@ def _gaps(series: MergedSeries, figures: Mapping[str, CellFigures], failures: Fa
 def _best_singles(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
 ) -> dict[tuple[object, ...], Baseline]:
-    """The fastest uncompressed one-device cell of each piece of work, measured before emulated."""
+    """The fastest plain one-device cell of each piece of work, measured before emulated.
+
+    Series that differ in how gradients travel do the same work, and share it: one device has no network.
+    """
     best: dict[tuple[object, ...], Baseline] = {}
     for one in series:
         cell = one.cells.get(1)
-        if cell is None or cell.id not in figures or one.key.compression != "none":
+        if cell is None or cell.id not in figures or not _is_plain(one.key):
             continue
         candidate = Baseline(strategy=one.key.label, figures=figures[cell.id])
         work = _work(one.key)
         best[work] = min(best.get(work, candidate), candidate, key=_rank)
     return best
+
+
+def _is_plain(key: SeriesKey) -> bool:
+    return (key.compression, key.collective, key.link) == ("none", "default", NO_LINK)
 
 
 def _rank(baseline: Baseline) -> tuple[bool, float]:
@@ -203,9 +211,14 @@ def _work(key: SeriesKey) -> tuple[object, ...]:
 def _no_claim(figures: CellFigures, baseline: CellFigures) -> str | None:
     """Why the two must not be divided; None if they may."""
     if figures.evidence is Evidence.EMULATED:
-        return "emulated: more ranks than cores or devices make no efficiency claim"
+        return "emulated: a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
     if baseline.evidence is Evidence.EMULATED:
         return "the baseline is emulated"
+    return unlike_conditions(figures, baseline)
+
+
+def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> str | None:
+    """Which machine, software or code the runs of two cells do not share; None if they do."""
     first, second = figures.newest.environment, baseline.newest.environment
     if first is None or second is None:
         return "the environment is unknown"

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 import msgspec
 
 from results.cell import Cell, StepPolicy
+from results.label import exchange_label, label
+from results.link import read_link
 from results.plan import Plan, Request, Scaling, Series, Skip
 
-_SIZED = ("workload", "strategy", "compression", "gpus", "micro_batch", "steps")
+_TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
+_SIZED = ("workload", *_TRAVEL, "gpus", "micro_batch", "steps")
 """Fields of a cell that its series' key holds in another form, or that vary along the series."""
-_ASKED = ("workloads", "gpus", "strategies", "compressions", "batch_sizes", "global_batch_sizes")
+_AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "links")
+_ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
 Setting = tuple[tuple[str, str], ...]
+Name = tuple[str | int, ...]
+"""What a series is known by in its own plan, and the skips that belong to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +36,17 @@ class SeriesKey:
     """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
     strategy: str
     compression: str
+    collective: str
+    link: str
 
     @property
     def label(self) -> str:
-        return self.strategy if self.compression == "none" else f"{self.strategy} + {self.compression}"
+        return label(self)
+
+    @property
+    def exchange(self) -> str:
+        """The label without the link: the same on every network."""
+        return exchange_label(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +125,9 @@ def _text(value: object) -> str:
 
 
 def _reading_order(key: SeriesKey, smallest: int) -> tuple[object, ...]:
-    """Weak before strong, and the one-device baseline before what is measured against it."""
-    return key.workload, key.kind == "strong", key.batch, key.setting, smallest, key.label
+    """Weak before strong, the one-device baseline before what is measured against it, networks together."""
+    network = read_link(key.link) or 0.0
+    return key.workload, key.kind == "strong", key.batch, key.setting, smallest, network, key.exchange
 
 
 def _key(series: Series, member: Cell) -> SeriesKey:
@@ -125,16 +139,19 @@ def _key(series: Series, member: Cell) -> SeriesKey:
         setting=setting_of(member),
         strategy=series.strategy,
         compression=series.compression,
+        collective=series.collective,
+        link=series.link,
     )
 
 
-def _name(named: Series | Skip) -> tuple[str, str, str, str, int]:
+def _name(named: Series | Skip) -> Name:
     kind = named.kind if isinstance(named, Series) else named.scaling
-    return kind, named.workload, named.strategy, named.compression, named.batch_size
+    travel = (named.strategy, named.compression, named.collective, named.link)
+    return (kind, named.workload, *travel, named.batch_size)
 
 
-def _skips_by_series(plan: Plan) -> dict[tuple[str, str, str, str, int], dict[int, str]]:
-    skips: dict[tuple[str, str, str, str, int], dict[int, str]] = {}
+def _skips_by_series(plan: Plan) -> dict[Name, dict[int, str]]:
+    skips: dict[Name, dict[int, str]] = {}
     for skip in plan.skips:
         skips.setdefault(_name(skip), {})[skip.gpus] = skip.reason
     return skips

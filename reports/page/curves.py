@@ -28,7 +28,7 @@ def throughput(group: Group, hands: Hands) -> Drawing:
     entries = _legend(group, hands, f"ideal from {group.start.short}")
     with axes(width=_WIDTH, height=_height(entries)) as drawn:
         for curve in group.curves:
-            _line(drawn, curve, hands[curve.key.label], _throughputs(curve))
+            _line(drawn, curve, hands[curve.key.exchange], _throughputs(curve))
         _ideal(drawn, group)
         drawn.set_yscale("log")
         drawn.yaxis.set_major_locator(_throughput_ticks(*drawn.get_ylim()))
@@ -54,7 +54,7 @@ def efficiency(group: Group, hands: Hands) -> Drawing:
     entries = _legend(group, hands, "ideal: 100 %")
     with axes(width=_WIDTH, height=_height(entries)) as drawn:
         for curve in group.curves:
-            _line(drawn, curve, hands[curve.key.label], _claims(curve))
+            _line(drawn, curve, hands[curve.key.exchange], _claims(curve))
             _super_linear(drawn, curve)
         drawn.axhline(100, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         _finish(drawn, group, entries)
@@ -198,7 +198,7 @@ def _labelled(sizes: Sequence[int]) -> set[int]:
 
 def _legend(group: Group, hands: Hands, ideal: str) -> list[Line2D]:
     points = [point for curve in group.curves for point in curve.points]
-    labels = dict.fromkeys(curve.key.label for curve in group.curves)
+    labels = dict.fromkeys(curve.key.exchange for curve in group.curves)
     entries = [
         Line2D([], [], color=hands[label].colour, marker=hands[label].marker, label=label) for label in labels
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import Efficiency, Point
 from reports.analysis.study import StudyFigures
@@ -19,7 +20,7 @@ Row = dict[str, object]
 
 def cells_csv(study: StudyFigures) -> str:
     """Every planned cell, with or without figures; an empty field is unknown."""
-    efficiencies = _efficiencies(study)
+    efficiencies, exchanges = _efficiencies(study), _exchanges(study)
     outcomes = {failure.cell.id: failure for failure in study.failures}
     rows = []
     for cell_id, pool in study.pools.items():
@@ -37,6 +38,7 @@ def cells_csv(study: StudyFigures) -> str:
                 "runs_left_out": len(pool.left_out),
                 **_figure_columns(study, cell_id),
                 **efficiencies.get(cell_id, {}),
+                **exchanges.get(cell_id, {}),
             }
         )
     return _csv(rows)
@@ -70,6 +72,9 @@ def _cell_columns(cell: Cell) -> Row:
         "dataset": cell.dataset,
         "strategy": cell.strategy,
         "compression": cell.compression,
+        "collective": cell.collective,
+        "node_size": cell.node_size,
+        "link_mbit_per_s": cell.link_mbit_per_s,
         "device": cell.device,
         "backend": cell.backend,
         "gpus": cell.gpus,
@@ -134,6 +139,21 @@ def _efficiency_columns(name: str, efficiency: Efficiency) -> Row:
         **_metric_columns(name, efficiency.metric),
         f"{name}_baseline": efficiency.baseline.figures.cell.id if efficiency.baseline else None,
         f"{name}_absent": efficiency.reason,
+    }
+
+
+def _exchanges(study: StudyFigures) -> dict[str, Row]:
+    """Columns by cell against the dense exchange of the same point; none where there is one exchange."""
+    return {row.cell.id: _exchange_columns(row) for part in exchange_parts(study) for row in part.rows}
+
+
+def _exchange_columns(row: ExchangeRow) -> Row:
+    return {
+        "dense_cell_id": row.dense.cell.id if row.dense else None,
+        **_metric_columns("speed_up", row.speed_up),
+        "speed_up_verdict": row.verdict,
+        "speed_up_absent": row.reason,
+        "payload_bytes_per_exposed_s": row.payload_per_exposed_s,
     }
 
 

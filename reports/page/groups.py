@@ -24,12 +24,12 @@ class Hand:
 
 
 Hands = dict[str, Hand]
-"""By the label of the series, the same on the whole page."""
+"""By the exchange of the series: the same on the whole page, over every network."""
 
 
 def hands(curves: Sequence[Curve]) -> Hands:
     """A colour and a marker for each label; one device alone is drawn in ink."""
-    labels = [label for label in dict.fromkeys(curve.key.label for curve in curves) if label != _SINGLE]
+    labels = [label for label in dict.fromkeys(curve.key.exchange for curve in curves) if label != _SINGLE]
     drawn = {
         label: Hand(colour=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)])
         for place, label in enumerate(labels)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 
+from reports.analysis.exchange import ExchangePart, exchange_parts
 from reports.analysis.headline import headline_table
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures, analyse
@@ -23,6 +24,7 @@ from reports.page.groups import Group, Hands, hands
 from reports.page.svg import Drawing
 from reports.table import TextTable
 from reports.text import count, moment
+from results.link import NO_LINK
 from results.outcome import Evidence
 from results.plan import Scaling
 from results.run import RunResult
@@ -54,6 +56,16 @@ class ScalingPart:
     table: TextTable
     baselines: tuple[str, ...]
     no_claims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeText:
+    """One workload over one network: what came of it in a sentence, and the numbers."""
+
+    title: str
+    finding: str
+    table: TextTable
+    reasons: tuple[str, ...]
 
 
 def render(study: Study, results: Sequence[RunResult]) -> str:
@@ -94,6 +106,7 @@ def render_figures(study: StudyFigures) -> str:
         phases=(phase_bars(by_work, labels), tables.phases_table(study)),
         spread=tables.spread_table(study),
         communication=(exposed_dots(by_workload, labels), tables.communication_table(study)),
+        exchange=[_exchange(study, part) for part in exchange_parts(study)],
         work=tables.work_table(study),
         mfu_reasons=tables.mfu_reasons(study),
         failures=tables.failures_table(study),
@@ -121,10 +134,10 @@ def _summary(study: StudyFigures) -> str:
 
 
 def _works(study: StudyFigures) -> list[tuple[str, tuple[Curve, ...]]]:
-    """The curves of the same work under the same rule, with what they share; none without a point."""
+    """The curves of the same work by the same rule over the same network; none without a point."""
     groups: dict[tuple[object, ...], list[Curve]] = {}
     for curve in study.curves:
-        key = (curve.key.workload, curve.key.kind, curve.key.batch, curve.key.setting)
+        key = (curve.key.workload, curve.key.kind, curve.key.batch, curve.key.setting, curve.key.link)
         groups.setdefault(key, []).append(curve)
     found = [curves for curves in groups.values() if any(curve.points for curve in curves)]
     return [(_title(study, curves[0]), tuple(curves)) for curves in found]
@@ -152,11 +165,22 @@ def _part(study: StudyFigures, group: Group, drawn: Hands) -> ScalingPart:
     )
 
 
+def _exchange(study: StudyFigures, part: ExchangePart) -> ExchangeText:
+    network = "network as it is" if part.link == NO_LINK else f"{part.link} links"
+    return ExchangeText(
+        title=f"{part.workload}, {network}",
+        finding=part.finding,
+        table=tables.exchange_table(study, part),
+        reasons=tuple(tables.exchange_reasons(part)),
+    )
+
+
 def _title(study: StudyFigures, curve: Curve) -> str:
     key = curve.key
     batch = f"batch {key.batch:,} per replica" if key.kind == "weak" else f"global batch {key.batch:,}"
     setting = study.settings[key.setting]
-    return ", ".join(part for part in (key.workload, batch, setting) if part)
+    link = "" if key.link == NO_LINK else f"{key.link} links"
+    return ", ".join(part for part in (key.workload, batch, setting, link) if part)
 
 
 def _baselines(curves: Sequence[Curve]) -> tuple[str, ...]:

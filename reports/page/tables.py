@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from reports.analysis.exchange import ExchangePart, ExchangeRow
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_text, runs_text
 from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, reason_of
@@ -16,6 +17,7 @@ from reports.analysis.study import StudyFigures
 from reports.table import Row, Shown, TextTable, figures, table, words
 from reports.text import NOTHING, duration, metric, percent, si, size
 from results.cell import Cell
+from results.label import exchange_label, label
 from results.run import PHASES
 from results.statistics import Metric
 
@@ -30,7 +32,7 @@ class CellWords:
         """Workload, strategy, size and batch, and the setting if the study has several."""
         plain: list[Shown[Row]] = [
             words("workload", lambda row: cell(row).workload),
-            words("strategy", lambda row: strategy(cell(row))),
+            words("strategy", lambda row: label(cell(row))),
             figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}"),
             figures("batch: replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
         ]
@@ -41,12 +43,7 @@ class CellWords:
     def label(self, cell: Cell) -> str:
         """A cell in a word, for the row of a drawing."""
         setting = self.study.settings[setting_of(cell)]
-        return f"{strategy(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
-
-
-def strategy(cell: Cell) -> str:
-    """The strategy with its compression, if there is one."""
-    return cell.strategy if cell.compression == "none" else f"{cell.strategy} + {cell.compression}"
+        return f"{label(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
 
 
 def batch(cell: Cell) -> str:
@@ -121,6 +118,54 @@ def communication_table(study: StudyFigures) -> TextTable:
     return table(study.cells.values(), columns)
 
 
+def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
+    """Each way to exchange gradients beside the dense one, point by point."""
+    columns: list[Shown[ExchangeRow]] = [
+        words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
+        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}"),
+        figures("batch: replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ()))),
+        figures("step time", lambda row: _value(row.figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),
+        figures("exposed a step", lambda row: _value(row.figures.exposed_ns), anchor="method-exposed"),
+        figures("payload a step and rank", lambda row: _payload(row.figures), anchor="method-payload"),
+        figures(
+            "payload over exposed time",
+            lambda row: _payload_rate(row.payload_per_exposed_s),
+            anchor="method-payload-rate",
+            hint="bytes that a rank hands over, per exposed second: not the bandwidth of the network",
+        ),
+        figures(
+            "speed-up",
+            _speed_up,
+            anchor="method-speed-up",
+            hint="step time of the dense exchange over this one: above 1 it is faster",
+        ),
+        words(
+            "against", _dense, anchor="method-speed-up", hint="the dense exchange that it is compared with"
+        ),
+        words(
+            "verdict",
+            lambda row: row.verdict or NOTHING,
+            anchor="method-speed-up",
+            hint="faster or slower where the runs of the two are apart, no gain where they are not",
+        ),
+        words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
+    ]
+    if len({study.settings[setting_of(row.cell)] for row in part.rows}) > 1:
+        columns.insert(1, words("setting", lambda row: study.settings[setting_of(row.cell)]))
+    return table(part.rows, columns)
+
+
+def exchange_reasons(part: ExchangePart) -> list[str]:
+    """Why ways to exchange have no speed-up that can be judged: each reason once, with its points."""
+    points: dict[str, list[str]] = {}
+    for row in part.rows:
+        if row.reason is not None:
+            points.setdefault(row.reason, []).append(f"{row.name} on {row.cell.gpus:,}")
+    return [f"{', '.join(dict.fromkeys(those))}: {reason}" for reason, those in points.items()]
+
+
 def work_table(study: StudyFigures) -> TextTable:
     """What a step is, and what it takes."""
     columns: list[Shown[CellFigures]] = [
@@ -170,18 +215,13 @@ def skipped_table(study: StudyFigures) -> TextTable:
     """Points that were never to run."""
     columns: list[Shown[SkippedSizes]] = [
         words("workload", lambda row: row.skip.workload),
-        words("strategy", _skipped_strategy),
+        words("strategy", lambda row: label(row.skip)),
         words("scaling", lambda row: row.skip.scaling),
         figures("batch", lambda row: f"{row.skip.batch_size:,}"),
         words(study.devices_word, lambda row: ", ".join(f"{gpus:,}" for gpus in row.gpus)),
         words("reason", lambda row: row.skip.reason),
     ]
     return table(study.skipped, columns)
-
-
-def _skipped_strategy(row: SkippedSizes) -> str:
-    plain = row.skip.strategy
-    return plain if row.skip.compression == "none" else f"{plain} + {row.skip.compression}"
 
 
 def _value(figure: Metric | None) -> str:
@@ -223,6 +263,21 @@ def _share_interval(row: CellFigures) -> str:
 
 def _payload(row: CellFigures) -> str:
     return _size(row.newest.exchange_payload_bytes)
+
+
+def _payload_rate(bytes_per_s: float | None) -> str:
+    return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
+
+
+def _speed_up(row: ExchangeRow) -> str:
+    if row.speed_up is None:
+        return NOTHING
+    text = metric(row.speed_up)
+    return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _dense(row: ExchangeRow) -> str:
+    return NOTHING if row.dense is None else exchange_label(row.dense.cell)
 
 
 def _operations(row: CellFigures) -> str:

@@ -64,7 +64,7 @@ class Shards:
         length = -(-numel // node_size)
         padded = pad(bucket.values, (0, length * node_size - numel))
         shard = self._inside.reduce_scatter(padded.view(node_size, length))
-        kept = None if unsent is None else torch.zeros_like(shard)
+        kept = None if unsent is None else torch.empty_like(shard)
         # No pieces: where a shard ends says nothing of the parameters.
         compressor.sum_shares(Bucket(index=bucket.index, values=shard, pieces=()), kept, self._across)
         if unsent is not None and kept is not None:

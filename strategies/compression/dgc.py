@@ -30,8 +30,7 @@ class Dgc(Compressor):
     25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is what the exchange keeps.
 
     Nesterov momentum is left out, and so is the clipping of local gradients: the trainer clips after the
-    exchange. Where one rank compresses for a node, only its own u is masked, and for shards of a bucket
-    none is.
+    exchange. It goes with flat collectives alone: a rank must know what was sent of its own u.
     """
 
     need = "all_gather"
@@ -56,8 +55,7 @@ class Dgc(Compressor):
         k = count_sent(self._ratio(self._streams.count(bucket)), n)
         indices = self._select(values, k, self._streams.next(bucket))
         sum_chosen(values, indices, unsent, wire)
-        # A bucket without pieces is a shard, whose indices mean nothing in the bucket that u lies beside.
-        if k < n and bucket.pieces:
+        if k < n:
             self._velocity.of(bucket).index_fill_(0, indices, 0.0)
 
     def carried(self, bucket_index: int, kept: Tensor) -> Tensor:

@@ -29,6 +29,9 @@ class PowerSGD(Compressor):
     What a rank has not sent is M - P Q^T with its own Q. With the mean Q in its place, as in torch's hook, a
     rank would also keep all that it has beyond the mean of the ranks: over the ranks that cancels out, so no
     step ever sends it, and it adds up without bound. Here a rank lets go of it along P.
+
+    Factors are held as rows, P^T (r, n) and Q^T (r, m): BLAS multiplies a few rows by a matrix several times
+    faster than a matrix by a few columns.
     """
 
     need = "all_reduce"
@@ -40,7 +43,7 @@ class PowerSGD(Compressor):
         self._seed = seed
         self._steps: Counter[str] = Counter()
         self._factors: dict[str, Tensor] = {}
-        """By parameter: the summed Q of its last step, the same on all ranks."""
+        """By parameter: the summed Q^T of its last step, the same on all ranks."""
 
     def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
         factored, whole = self._divide(bucket.pieces)
@@ -52,17 +55,18 @@ class PowerSGD(Compressor):
 
         matrices = [_matrix(piece, bucket.values) for piece in factored]
         bases = self._bases(factored, matrices, [piece.of(bucket.values) for piece in whole], wire)
-        rights = [matrix.T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
+        rights = [basis.T @ matrix for matrix, basis in zip(matrices, bases, strict=True)]
         if unsent is not None:
             kept = [_matrix(piece, unsent) for piece in factored]
             for matrix, basis, right, out in zip(matrices, bases, rights, kept, strict=True):
-                torch.addmm(matrix, basis, right.T, alpha=-1, out=out)
+                torch.addmm(matrix, basis, right, alpha=-1, out=out)
 
         totals = _sum_together(rights, wire)
         for piece, matrix, basis, total in zip(factored, matrices, bases, totals, strict=True):
-            torch.mm(basis, total.T, out=matrix)
-            # A column of zeros would stay one for ever, and its rank be lost: it keeps its last direction.
-            self._factors[piece.name] = torch.where(total.any(dim=0), total, self._factor(piece, matrix))
+            torch.mm(basis, total, out=matrix)
+            # A row of zeros would stay one for ever, and its rank be lost: it keeps its last direction.
+            alive = total.any(dim=1, keepdim=True)
+            self._factors[piece.name] = torch.where(alive, total, self._factor(piece, matrix))
 
     def _divide(self, pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
         """Those that go as factors in this step, and the others; counts the step."""
@@ -81,27 +85,28 @@ class PowerSGD(Compressor):
 
         Each rank makes P orthonormal by itself: the same bits go in on all of them, and come out.
         """
-        lefts = [matrix @ self._factor(piece, matrix) for piece, matrix in zip(pieces, matrices, strict=True)]
+        lefts = [
+            self._factor(piece, matrix) @ matrix.T for piece, matrix in zip(pieces, matrices, strict=True)
+        ]
         sums = _sum_together([*rest, *lefts], wire)
         for values, total in zip(rest, sums, strict=False):
             values.copy_(total)
-        return [_orthonormal(left) for left in sums[len(rest) :]]
+        return [_orthonormal(left.T) for left in sums[len(rest) :]]
 
     def _factor(self, piece: Piece, matrix: Tensor) -> Tensor:
-        """Q (m, r) of the last step, or, before the first, normal numbers that all ranks draw alike."""
+        """Q^T (r, m) of the last step, or, before the first, normal numbers that all ranks draw alike."""
         if piece.name not in self._factors:
             # On CPU, where the numbers are the same for every kind of device.
             drawn = generator_of(torch.device("cpu"), self._seed, piece.name)
-            self._factors[piece.name] = torch.randn(matrix.shape[1], self._rank, generator=drawn)
+            self._factors[piece.name] = torch.randn(self._rank, matrix.shape[1], generator=drawn)
         return self._factors[piece.name].to(matrix)
 
     def state_dict(self) -> State:
-        factors = {name: factor.clone() for name, factor in self._factors.items()}
-        return {"factors": factors, "steps": dict(self._steps)}
+        # Factors are replaced, never written to: they need no copies.
+        return {"factors": dict(self._factors), "steps": dict(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        factors = cast("dict[str, Tensor]", state["factors"])
-        self._factors = {name: factor.clone() for name, factor in factors.items()}
+        self._factors = dict(cast("dict[str, Tensor]", state["factors"]))
         self._steps = Counter(cast("dict[str, int]", state["steps"]))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.launch.preflight import link_obstacle
 from results.store import Study
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
@@ -51,3 +52,11 @@ def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, subpro
         timeout=300,
     )
     return Study(folder / "study"), done
+
+
+@pytest.fixture(scope="session")
+def links() -> None:
+    """Skips the test where this machine makes no virtual nodes with a network link."""
+    obstacle = link_obstacle()
+    if obstacle is not None:
+        pytest.skip(obstacle)

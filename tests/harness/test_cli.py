@@ -51,7 +51,7 @@ MATRIX_ERRORS = [
     (["--gpus", "1", "--strategy", "dpp"], "'dpp'", "did you mean 'ddp'?"),
     (["--gpus", "1", "--strategy", "ddp:bucket=1"], "'bucket'", "its options: bucket_mb"),
     (["--gpus", "1", "--strategy", "ddp:bucket_mb=inf"], "inf", "finite"),
-    (["--gpus", "1", "--compression", "zip"], "'zip'", "there are: none"),
+    (["--gpus", "1", "--compression", "zip"], "'zip'", "there are: bf16, dgc"),
     (["--gpus", "1", "--batch-size", "0"], "--batch-size", "at least 1"),
     (["--gpus", "1", "--repeats", "0"], "--repeats", "at least 1"),
     (["--gpus", "1", "--dataset", "imagenet"], "'imagenet'", "synthetic"),

@@ -100,7 +100,7 @@ Root Cause (first observed failure):
 
 def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path: Path) -> None:
     (tmp_path / "torchrun.log").write_text(KILLED)
-    exits = rank_exits(tmp_path / "torchrun.log", tmp_path)
+    exits = rank_exits(tmp_path / "torchrun.log")
     assert [(exit.rank, exit.signal, exit.exit_code) for exit in exits] == [
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
@@ -111,11 +111,12 @@ def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path:
 
 
 def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
-    (tmp_path / "torchrun.log").write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n")
     error = tmp_path / "torchrun" / "x" / "attempt_0" / "1" / "error.json"
     error.parent.mkdir(parents=True)
     error.write_text(json.dumps({"message": {"message": "OSError: [Errno 28] No space left on device"}}))
-    exits = rank_exits(tmp_path / "torchrun.log", tmp_path)
+    report = f"  rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: {error}\n"
+    (tmp_path / "torchrun.log").write_text(report)
+    exits = rank_exits(tmp_path / "torchrun.log")
     assert reading(exits, None) == (
         Outcome.CRASHED,
         "rank 1: OSError: [Errno 28] No space left on device",
@@ -232,9 +233,9 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
         )
 
     results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
-    so_far = tally(results, CodeVersion(code_hash="0"), rerun_failed=False)
+    so_far = tally(results, CodeVersion(code_hash="0"), virtual=set(), rerun_failed=False)
     assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c"})
-    assert tally(results, CodeVersion(code_hash="0"), rerun_failed=True).closed == set()
+    assert tally(results, CodeVersion(code_hash="0"), virtual=set(), rerun_failed=True).closed == set()
 
 
 class _Line:
@@ -271,8 +272,8 @@ def test_time_left_is_never_more_than_the_user_gave() -> None:
 def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
     code = code_version()
     two = Machine(cores=2, gpu_names=())
-    assert not comparable(_measured(code_hash="other"), code, two)
-    assert comparable(_measured(code_hash=code.code_hash), code, two)
+    assert not comparable(_measured(code_hash="other"), code, two, virtual=False)
+    assert comparable(_measured(code_hash=code.code_hash), code, two, virtual=False)
 
 
 def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() -> None:
@@ -281,8 +282,10 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     assert emulated.environment is not None
     four = msgspec.structs.replace(emulated.environment, gpus_per_node=4)
     emulated = msgspec.structs.replace(emulated, environment=four)
-    assert comparable(emulated, code, Machine(cores=2, gpu_names=()))
-    assert not comparable(emulated, code, Machine(cores=4, gpu_names=()))
+    assert comparable(emulated, code, Machine(cores=2, gpu_names=()), virtual=False)
+    assert not comparable(emulated, code, Machine(cores=4, gpu_names=()), virtual=False)
+    # On virtual nodes the next run would be emulated as well.
+    assert comparable(emulated, code, Machine(cores=4, gpu_names=()), virtual=True)
 
 
 def _measured(code_hash: str) -> RunResult:

@@ -19,6 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from strategies.buckets import Bucket
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
+from strategies.collectives.route import Route
 from strategies.compression.dense import Dense
 
 Ranks = Callable[..., list[Any]]
@@ -35,7 +36,7 @@ def ratios(rank: int, collective: str, node_size: int, quads: int) -> list[float
     ours, backend = routes
     bucket = Bucket(index=0, values=torch.zeros(NUMEL), pieces=())
 
-    def block(route: Any) -> float:
+    def block(route: Route) -> float:
         bucket.values.fill_(1.0)
         dist.barrier()
         start = time.perf_counter()
@@ -73,7 +74,7 @@ def test_all_reduce_of_25_mib_against_the_backend(
         ranks, (size, ratios, collective, node_size, QUADS), {"timeout_s": 300}, rounds=1
     )[0]
     assert len(found) == QUADS
-    low, median, high = np.percentile(found, [25, 50, 75])
-    spread = {"lower_quartile": low, "median_ratio": median, "upper_quartile": high, "quads": QUADS}
-    benchmark.extra_info.update(spread)
+    names = ("lower_quartile", "median_ratio", "upper_quartile")
+    spread = dict(zip(names, np.percentile(found, [25, 50, 75]).round(3).tolist(), strict=True))
+    benchmark.extra_info.update(spread, quads=QUADS)
     print(f"\n{collective} on {size} ranks: {spread}")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.plan.expand import expand
 from harness.plan.limit import Limit
 from results.errors import UsageError
-from results.plan import Pattern, Plan
+from results.plan import Pattern, Plan, Request
 from workloads.catalog import WORKLOADS, facts
 
 MakePlan = Callable[..., Plan]
@@ -171,6 +172,101 @@ def test_workers_that_do_not_fill_nodes_are_skipped(plan_of: MakePlan) -> None:
     plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, gpus_per_node=2)
     assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)])]
     assert [s.reason for s in plan.skips] == ["3 workers do not fill whole nodes of 2"]
+
+
+def axes(plan: Plan) -> list[Row]:
+    """Each series as (strategy, compression, collective, link, sizes)."""
+    cells = {cell.id: cell for cell in plan.cells}
+    return [
+        (s.strategy, s.compression, s.collective, s.link, [cells[id].gpus for id in s.cells])
+        for s in plan.series
+    ]
+
+
+def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp", gpus="1,2", batch_size=8, compression="none,bf16", collective="default,ring",
+        link="none,1gbit",
+    )  # fmt: skip
+    assert axes(plan) == [
+        ("single", "none", "default", "none", [1]),
+        ("ddp", "none", "default", "none", [2]),
+        ("ddp", "none", "default", "1gbit", [2]),
+        ("ddp", "none", "ring", "none", [2]),
+        ("ddp", "none", "ring", "1gbit", [2]),
+        ("ddp", "bf16", "default", "none", [2]),
+        ("ddp", "bf16", "default", "1gbit", [2]),
+        ("ddp", "bf16", "ring", "none", [2]),
+        ("ddp", "bf16", "ring", "1gbit", [2]),
+    ]
+    by_axes = {(s.strategy, s.compression, s.collective, s.link, s.gpus): s.reason for s in plan.skips}
+    # Two strategies x 8 ways x 2 sizes, less the 9 cells.
+    assert len(by_axes) == len(plan.skips) == 32 - 9
+    nothing = "single exchanges nothing that could be compressed or collected"
+    assert by_axes["single", "none", "default", "1gbit", 1] == "single has no network"
+    assert by_axes["single", "bf16", "default", "none", 1] == nothing
+    assert by_axes["single", "none", "ring", "none", 1] == nothing
+    assert by_axes["single", "none", "default", "1gbit", 2] == SINGLE
+
+
+def test_cells_carry_their_collective_their_link_and_the_nodes(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp", gpus=4, strategy="ddp", batch_size=8, collective="ring", link="none,2.5gbit",
+        node_size=2,
+    )  # fmt: skip
+    assert [(cell.collective, cell.node_size, cell.link_mbit_per_s) for cell in plan.cells] == [
+        ("ring", 2, None),
+        ("ring", 2, 2500.0),
+    ]
+    assert plan.virtual_cells == {cell.id for cell in plan.cells}
+
+
+def test_a_link_goes_between_whole_virtual_nodes(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,3,4,6", strategy="ddp", batch_size=8, link="1gbit", node_size=2)
+    assert axes(plan) == [("ddp", "none", "default", "1gbit", [4, 6])]
+    assert [(s.gpus, s.reason) for s in plan.skips] == [
+        (2, "2 ranks are on one virtual node of 2: nothing goes over its link"),
+        (3, "3 workers do not fill whole virtual nodes of 2"),
+    ]
+
+
+def test_without_a_node_size_every_rank_is_a_node_under_a_link(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="mlp", gpus="2,3", strategy="ddp", batch_size=8, link="none,1gbit")
+    assert axes(plan) == [
+        ("ddp", "none", "default", "none", [2, 3]),
+        ("ddp", "none", "default", "1gbit", [2, 3]),
+    ]
+    assert plan.virtual_cells == {cell.id for cell in plan.cells if cell.link_mbit_per_s}
+
+
+def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell(plan_of: MakePlan) -> None:
+    call = {"workload": "mlp", "gpus": "2,4", "strategy": "ddp", "batch_size": 8, "link": "none,1gbit"}
+    cuda = plan_of(device="cuda", **call)
+    assert [(s.link, s.gpus, s.reason) for s in cuda.skips] == [
+        ("1gbit", 2, "a link is emulated for CPU ranks alone"),
+        ("1gbit", 4, "a link is emulated for CPU ranks alone"),
+    ]
+    few = plan_of(limit=Limit(devices=2, word="cores", hint="h"), **call)
+    assert axes(few) == [("ddp", "none", "default", "none", [2]), ("ddp", "none", "default", "1gbit", [2])]
+
+
+def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason(
+    request_of: Callable[..., Request],
+) -> None:
+    request = request_of(workload="mlp", gpus="1,2", batch_size=8, link="none,1gbit")
+    plan = expand(request, study="s", created_at="t", link_obstacle="tc is not installed")
+    assert axes(plan) == [("single", "none", "default", "none", [1]), ("ddp", "none", "default", "none", [2])]
+    reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips if s.link == "1gbit"}
+    assert reasons["ddp", 2] == "tc is not installed"
+    # What makes no sense anywhere says so first.
+    assert reasons["single", 1] == "single has no network"
+
+
+def test_strong_scaling_over_a_link_keeps_the_same_global_batch(plan_of: MakePlan) -> None:
+    plan = plan_of(
+        workload="mlp", gpus="2,4", strategy="ddp", batch_size=8, scaling="strong", link="none,1gbit"
+    )
+    assert [(s.link, s.global_batch) for s in plan.series] == [("none", 32), ("1gbit", 32)]
 
 
 def test_a_data_set_that_fits_one_workload_skips_the_other(plan_of: MakePlan) -> None:

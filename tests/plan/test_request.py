@@ -19,6 +19,7 @@ def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design(request_of: MakeRe
     assert request.gpus == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     assert request.strategies == ("single", "ddp")
     assert request.compressions == ("none",)
+    assert (request.collectives, request.links, request.node_size) == (("default",), ("none",), None)
     assert request.scalings == ("weak",)
     assert request.repeats == 3
     assert (request.device, request.backend, request.dataset) == ("cpu", "gloo", "synthetic")
@@ -58,6 +59,32 @@ def test_specs_are_canonical_and_distinct(request_of: MakeRequest) -> None:
     assert request.strategies == ("ddp", "ddp:bucket_mb=50.0")
     assert request.workloads == ("resnet50",)
     assert request_of(gpus=2, optimizer="sgd:momentum=0.9:lr=0.05").optimizer == "sgd:lr=0.05"
+    collectives = request_of(gpus=2, collective="hierarchical:via=shards,ring,hierarchical").collectives
+    assert collectives == ("hierarchical", "ring")
+    assert request_of(gpus=2, link="1000mbit,none,1Gbit,0.1gbit").links == ("1gbit", "none", "100mbit")
+
+
+@pytest.mark.parametrize(
+    ("options", "has_links"),
+    [
+        ({}, False),
+        ({"link": "none"}, False),
+        ({"link": "none,1gbit"}, True),
+        ({"include": [Pattern(workload="mlp", strategy="ddp", gpus=2, batch_size=8, link="none")]}, False),
+        ({"include": [Pattern(workload="mlp", strategy="ddp", gpus=2, batch_size=8, link="1gbit")]}, True),
+    ],
+)
+def test_a_request_knows_whether_it_has_links(
+    request_of: MakeRequest, options: dict[str, object], has_links: bool
+) -> None:
+    assert request_of(gpus=2, **options).has_links is has_links
+
+
+@pytest.mark.parametrize(("size", "per_node"), [(2, 4), (4, 4), (1, 3), (8, None)])
+def test_virtual_nodes_that_fit_real_ones_pass(
+    request_of: MakeRequest, size: int, per_node: int | None
+) -> None:
+    assert request_of(gpus=8, node_size=size, gpus_per_node=per_node).node_size == size
 
 
 def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
@@ -79,6 +106,28 @@ def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
         ),
         ({"gpus": 1, "strategy": "dpp"}, SpecError, "there is no strategy 'dpp' (did you mean 'ddp'?)"),
         ({"gpus": 1, "workload": "gpt-nano:seq=65"}, SpecError, "seq is at most its context of 64, not 65"),
+        (
+            {"gpus": 1, "collective": "rung"},
+            SpecError,
+            "there is no collective 'rung' (did you mean 'ring'?)",
+        ),
+        ({"gpus": 1, "link": "none,1gb"}, UsageError, "--link takes none or a rate like 100mbit"),
+        ({"gpus": 1, "node_size": 0}, UsageError, "--node-size is at least 1, not 0"),
+        (
+            {"gpus": 8, "link": "1gbit", "gpus_per_node": 4},
+            UsageError,
+            "--gpus-per-node 4 is about real hosts, and a --link is between virtual nodes of one",
+        ),
+        (
+            {"gpus": 8, "node_size": 3, "gpus_per_node": 4},
+            UsageError,
+            "--node-size 3 does not divide --gpus-per-node 4",
+        ),
+        (
+            {"gpus": 8, "node_size": 8, "gpus_per_node": 4},
+            UsageError,
+            "--node-size 8 does not divide --gpus-per-node 4",
+        ),
         (
             {"gpus": 1, "workload": "gpt-nano", "dataset": "digits"},
             UsageError,
@@ -103,6 +152,8 @@ def test_a_bad_call_says_what_is_wrong(
         ("exclude", {"gpus": 0}, "exclude[0]: gpus is at least 1, not 0"),
         ("exclude", {"batch_size": -1}, "exclude[0]: batch_size is at least 1, not -1"),
         ("exclude", {"strategy": "fspd"}, "there is no strategy 'fspd'"),
+        ("exclude", {"collective": "rung"}, "there is no collective 'rung'"),
+        ("exclude", {"link": "fast"}, "--link takes none or a rate"),
     ],
 )
 def test_a_bad_pattern_says_which_it_is(
@@ -114,8 +165,9 @@ def test_a_bad_pattern_says_which_it_is(
 
 
 def test_patterns_are_canonical(request_of: MakeRequest) -> None:
-    request = request_of(gpus=1, exclude=[Pattern(strategy="ddp:bucket_mb=25")])
-    assert request.exclude == (Pattern(strategy="ddp"),)
+    given = Pattern(strategy="ddp:bucket_mb=25", collective="hierarchical:via=shards", link="1000mbit")
+    request = request_of(gpus=1, exclude=[given])
+    assert request.exclude == (Pattern(strategy="ddp", collective="hierarchical", link="1gbit"),)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,36 @@ def test_cells_share_a_launch_only_with_device_and_backend(cell_of: MakeCell) ->
     ]
 
 
+def test_cells_of_another_link_are_in_another_launch(cell_of: MakeCell) -> None:
+    """What a link is put around is the whole process; the compressor and the collective are the cell's."""
+    two = {"strategy": "ddp", "gpus": 4, "node_size": 2}
+    cells = [
+        cell_of(**two),
+        cell_of(**two, collective="ring"),
+        cell_of(**two, link_mbit_per_s=1000.0),
+        cell_of(**two, link_mbit_per_s=1000.0, compression="bf16"),
+        cell_of(**two, link_mbit_per_s=100.0),
+        cell_of(strategy="ddp", gpus=4, link_mbit_per_s=100.0),
+    ]
+    launches = schedule(cells, repeats=1)
+    found = [(launch.link_mbit_per_s or 0, launch.placement, len(launch.cells)) for launch in launches]
+    assert sorted(found) == [
+        (0, Placement(nodes=1, gpus_per_node=4), 2),
+        (100.0, Placement(nodes=2, gpus_per_node=2), 1),
+        (100.0, Placement(nodes=4, gpus_per_node=1), 1),
+        (1000.0, Placement(nodes=2, gpus_per_node=2), 2),
+    ]
+    assert all(launch.virtual for launch in launches)
+
+
+@pytest.mark.parametrize(("node_size", "virtual"), [(None, False), (4, False), (2, True)])
+def test_a_launch_knows_whether_its_nodes_are_made_up(
+    cell_of: MakeCell, node_size: int | None, virtual: bool
+) -> None:
+    (launch,) = schedule([cell_of(strategy="ddp", gpus=4, node_size=node_size)], repeats=1)
+    assert (launch.virtual, launch.link_mbit_per_s) == (virtual, None)
+
+
 def test_isolation_gives_each_cell_a_launch_in_the_same_order() -> None:
     together = schedule(CELLS, repeats=2)
     apart = schedule(CELLS, repeats=2, isolation="cell")

@@ -40,7 +40,9 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     workload: [resnet18, gpt-nano]
     gpus: 1..4
     strategy: single,ddp:bucket_mb=50
-    compression: none
+    compression: none,topk:0.010
+    collective: [default, ring]
+    link: [none]
     batch_size: [8, 16]
     global_batch_size: 64
     scaling: [weak, strong]
@@ -57,6 +59,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     memory_format: contiguous
     seed: 7
     gpus_per_node: 2
+    node_size: 1
     budget: 30s
     target: 0.05
     block_steps: 4
@@ -76,6 +79,8 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     assert request.workloads == ("resnet18", "gpt-nano")
     assert request.gpus == (1, 2, 4)
     assert request.strategies == ("single", "ddp:bucket_mb=50.0")
+    assert request.compressions == ("none", "topk:0.01")
+    assert (request.collectives, request.links, request.node_size) == (("default", "ring"), ("none",), 1)
     assert request.batch_sizes == (8, 16)
     assert request.global_batch_sizes == (64,)
     assert request.scalings == ("weak", "strong")
@@ -119,6 +124,8 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
         ("repeats: many", ": $.repeats: Expected `int | null`, got `str`"),
         ("workload: [mlp, 5]", ": $.workload[1]: Expected `str`, got `int`"),
         ("name: 2026-01-31", ": $.name: Expected `str | null`, got `date`"),
+        ("link: 100", ": $.link: Expected `str | array | null`, got `int`"),
+        ("node_size: 0", ": $.node_size is at least 1, not 0"),
         ("compile: 1", ": $.compile: Expected `bool | null`, got `int`"),
         ("target: .nan", ": $.target is a finite number, not nan"),
         (
@@ -132,7 +139,7 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
         (
             "exclude: [{gpu: 2}]",
             ": $.exclude[0].gpu is not an option (did you mean 'gpus'?); there are: "
-            "workload, strategy, compression, gpus, batch_size, scaling",
+            "workload, strategy, compression, collective, link, gpus, batch_size, scaling",
         ),
         ("- gpus", f": {WHAT_IT_IS} (Expected `object`, got `array`)"),
         ("", f": {WHAT_IT_IS} (Expected `object`, got `null`)"),

@@ -81,6 +81,8 @@ class PlantedStudy:
                 workload=cells[0].workload,
                 strategy=strategy,
                 compression=cells[0].compression,
+                collective=cells[0].collective,
+                link=cells[0].link,
                 batch_size=batch,
                 global_batch=batch if kind == "strong" else None,
                 cells=tuple(cell.id for cell in cells),
@@ -88,16 +90,18 @@ class PlantedStudy:
         )
         return cells
 
-    def skip(self, strategy: str, gpus: int, reason: str, *, batch: int, kind: Scaling = "weak") -> None:
+    def skip(
+        self, strategy: str, gpus: int, reason: str, *, batch: int, kind: Scaling = "weak", **axes: str
+    ) -> None:
         self._skips.append(
             Skip(
                 workload="gpt-nano",
                 strategy=strategy,
-                compression="none",
                 gpus=gpus,
                 batch_size=batch,
                 scaling=kind,
                 reason=reason,
+                **{"compression": "none", **axes},
             )
         )
 

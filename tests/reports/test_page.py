@@ -200,6 +200,24 @@ def test_missing_sizes_are_marked_where_a_curve_would_go_on_and_all_are_named(pl
     assert "No result: ddp at 1 (skipped), 8 (skipped), 16 (skipped)." in page_of(planted).text
 
 
+def test_each_network_has_drawings_of_its_own(planted) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    cells = [
+        planted.series("weak", "ddp", [2], batch=8, link_mbit_per_s=rate)[0] for rate in (1000.0, None, 100.0)
+    ]
+    planted.plan(repeats=1)
+    for cell in (single, *cells):
+        planted.runs(cell, [10.0])
+    html = render(planted.study, planted.study.collect())
+    titles = re.findall(r"<h3>(.*?)</h3>", html)
+    batch = "gpt-nano, batch 8 per replica"
+    assert titles == [batch, f"{batch}, 100mbit links", f"{batch}, 1gbit links"]
+    # An exchange looks the same over each: the legends do not name the link that the title names.
+    assert len(re.findall(r"<text[^>]*>ddp</text>", html)) == 2 * 3
+    # The single device is the baseline of each.
+    assert html.count("Baselines: single device: single on 1 rank (CPU)") == 2 * 3
+
+
 def test_emulated_points_are_said_to_be_so(planted) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan(repeats=1)
@@ -207,7 +225,7 @@ def test_emulated_points_are_said_to_be_so(planted) -> None:
     planted.runs(cells[1], [20.0], evidence=Evidence.EMULATED)
     text = page_of(planted).text
     assert "hollow: emulated" in text
-    assert "ddp on 4: emulated: more ranks than cores or devices make no efficiency claim" in text
+    assert "ddp on 4: emulated: a stand-in (shared cores, virtual nodes, a link) makes no" in text
 
 
 def test_disturbed_runs_warnings_and_left_out_runs_are_listed(planted, new_timing, new_environment) -> None:

@@ -85,6 +85,99 @@ def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None
     assert value(point(study, "weak", "single", 1).single) == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(
+    ("axes", "label"),
+    [
+        ({"compression": "topk:0.01"}, "ddp + topk:0.01"),
+        ({"collective": "ring"}, "ddp, ring"),
+        (
+            {"compression": "bf16", "collective": "ring", "link_mbit_per_s": 1000.0},
+            "ddp + bf16, ring, 1gbit",
+        ),
+    ],
+)
+def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted, axes, label) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    other = planted.series("weak", "ddp", [2, 4], batch=8, **axes)
+    planted.plan()
+    planted.runs(single, [10.0])
+    planted.runs(other[0], [16.0])
+    planted.runs(other[1], [20.0])
+    study = analysed(planted)
+    # 10 / 16 and 10 / 20: weak scaling, one batch a rank.
+    assert value(point(study, "weak", label, 2).single) == pytest.approx(0.625)
+    assert value(point(study, "weak", label, 4).single) == pytest.approx(0.5)
+    assert value(point(study, "weak", label, 4).own) == pytest.approx(0.8)
+    baseline = curve(study, "weak", label).single
+    assert baseline is not None
+    assert baseline.short == "single on 1"
+
+
+@pytest.mark.parametrize("axes", [{"collective": "ring"}, {"link_mbit_per_s": 1000.0}])
+def test_a_device_under_a_collective_or_a_link_is_never_the_best_single_one(planted, axes) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    other = planted.series("weak", "fsdp", [1, 2], batch=8, **axes)
+    planted.plan()
+    for cell, ms in ((single, 10.0), (other[0], 5.0), (other[1], 20.0)):
+        planted.runs(cell, [ms])
+    (found,) = [one for one in analysed(planted).curves if one.key.strategy == "fsdp"]
+    assert [value(one.single) for one in found.points] == [pytest.approx(2.0), pytest.approx(0.5)]
+
+
+def test_virtual_nodes_are_a_setting_of_their_own(planted) -> None:
+    for size in (None, 2):
+        planted.runs(planted.series("weak", "ddp", [4], batch=8, node_size=size)[0], [10.0])
+    planted.plan()
+    study = analysed(planted)
+    assert sorted(study.settings[one.key.setting] for one in study.curves) == [
+        "node_size=2",
+        "node_size=none",
+    ]
+
+
+def test_series_differ_by_collective_and_link_and_skips_find_theirs(planted) -> None:
+    squeezed = {"compression": "bf16", "link_mbit_per_s": 1000.0}
+    for fields in (
+        squeezed,
+        {"link_mbit_per_s": 1000.0},
+        {"link_mbit_per_s": 100.0},
+        {"collective": "ring"},
+        {},
+    ):
+        planted.series("weak", "ddp", [2], batch=8, **fields)
+    planted.skip("ddp", 4, "on ring", batch=8, collective="ring")
+    planted.skip("ddp", 8, "at 1gbit", batch=8, link="1gbit")
+    planted.plan()
+    study = analysed(planted)
+    # The open network first, then by rate.
+    gaps = {
+        one.key.label: [(gap.gpus, gap.reason) for gap in one.gaps if gap.skipped] for one in study.curves
+    }
+    assert gaps == {
+        "ddp": [],
+        "ddp, ring": [(4, "on ring")],
+        "ddp, 100mbit": [],
+        "ddp, 1gbit": [(8, "at 1gbit")],
+        "ddp + bf16, 1gbit": [],
+    }
+    assert list(gaps) == ["ddp", "ddp, ring", "ddp, 100mbit", "ddp, 1gbit", "ddp + bf16, 1gbit"]
+    assert {one.skip.reason for one in study.skipped} == {"on ring", "at 1gbit"}
+
+
+def test_skips_that_another_plan_ran_over_another_link_stand(planted) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    planted.skip("ddp", 4, "no room", batch=8, link="1gbit")
+    planted.skip("ddp", 4, "no room", batch=8, collective="ring")
+    planted.plan()
+    planted.series("weak", "ddp", [4], batch=8)
+    planted.plan()
+    # Two rows: they differ in more than the size.
+    assert [(one.skip.collective, one.skip.link, one.gpus) for one in analysed(planted).skipped] == [
+        ("default", "1gbit", (4,)),
+        ("ring", "none", (4,)),
+    ]
+
+
 def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
     other_batch = planted.series("weak", "single", [1], batch=16)[0]
     other_precision = planted.series("weak", "single", [1], batch=8, precision="bf16")[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ OTHER = {
     "backend": "nccl",
     "optimizer": "adamw",
     "compression": "topk:0.01",
+    "collective": "ring",
+    "node_size": 1,
+    "link_mbit_per_s": 1000.0,
     "accumulation": 2,
     "precision": "bf16",
     "clip_norm": 1.0,
@@ -61,6 +65,8 @@ class LaterCell(Cell, frozen=True, kw_only=True, omit_defaults=True, dict=True, 
         ({"compression": "topk:0.01", "gpus": 256}, "resnet18-ddp-topk-0.01-g256-b8-f72dcd73b1ba38ce"),
         ({"steps": StepPolicy(budget_s=60.0)}, "resnet18-ddp-g002-b8-380fa8d01d03b9ae"),
         ({"clip_norm": 1.0, "precision": "bf16"}, "resnet18-ddp-g002-b8-84474436bc7e53c6"),
+        ({"collective": "ring"}, "resnet18-ddp-ring-g002-b8-abd91adca79869a9"),
+        ({"link_mbit_per_s": 2500, "node_size": 2}, "resnet18-ddp-2.5gbit-g002-b8-7e568b2cff981d76"),
     ],
 )
 def test_an_id_stays_what_it_was_on_the_first_day(
@@ -128,6 +134,27 @@ def test_equal_cells_have_equal_ids_in_memory_and_from_a_file(
     again = msgspec.json.decode(msgspec.json.encode(cell), type=Cell)
     assert again == cell
     assert again.id == cell.id
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("node_size", 0, "node_size is at least 1, not 0"),
+        ("link_mbit_per_s", 0.5, "link_mbit_per_s is at least 1, not 0.5"),
+        ("link_mbit_per_s", math.inf, "link_mbit_per_s is a finite number, not inf"),
+        ("link_mbit_per_s", math.nan, "link_mbit_per_s is at least 1, not nan"),
+    ],
+)
+def test_nodes_and_links_that_cannot_be_are_refused(
+    cell_of: CellOf, field: str, value: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
+        cell_of(**{field: value})
+
+
+@pytest.mark.parametrize(("rate", "text"), [(None, "none"), (100, "100mbit"), (2500.0, "2.5gbit")])
+def test_the_link_of_a_cell_is_the_text_of_its_rate(cell_of: CellOf, rate: float | None, text: str) -> None:
+    assert cell_of(link_mbit_per_s=rate).link == text
 
 
 @given(workload=st.text(max_size=200), compression=st.sampled_from(["none", "topk:0.01"]))

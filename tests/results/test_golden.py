@@ -75,6 +75,9 @@ ENVIRONMENT = Environment(
 PROOF = Proof(
     method="serial-simulation", passed=True, detail="3 steps", max_difference=1.5e-6, max_bound=2.5e-6
 )
+CELL_2 = msgspec.structs.replace(
+    CELL, collective="hierarchical:via=leaders", node_size=2, link_mbit_per_s=2500.0
+)
 PLAN = Plan(
     study="demo",
     created_at="2026-01-02T03:04:05.000Z",
@@ -128,6 +131,23 @@ PLAN = Plan(
         ),
     ),
 )
+PLAN_2 = msgspec.structs.replace(
+    PLAN,
+    request=msgspec.structs.replace(
+        PLAN.request,
+        collectives=("default", "hierarchical:via=leaders"),
+        links=("none", "2.5gbit"),
+        node_size=2,
+        exclude=(Pattern(collective="default", link="2.5gbit"),),
+    ),
+    cells=(CELL_2,),
+    series=(
+        msgspec.structs.replace(
+            PLAN.series[0], cells=(CELL_2.id,), collective="hierarchical:via=leaders", link="2.5gbit"
+        ),
+    ),
+    skips=(msgspec.structs.replace(PLAN.skips[0], collective="ring", link="100mbit"),),
+)
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",
     placement=Placement(nodes=1, gpus_per_node=2),
@@ -142,6 +162,7 @@ LAUNCH = Launch(
     supervisor_pid=4321,
     warnings=("on battery",),
 )
+LAUNCH_2 = msgspec.structs.replace(LAUNCH, link_mbit_per_s=2500.0)
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
     command=("python", "-m", "torch.distributed.run"),
@@ -260,8 +281,11 @@ RUN_RESULT = RunResult(
 # One line a version; an older line stays when a newer one comes.
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
+    "plan-2": (schemas.PLAN, PLAN_2),
     "cell-1": (schemas.CELL, CELL),
+    "cell-2": (schemas.CELL, CELL_2),
     "launch-1": (schemas.LAUNCH, LAUNCH),
+    "launch-2": (schemas.LAUNCH, LAUNCH_2),
     "attempt-1": (schemas.ATTEMPT, ATTEMPT),
     "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),

@@ -14,6 +14,8 @@ from torch import Tensor
 from harness.worker.exchange import ExchangeGroup
 from strategies.buckets import Bucket, pieces_of
 from strategies.catalog import COMPRESSIONS
+from strategies.collectives.link import Link
+from strategies.compression.build import build_compressor
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
@@ -145,6 +147,21 @@ def test_any_length_over_any_number_of_ranks(threads: Threads, spec: str, size: 
         torch.testing.assert_close(sums[0].double(), expected, rtol=0, atol=2e-6 * scale)
 
 
+def over_rubbish(group: ExchangeGroup, spec: str) -> Tensor:
+    unsent, values = torch.full((120,), float("nan")), torch.ones(120)
+    pieces = pieces_of(iter([("w", torch.Size((10, 10))), ("bias", torch.Size((20,)))]))
+    compressor = build_compressor(spec, seed=0, rank=group.rank())
+    compressor.sum_shares(Bucket(index=0, values=values, pieces=pieces), unsent, Link(group))
+    return unsent
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_was_in_unsent_does_not_matter(threads: Threads, spec: str) -> None:
+    # Ones are exact for all: the largest of their block, a constant magnitude, a matrix of rank one.
+    for unsent in threads(2, over_rubbish, spec):
+        torch.testing.assert_close(unsent, torch.zeros(120), rtol=0, atol=1e-5)
+
+
 def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]]:
     """The last steps as they went on, and by another exchange from what the first had saved."""
     first, second = open_exchange(group, spec), open_exchange(group, spec)
@@ -186,7 +203,6 @@ def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("spec", ["int8", "int8:feedback=true", "signsgd", "powersgd:2"])
 def test_zeros_are_summed_to_zeros_and_leave_no_trace(threads: Threads, spec: str) -> None:
-    # Ones are exact for all: the largest of its block, a constant magnitude, a matrix of rank one.
     for zeros, ones in threads(2, zeros_then_ones, spec):
         assert torch.equal(zeros, torch.zeros(120))
         torch.testing.assert_close(ones, torch.full((120,), 2.0), rtol=1e-6, atol=0)

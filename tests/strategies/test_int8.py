@@ -90,6 +90,12 @@ def test_the_largest_never_wraps_around() -> None:
     assert (coded(values, block=2).abs() <= 0.1 * SLACK).all()
 
 
+def test_a_block_of_zeros_has_a_step() -> None:
+    codes = compressor(block=8).encode(torch.zeros(1, 8), torch.tensor([8]))[0]
+    assert codes[8:].clone().view(torch.float32).item() == 2.0**-126
+    assert not codes[:8].any()
+
+
 def hoeffding(draws: int, width: float, tests: int) -> float:
     """What the mean of `draws` independent numbers of mean zero, each in an interval of `width`, exceeds
     in any of `tests` cases (Bonferroni) with a probability of at most FALSE_ALARM (Hoeffding 1963,

@@ -79,6 +79,47 @@ def test_collectives_of_the_group_that_counts(threads: Run) -> None:
         assert (payload, operations) == (6 * 8 + 2 * 24, 8)
 
 
+class Later:
+    """Work that is done when it is waited for."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self.wait = finish
+
+
+class Lazy:
+    """The group with every collective put off until it is waited for; its results are NaN until then."""
+
+    def __init__(self, group: ExchangeGroup) -> None:
+        self._group = group
+        self.rank, self.size = group.rank, group.size
+
+    def __getattr__(self, name: str) -> Callable[..., Later]:
+        def begin(*arguments: Any) -> Later:
+            results = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
+            given = [result.clone() for result in results]
+            for result in results:
+                result.fill_(torch.nan)
+
+            def finish() -> None:
+                for result, before in zip(results, given, strict=True):
+                    result.copy_(before)
+                getattr(self._group, name)(*arguments).wait()
+
+            return Later(finish)
+
+        return begin
+
+
+def over_a_lazy_group(group: ExchangeGroup) -> dict[str, list[Any]]:
+    lazy: Any = Lazy(group)
+    return call_all(Link(lazy))
+
+
+def test_a_call_returns_when_its_result_is_there(threads: Run) -> None:
+    for rank, found in enumerate(threads(3, over_a_lazy_group)):
+        check(found, rank)
+
+
 def on_default_group(rank: int) -> dict[str, list[Any]]:
     assert (Link().rank, Link().size) == (rank, 3)
     return call_all(Link())

@@ -139,7 +139,7 @@ GOES_OVER = {
     "torch-powersgd": {"default"},
     "int8": {"default", "hierarchical"},
     "signsgd": {"default", "hierarchical"},
-    "dgc": EVERYWHERE - {"tree"},
+    "dgc": EVERYWHERE - {"tree", "hierarchical"},
 }
 NOT_WITH = {
     "ddp": set[str](),

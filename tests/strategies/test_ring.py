@@ -201,10 +201,15 @@ def through_the_catalog(group: ExchangeGroup, text: str, numel: int) -> tuple[li
     return values.tolist(), group.traffic.operations
 
 
-def test_built_from_its_spec(threads: Threads) -> None:
-    # 0.001 MiB are 1048 bytes, 262 values: a segment of 300 goes in two chunks, sent twice.
-    for values, operations in threads(2, through_the_catalog, "ring:chunk_mb=0.001", 600):
-        assert values == [3 * (1000 + place) for place in range(600)]
-        assert operations == 4
-    for _, operations in threads(2, through_the_catalog, "ring", 600):
-        assert operations == 2
+@pytest.mark.parametrize(
+    ("text", "numel", "messages"),
+    [
+        # 0.001 MiB are 1048 bytes, 262 values: what a segment has in one message, and one value more in two.
+        ("ring:chunk_mb=0.001", 3 * 262, 4),
+        ("ring:chunk_mb=0.001", 3 * 263, 8),
+        ("ring", 3 * 263, 4),
+    ],
+)
+def test_built_from_its_spec(threads: Threads, text: str, numel: int, messages: int) -> None:
+    expected = [7 * (1000 + place) for place in range(numel)]
+    assert threads(3, through_the_catalog, text, numel) == [(expected, messages)] * 3

@@ -90,7 +90,7 @@ def powers(size: int, numel: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(size=st.integers(1, 20), numel=st.integers(0, 60), chunk=st.integers(1, 20))
 def test_every_rank_gets_the_sum(
     wire: Callable[..., ScheduledWire], size: int, numel: int, chunk: int
@@ -231,29 +231,26 @@ def test_gathers_over_a_transport_that_is_late(late: Callable[..., list[Any]], s
         assert torch.equal(rows, expected)
 
 
-def test_receives_are_begun_before_they_are_waited_for() -> None:
-    """With what is sent on its way at once, no more than eight are open, and never none of many."""
+def test_eight_receives_are_open_at_any_time_each_into_memory_of_its_own() -> None:
     events: list[str] = []
+    filling: set[int] = set()
 
-    class Watched:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    class Arriving:
+        def __init__(self, place: int) -> None:
+            filling.add(place)
+            self._place = place
 
         def wait(self) -> None:
-            events.append(f"{self.name} done")
+            events.append("arrived")
+            filling.remove(self._place)
 
     class Watching(Nowhere):
-        def send(self, values: Tensor, to: int) -> Watched:
-            events.append("send")
-            return Watched("send")
+        def receive(self, values: Tensor, source: int) -> Arriving:
+            events.append("begun")
+            assert values.data_ptr() not in filling
+            return Arriving(values.data_ptr())
 
-        def receive(self, values: Tensor, source: int) -> Watched:
-            events.append("receive")
-            return Watched("receive")
-
-    plan = [Receive(part=slice(place, place + 1), source=1, adds=True) for place in range(10)]
+    plan = [Receive(part=slice(place, place + 1), source=1, adds=True) for place in range(20)]
     wire: Any = Ring(Watching(0, 2), chunk_bytes=4)  # type: ignore[arg-type]
-    wire.carry_out([*plan, Send(part=slice(0, 1), to=1)], torch.zeros(10))
-    assert events == (
-        ["receive"] * 8 + ["receive done", "receive"] * 2 + ["receive done"] * 8 + ["send", "send done"]
-    )
+    wire.carry_out(plan, torch.zeros(20))
+    assert events == ["begun"] * 8 + ["arrived", "begun"] * 12 + ["arrived"] * 8

@@ -197,6 +197,47 @@ def test_a_step_moves_each_gradient_and_each_buffer_once(threads: Threads, size:
     assert threads(size, bytes_of_a_step, ":find_unused=true") == [(payload + 1, 3)] * size
 
 
+def sums_of_a_step(group: ExchangeGroup, options: str) -> int:
+    """Of six parameters of 2 KiB."""
+    module = nn.Sequential(*(nn.Linear(512, 1, bias=False) for _ in range(6)))
+    module.forward = lambda x: sum(layer(x) for layer in module)  # type: ignore[method-assign]
+    model = scratch(module, group, options)
+    for _ in range(2):
+        step(model, torch.ones(1, 512))
+    before = group.traffic.operations
+    step(model, torch.ones(1, 512))
+    return group.traffic.operations - before
+
+
+@pytest.mark.parametrize(
+    ("options", "sums"),
+    [
+        ("", 1),
+        # 1 + 2 + 2 + 1 parameters.
+        (":first_bucket_mb=0.001:bucket_mb=0.0039", 4),
+        # 2 + 1 + 1 + 1 + 1.
+        (":first_bucket_mb=0.0039:bucket_mb=0.001", 5),
+    ],
+)
+def test_the_options_say_how_large_buckets_are(threads: Threads, options: str, sums: int) -> None:
+    assert threads(2, sums_of_a_step, options) == [sums] * 2
+
+
+def strides(rank: int, compression: str) -> tuple[int, ...]:
+    module = nn.Conv2d(2, 6, 2)
+    settings = TrainSettings(strategy="scratch-ddp", compression=compression, memory_format="channels_last")
+    trainer = Trainer(module, lambda y, t: y.sum(), device=CPU, settings=settings, group=open_exchange())
+    trainer.compute_gradients(iter([(torch.ones(1, 2, 2, 2), torch.ones(1))]))
+    assert module.weight.grad is not None
+    return module.weight.grad.stride()
+
+
+def test_gradients_lie_as_their_parameters_do_unless_a_compressor_sees_them(ranks: Ranks) -> None:
+    # (6, 2, 2, 2): with the channels last, and row by row.
+    assert ranks(2, strides, "none") == [(8, 1, 4, 2)] * 2
+    assert ranks(2, strides, "topk:0.5") == [(8, 4, 2, 1)] * 2
+
+
 def forgotten(group: ExchangeGroup) -> str:
     module = nn.ModuleDict({"used": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
     module.forward = module["used"].forward  # type: ignore[method-assign]

@@ -142,7 +142,7 @@ def resume(rank: int) -> dict[str, Any]:
             dist.all_reduce(total)
             errors.append(((total - applied[name]).norm() / size).item())
         found[f"step {step}"] = max(errors) < 256 * 2**-24
-        found[f"compressed {step}"] = any(bool(part.any()) for part in unsent.values())
+        found[f"compressed {step}"] = all(bool((unsent[name] != carried[name]).any()) for name in names)
         fresh.update()
     return found
 

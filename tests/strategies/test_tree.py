@@ -181,16 +181,23 @@ def test_the_largest_is_asked_of_the_backend_what_a_tree_cannot_is_refused_and_i
     assert threads(3, other_calls) == [[2.0, 0.0]] * 3
 
 
-def through_the_catalog(group: ExchangeGroup, text: str) -> tuple[list[float], int]:
+def through_the_catalog(group: ExchangeGroup, text: str, numel: int) -> tuple[list[float], int]:
     route = build_route(text, Link(group), node_size=1)
-    values = whole_numbers(group.rank(), 600)
+    values = whole_numbers(group.rank(), numel)
     route.sum_shares(Bucket(index=0, values=values, pieces=()), None, Dense())
     return values.tolist(), group.traffic.operations
 
 
-def test_built_from_its_spec(threads: Threads) -> None:
-    # 0.001 MiB are 1048 bytes, 262 values: a half of 300 goes in two chunks, up one tree and down the other.
-    for text, messages in (("tree:chunk_mb=0.001", 4), ("tree", 2)):
-        for values, operations in threads(2, through_the_catalog, text):
-            assert values == [3 * (1000 + place) for place in range(600)]
-            assert operations == messages
+@pytest.mark.parametrize(
+    ("text", "numel", "chunks"),
+    [
+        # 0.001 MiB are 1048 bytes, 262 values: what a half has in one chunk, and one value more in two.
+        ("tree:chunk_mb=0.001", 2 * 262, 1),
+        ("tree:chunk_mb=0.001", 2 * 263, 2),
+        ("tree", 2 * 263, 1),
+    ],
+)
+def test_built_from_its_spec(threads: Threads, text: str, numel: int, chunks: int) -> None:
+    expected = [7 * (1000 + place) for place in range(numel)]
+    # Of a chunk ranks 0, 1 and 2 send 1, 2 and 1 messages in the first tree, 2, 1 and 1 in the second.
+    assert threads(3, through_the_catalog, text, numel) == [(expected, count * chunks) for count in (3, 3, 2)]

@@ -36,7 +36,7 @@ class World:
         self._reads = 0
         self.blocks = 0
         self.settings = TrainSettings()
-        self.model = SimpleNamespace(period=1, ramp_steps=0)
+        self.model = SimpleNamespace(period=1)
 
     def step(self, batches: Iterator[object]) -> None:
         next(batches)
@@ -118,34 +118,6 @@ def test_no_warm_up_is_not_a_steady_one(watch: Callable[..., tuple[Stopwatch, Wo
     stopwatch, world = watch([])
     columns, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=0))
     assert (columns, steady, world.blocks) == (StepColumns(), False, 0)
-
-
-@pytest.mark.parametrize(
-    ("walls", "ramp_steps", "limit", "blocks", "steady"),
-    [
-        # Blocks of 5: the first two hold the ramp, and the two after it are alike.
-        ([500, 500, 100, 96], 10, 40, 4, True),
-        # The second begins in the ramp of 6 steps: neither it nor its neighbours are compared with it.
-        ([500, 100, 100, 100], 6, 40, 4, True),
-        # The limit is beyond the ramp: 10 + 10 steps.
-        ([500, 500, 100, 80], 10, 10, 4, False),
-        # No warm-up beyond the ramp of 6 steps, which has two blocks.
-        ([500, 500], 6, 0, 2, False),
-    ],
-)
-def test_warm_up_has_the_whole_ramp_of_a_strategy_before_it_judges(
-    watch: Callable[..., tuple[Stopwatch, World]],
-    walls: list[float],
-    ramp_steps: int,
-    limit: int,
-    blocks: int,
-    steady: bool,
-) -> None:
-    stopwatch, world = watch(walls)
-    world.model.ramp_steps = ramp_steps
-    columns, found = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=limit))
-    assert (world.blocks, found) == (blocks, steady)
-    assert columns.step_ns == [5] * 5 * blocks
 
 
 @pytest.mark.parametrize(

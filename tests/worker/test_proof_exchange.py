@@ -9,8 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
+from harness.worker.proof import first_steps
 from strategies.buckets import Bucket
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
@@ -18,6 +19,7 @@ from strategies.compression.memory import BucketMemory
 from strategies.compression.topk import TopK
 from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd import LocalSgdModel
+from strategies.parallel import ParallelModel
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]
@@ -101,6 +103,27 @@ def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
 ) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("period", "ramp_steps", "checked"),
+    [
+        (1, 0, "xxx"),
+        # Whole periods: the averages come after steps 2 and 4, and after step 8.
+        (2, 0, "xxxx"),
+        (8, 0, "xxxxxxxx"),
+        # The ramp is gone through, and the two steps after it are checked, or the period that they begin.
+        (1, 2, "xxxx"),
+        (1, 5, "xxx--xx"),
+        (4, 5, "xxx--xxxx"),
+    ],
+)
+def test_a_proof_checks_the_first_steps_and_those_after_the_ramp(
+    period: int, ramp_steps: int, checked: str
+) -> None:
+    model = ParallelModel(nn.Linear(1, 1))
+    model.period, model.ramp_steps = period, ramp_steps
+    assert first_steps(model) == [mark == "x" for mark in checked]
 
 
 def _nothing_comes_back(rank: int, size: int) -> AbstractContextManager[object]:

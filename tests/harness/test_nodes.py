@@ -1,0 +1,263 @@
+"""The parts of a launch on virtual nodes: its command, its cores, its end, and what stands in its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.code import checkout
+from harness.launch import nodes, preflight
+from harness.launch.command import code_environment, local_command, shell_line
+from harness.launch.nodes import outlast, shares
+from harness.launch.preflight import link_obstacle
+from results.environment import CodeVersion
+from results.launch import Launch
+from results.outcome import Evidence
+from results.plan import Placement
+from results.store import Study
+
+Agents = list[subprocess.Popen[bytes]]
+
+
+def _launch(nodes: int, gpus_per_node: int, threads: int = 1) -> Launch:
+    return Launch(
+        launch_id="20260102T030405Z-abcdef",
+        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.EMULATED,
+        slots=(),
+        code=CodeVersion(code_hash="0"),
+        threads=threads,
+        link_mbit_per_s=100.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "threads", "cores", "expected"),
+    [
+        (2, 1, 1, [4, 5], [[4], [5]]),
+        (2, 2, 1, [0, 2, 4, 6, 1], [[0, 2], [4, 6]]),
+        (3, 1, 2, list(range(8)), [[0, 1], [2, 3], [4, 5]]),
+        # Too few: every node may use all of them.
+        (2, 2, 1, [0, 1, 2], [[0, 1, 2]] * 2),
+        (2, 1, 2, [0, 1, 2], [[0, 1, 2]] * 2),
+    ],
+)
+def test_nodes_have_cores_of_their_own_where_they_are_enough(
+    nodes: int, ranks: int, threads: int, cores: list[int], expected: Sequence[Sequence[int]]
+) -> None:
+    assert shares(_launch(nodes, ranks, threads), cores) == expected
+
+
+def test_a_launch_with_a_link_is_a_command_of_ours_and_one_without_is_torchrun() -> None:
+    launch, path = _launch(2, 1), Path("/s/launches/L/launch.json")
+    command = local_command(launch, path, python="python")
+    assert command == ("python", "-m", "harness.launch.nodes", "/s/launches/L/launch.json")
+    assert shell_line(launch, command).endswith("PYTHONSAFEPATH=1 " + " ".join(command))
+    plain = msgspec.structs.replace(launch, link_mbit_per_s=None)
+    assert local_command(plain, path)[2] == "torch.distributed.run"
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[..., Agents]]:
+    """Stand-ins for torchruns: shell commands that have begun when they are handed over."""
+    started: Agents = []
+
+    def start(*commands: str) -> Agents:
+        for command in commands:
+            shell = ["sh", "-c", command.replace("BEGUN", "echo; exec")]
+            started.append(subprocess.Popen(shell, stdout=subprocess.PIPE))
+            if "BEGUN" in command:
+                assert started[-1].stdout is not None
+                assert started[-1].stdout.readline() == b"\n"
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_all_are_waited_for_and_the_worst_code_is_told(agents: Callable[..., Agents]) -> None:
+    assert outlast(agents("exit 0", "sleep 0.3"), lambda: False) == 0
+    assert outlast(agents("exit 1", "exit 3", "exit 2"), lambda: False) == 3
+    assert outlast(agents("kill -9 $$"), lambda: False) == 128 + 9
+
+
+def test_a_bad_end_gives_the_others_a_while_and_no_more(
+    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "PATIENCE_S", 0.6)
+    reports, waits, bad = agents("sleep 0.3; exit 7", "BEGUN sleep 60", "exit 1")
+    began = time.monotonic()
+    assert outlast([reports, waits, bad], lambda: False) == 128 + signal.SIGTERM
+    assert (reports.returncode, waits.returncode, bad.returncode) == (7, -signal.SIGTERM, 1)
+    assert 0.6 < time.monotonic() - began < 5
+
+
+def test_who_is_asked_to_stop_and_does_not_is_killed(
+    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "GRACE_S", 0.5)
+    willing, deaf = agents("BEGUN sleep 60", "trap '' TERM; BEGUN sleep 60")
+    began = time.monotonic()
+    assert outlast([willing, deaf], lambda: True) == 128 + max(signal.SIGTERM, signal.SIGKILL)
+    assert (willing.returncode, deaf.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert time.monotonic() - began < nodes.PATIENCE_S
+
+
+PROGRAM = """
+import os, sys
+from harness import kernel
+from harness.launch import nodes
+unshare = kernel.unshare
+def refuse(kinds):
+    if kinds == kernel.Namespace.NETWORK | kernel.Namespace.MOUNT:
+        raise PermissionError(1, "unshare: Operation not permitted")
+    unshare(kinds)
+kernel.unshare = refuse
+def command(launch, path, *, rendezvous):
+    words = f"{rendezvous.node_rank} of {launch.placement.nodes} at {rendezvous.endpoint}"
+    talk = f"echo {words} on $GLOO_SOCKET_IFNAME of $(cat /proc/sys/kernel/hostname)"
+    return ["bash", "-c", f"{talk}; echo locked >&{sys.argv[2]}"]
+nodes.torchrun_command = command
+sys.exit(nodes.main())
+"""
+
+
+def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(
+    links: None, tmp_path: Path
+) -> None:
+    path = Study(tmp_path).add_launch(_launch(3, 1))
+    lock_seen, lock = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), str(lock)],
+        # Not one: with more, numpy starts threads when it is imported.
+        env={**code_environment(checkout()), "OMP_NUM_THREADS": "2"},
+        pass_fds=(lock,),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(lock)
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first == "3 virtual nodes, 100mbit each way"
+    host = os.uname().nodename
+    assert sorted(lines) == [f"{n} of 3 at 10.77.0.1:29500 on eth0 of node{n}.{host}" for n in range(3)]
+    with os.fdopen(lock_seen) as seen:
+        assert seen.read() == "locked\n" * 3
+
+
+@pytest.fixture
+def fresh_trial() -> Iterator[None]:
+    link_obstacle.cache_clear()
+    yield
+    link_obstacle.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_trial")
+@pytest.mark.parametrize(
+    ("trial", "reason"),
+    [
+        (("-c", "pass"), None),
+        (("-c", "import sys; sys.exit('more\\nno veth')"), "no veth"),
+        (("-c", "import os; os.kill(os.getpid(), 9)"), "making two virtual nodes ended with -9"),
+    ],
+)
+def test_what_stands_in_the_way_of_links_is_told(
+    monkeypatch: pytest.MonkeyPatch, trial: tuple[str, ...], reason: str | None
+) -> None:
+    monkeypatch.setattr(preflight, "LINK_TRIAL", trial)
+    assert link_obstacle() == reason
+    monkeypatch.setattr(preflight, "LINK_TRIAL", ("-c", "1 / 0"))
+    assert link_obstacle() == reason, "asked once"
+
+
+MISSING = """
+import shutil, sys
+from harness import kernel
+from harness.launch import virtual_network
+def refuse(*kinds):
+    raise PermissionError(1, "unshare: Operation not permitted")
+def nothing(tool, path=None):
+    return None
+def fails(tool, path=None):
+    return "/bin/false" if tool == sys.argv[2] else which(tool, path=path)
+which = shutil.which
+{"unshare": lambda: setattr(kernel, "unshare", refuse),
+ "program": lambda: setattr(shutil, "which", nothing),
+ "kernel": lambda: setattr(shutil, "which", fails)}[sys.argv[1]]()
+try:
+    virtual_network.Switch().connect(2, 100.0)
+except virtual_network.MachineError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (("unshare", ""), "Operation not permitted): run as root, or have user namespaces allowed"),
+        (("program", ""), "need the program `ip`: install iproute2"),
+        (("kernel", "ip"), "CONFIG_VETH"),
+        (("kernel", "tc"), "CONFIG_NET_SCH_TBF"),
+    ],
+)
+def test_each_thing_that_is_missing_has_its_word(links: None, what: tuple[str, str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING, *what],
+        env=code_environment(checkout()),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert words in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+STARTER = """
+import subprocess, sys
+agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+spinner = "import os; os.sched_setaffinity(0, [1])\\nwhile sum(os.times()[:2]) < 0.6: pass"
+rank = '''
+import os, time
+from harness.worker.usage import _own_s
+def own_s():
+    return [_own_s(frozenset(cores)) for cores in ([1], [0], [])]
+os.sched_setaffinity(0, [0])
+began, end = own_s(), time.monotonic() + 20
+while (now := own_s())[0] - began[0] < 0.3 and time.monotonic() < end:
+    time.sleep(0.05)
+print([then - before for then, before in zip(now, began)])
+'''
+watched = subprocess.Popen([sys.executable, "-c", agent, rank])
+subprocess.Popen([sys.executable, "-c", agent, spinner])
+watched.wait()
+"""
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="there is no core for the other node")
+def test_ranks_of_other_nodes_are_foreign_to_no_core_that_they_may_use() -> None:
+    """The rank of one node watches while that of another spins on core 1, both started by one program."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTER, "harness.launch.nodes"],
+        env=code_environment(checkout()),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    shared, apart, none = json.loads(done.stdout)
+    assert shared >= 0.3
+    assert apart < shared - 0.1
+    assert none == 0

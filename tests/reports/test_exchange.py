@@ -1,0 +1,419 @@
+"""Compressors, collectives and strategies beside the dense exchange, worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+
+import msgspec
+import pytest
+
+from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.render import cells_as_csv, render
+from reports.page.tables import exchange_reasons, exchange_table
+from results.outcome import Evidence
+from results.statistics import Metric, ratio_of_runs
+
+MS = 1e6
+
+
+def analysed(planted) -> StudyFigures:
+    return analyse("study", planted.study.plans(), planted.study.collect())
+
+
+def parts_of(planted) -> list[ExchangePart]:
+    return exchange_parts(analysed(planted))
+
+
+def part_of(planted) -> ExchangePart:
+    (part,) = parts_of(planted)
+    return part
+
+
+def row_of(part: ExchangePart, name: str, gpus: int = 2) -> ExchangeRow:
+    (row,) = [row for row in part.rows if (row.name, row.cell.gpus) == (name, gpus)]
+    return row
+
+
+@pytest.fixture
+def plant(planted):
+    """Plant cells of batch 8 on 2 ranks by (strategy, compression, collective, link): step times in ms.
+
+    Two times are the ends of three runs, with the mean between them.
+    """
+
+    def make(cells: dict[tuple[str, ...], list[float]], *, gpus: int = 2, **timing: object) -> None:
+        for (strategy, *rest), step_ms in cells.items():
+            axes = dict(zip(("compression", "collective"), rest, strict=False))
+            fields: dict[str, object] = {**axes}
+            if len(rest) > 2:
+                fields["link_mbit_per_s"] = float(rest[2])
+            (cell,) = planted.series("weak", strategy, [gpus], batch=8, **fields)
+            runs = [step_ms[0], sum(step_ms) / 2, step_ms[1]] if len(step_ms) == 2 else step_ms
+            planted.runs(cell, runs, **timing)
+
+    return make
+
+
+def test_the_speed_up_is_the_ratio_of_means_within_the_ratios_of_single_runs(planted, plant) -> None:
+    plant({("ddp",): [10.0, 11.0, 12.0], ("ddp", "bf16"): [4.0, 5.0, 6.0]})
+    planted.plan()
+    row = row_of(part_of(planted), "ddp + bf16")
+    assert row.dense is not None
+    assert row.dense.cell.compression == "none"
+    assert row.speed_up is not None
+    # 11 / 5; at worst 10 / 6, at best 12 / 4.
+    assert row.speed_up.value == pytest.approx(2.2)
+    assert (row.speed_up.low, row.speed_up.high) == (pytest.approx(10 / 6), pytest.approx(3.0))
+    assert (row.speed_up.interval, row.speed_up.samples) == ("range", 3)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "verdict"),
+    [
+        ([8.0, 9.0, 9.9], "faster"),  # its slowest is faster than the fastest dense run
+        ([8.0, 9.0, 10.0], "no gain"),  # its slowest is as fast as that
+        ([11.0, 11.0, 11.0], "no gain"),
+        ([12.0, 13.0, 14.0], "no gain"),  # its fastest is as slow as the slowest dense run
+        ([12.1, 13.0, 14.0], "slower"),
+    ],
+)
+def test_a_verdict_needs_runs_that_are_apart(planted, plant, step_ms, verdict) -> None:
+    plant({("ddp",): [10.0, 11.0, 12.0], ("ddp", "bf16"): step_ms})
+    planted.plan()
+    assert row_of(part_of(planted), "ddp + bf16").verdict == verdict
+
+
+def test_from_six_runs_on_the_interval_decides_and_not_the_range(planted, plant) -> None:
+    # The ranges overlap (10.9 < 11.0), the means do not: 10.5 and 11.4 with a deviation of some 0.2.
+    plant(
+        {
+            ("ddp",): [11.0, 11.4, 11.4, 11.4, 11.4, 11.8],
+            ("ddp", "bf16"): [10.1, 10.5, 10.5, 10.5, 10.5, 11.05],
+        }
+    )
+    planted.plan(repeats=6)
+    row = row_of(part_of(planted), "ddp + bf16")
+    assert row.speed_up is not None
+    assert row.speed_up.interval == "t95-runs"
+    assert row.verdict == "faster"
+
+
+@pytest.mark.parametrize(("dense", "other"), [(1, 1), (1, 3), (2, 2), (3, 2), (2, 6)])
+def test_fewer_than_three_runs_are_shown_and_not_judged(planted, dense, other) -> None:
+    for compression, runs, ms in (("none", dense, 10.0), ("bf16", other, 5.0)):
+        (cell,) = planted.series("weak", "ddp", [2], batch=8, compression=compression)
+        planted.runs(cell, [ms] * runs)
+    planted.plan()
+    part = part_of(planted)
+    row = row_of(part, "ddp + bf16")
+    assert row.speed_up is not None
+    assert row.speed_up.value == pytest.approx(2.0)
+    assert (row.verdict, row.reason) == (None, FEW_RUNS)
+    assert part.finding == "On this network nothing can be told apart: a verdict needs 3 runs of each."
+    assert exchange_reasons(part) == ["ddp + bf16 on 2: a verdict needs 3 runs of each"]
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+def test_equal_exchanges_are_told_apart_as_often_as_the_method_says(runs) -> None:
+    """2 n! n! / (2n)! of all orders of 2 n different times: 1 in 10 and 1 in 126."""
+    times = range(1, 2 * runs + 1)
+    apart = 0
+    for some in itertools.combinations(times, runs):
+        ratio = ratio_of_runs(some, [one for one in times if one not in some], "x")
+        assert ratio.low is not None
+        assert ratio.high is not None
+        apart += ratio.low > 1 or ratio.high < 1
+    assert apart == 2
+    assert math.comb(2 * runs, runs) == 2 * {3: 10, 5: 126}[runs]
+
+
+def test_each_is_compared_with_the_dense_exchange_of_its_strategy_or_of_ddp(planted, plant) -> None:
+    ones = [10.0, 10.0]
+    plant(
+        {
+            ("local-sgd:4", "bf16"): ones,
+            ("scratch-ddp", "bf16", "ring"): ones,
+            ("scratch-ddp",): ones,
+            ("ddp", "none", "ring"): ones,
+            ("ddp",): ones,
+        }
+    )
+    planted.plan(repeats=2)
+    part = part_of(planted)
+    against = {row.name: None if row.dense is None else row.dense.cell.strategy for row in part.rows}
+    assert against == {
+        "ddp": None,
+        "local-sgd:4 + bf16": "ddp",
+        "scratch-ddp + bf16, ring": "scratch-ddp",
+        "scratch-ddp": "ddp",
+        "ddp, ring": "ddp",
+    }
+    # What the others are compared with stands first, the rest as it was asked for.
+    assert part.rows[0].name == "ddp"
+    assert row_of(part, "ddp").reason is None
+
+
+def test_a_ddp_with_options_stands_in_for_plain_ddp(planted, plant) -> None:
+    plant({("ddp:bucket_mb=50.0",): [10.0, 10.0], ("scratch-ddp",): [10.0, 10.0]})
+    planted.plan(repeats=2)
+    row = row_of(part_of(planted), "scratch-ddp")
+    assert row.dense is not None
+    assert row.dense.cell.strategy == "ddp:bucket_mb=50.0"
+
+
+def test_without_a_dense_exchange_nothing_is_compared(planted, plant) -> None:
+    plant({("ddp", "bf16"): [10.0, 10.0], ("ddp", "fp16"): [10.0, 10.0]})
+    planted.plan(repeats=2)
+    part = part_of(planted)
+    assert [(row.dense, row.speed_up, row.reason) for row in part.rows] == [(None, None, NO_DENSE)] * 2
+    assert part.finding == f"On this network nothing can be told apart: {NO_DENSE}."
+
+
+def test_dense_exchanges_without_ddp_stand_alone(planted, plant) -> None:
+    plant({("scratch-ddp",): [10.0, 10.0], ("local-sgd:4",): [5.0, 5.0]})
+    planted.plan(repeats=2)
+    assert part_of(planted).finding == f"On this network nothing can be told apart: {ALONE}."
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"precision": "bf16"}, {"micro_batch": 16}, {"link_mbit_per_s": 1000.0}, {"node_size": 1}, {"gpus": 4}],
+)
+def test_unlike_points_are_not_compared(planted, plant, fields) -> None:
+    plant({("ddp",): [10.0, 10.0], ("ddp", "fp16"): [9.0, 9.0]})
+    gpus = fields.pop("gpus", 2)
+    (cell,) = planted.series("weak", "ddp", [gpus], batch=8, compression="bf16", **fields)
+    (other,) = planted.series("weak", "ddp", [gpus], batch=8, compression="fp16", **fields)
+    planted.runs(cell, [5.0, 5.0])
+    planted.runs(other, [5.0, 5.0])
+    planted.plan(repeats=2)
+    rows = [row for part in parts_of(planted) for row in part.rows if row.cell.id == cell.id]
+    assert [(row.dense, row.reason) for row in rows] == [(None, NO_DENSE)]
+
+
+def test_unlike_conditions_and_evidence_are_named_instead_of_divided(planted, plant, new_environment) -> None:
+    plant({("ddp",): [10.0, 10.0]})
+    plant({("ddp", "bf16"): [5.0, 5.0]}, environment=new_environment(torch="2.12.0"))
+    plant({("ddp", "fp16"): [5.0, 5.0]}, evidence=Evidence.EMULATED)
+    planted.plan(repeats=2)
+    part = part_of(planted)
+    reasons = {row.name: row.reason for row in part.rows if row.reason is not None}
+    assert reasons == {
+        "ddp + bf16": "not comparable with the baseline: torch: 2.12.0 here, 2.13.0 there",
+        "ddp + fp16": "emulated here, measured there",
+    }
+    assert all(row.speed_up is None for row in part.rows)
+
+
+def test_emulated_exchanges_are_compared_and_called_so(planted, plant) -> None:
+    slow = {("ddp", "none", "default", "1000"): [10.0, 10.0]}
+    plant(slow | {("ddp", "bf16", "default", "1000"): [5.0, 5.0]}, evidence=Evidence.EMULATED)
+    planted.plan(repeats=2)
+    part = part_of(planted)
+    assert part.finding == (
+        "Over 1gbit links (emulated) these were faster than the dense exchange: bf16 (2.00 times)."
+    )
+
+
+def test_payload_over_exposed_time_where_that_is_above_nothing(planted) -> None:
+    for compression, exposed in (("none", [2.0, 2.0]), ("bf16", [-0.5, 1.0]), ("fp16", [1.0, 3.0])):
+        (cell,) = planted.series("weak", "ddp", [2], batch=8, compression=compression)
+        for ms in exposed:
+            planted.runs(cell, [10.0], exposed_ms=ms)
+    (unknown,) = planted.series("weak", "ddp", [2], batch=8, compression="int8")
+    planted.runs(unknown, [10.0, 10.0])
+    planted.plan(repeats=2)
+    rates = {row.name: row.payload_per_exposed_s for row in part_of(planted).rows}
+    # 4 MB in 2 ms; in 2 ms on the mean of 1 and 3; nothing where it may be 0 or was not measured.
+    assert rates == {
+        "ddp": pytest.approx(2e9),
+        "ddp + fp16": pytest.approx(2e9),
+        "ddp + bf16": None,
+        "ddp + int8": None,
+    }
+
+
+@pytest.mark.parametrize(("low", "rate"), [(0.5, 2e9), (-0.5, None)])
+def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, low, rate) -> None:
+    plant({("ddp",): [10.0], ("ddp", "bf16"): [10.0]})
+    planted.plan(repeats=1)
+    exposed = Metric(value=2 * MS, unit="ns", low=low * MS, high=3 * MS, samples=6, interval="t95-quads")
+    results = [msgspec.structs.replace(run, exposed_ns=exposed) for run in planted.study.collect()]
+    (part,) = exchange_parts(analyse("study", planted.study.plans(), results))
+    # 4 MB in 2 ms.
+    assert [row.payload_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
+
+
+def test_a_study_of_one_exchange_has_no_section(small) -> None:
+    assert parts_of(small) == []
+    html = render(small.study, small.study.collect())
+    assert 'id="exchange"' not in html
+    assert "#exchange" not in html
+    assert "speed_up" not in cells_as_csv(small.study, small.study.collect())
+
+
+def test_a_single_device_is_no_exchange(planted) -> None:
+    for strategy, gpus in (("single", 1), ("fsdp", 1), ("ddp", 2)):
+        planted.runs(planted.series("weak", strategy, [gpus], batch=8)[0], [10.0])
+    planted.plan(repeats=1)
+    assert parts_of(planted) == []
+
+
+def test_parts_are_by_workload_and_network_the_open_one_first(planted, plant) -> None:
+    both = [10.0, 10.0]
+    for rate in ("1000", "100"):
+        plant({("ddp", "none", "default", rate): both, ("ddp", "bf16", "default", rate): both})
+    plant({("ddp",): both, ("ddp", "bf16"): both})
+    for compression in ("none", "bf16"):
+        (cell,) = planted.series("weak", "ddp", [2], batch=8, workload="a-model", compression=compression)
+        planted.runs(cell, both)
+    planted.plan(repeats=2)
+    assert [(part.workload, part.link) for part in parts_of(planted)] == [
+        ("a-model", "none"),
+        ("gpt-nano", "none"),
+        ("gpt-nano", "100mbit"),
+        ("gpt-nano", "1gbit"),
+    ]
+
+
+# The dense exchange takes 10.0 to 10.2 ms; each other one on 2 ranks and, where two are given, on 4.
+DENSE = [10.0, 10.2]
+FINDINGS = [
+    (
+        {"bf16": ([5.0, 5.1],), "int8": ([12.5, 12.75],), "topk:0.01": ([10.1, 10.1],)},
+        # 10.1 / 5.05 = 2, 12.625 / 10.1 = 1.25.
+        "On this network these were faster than the dense exchange: bf16 (2.00 times); "
+        "slower: int8 (1.25 times); no gain: topk:0.01.",
+    ),
+    (
+        {"bf16": ([12.5, 12.75],), "int8": ([20.2, 20.2],)},
+        "On this network no compressor was faster than the dense exchange; the fastest, bf16, was "
+        "1.25 times slower.",
+    ),
+    (
+        # Slower on the mean than bf16 and still within the spread.
+        {"bf16": ([10.3, 10.3],), "int8": ([10.0, 13.0],), "fp16": ([20.2, 20.2],)},
+        "On this network no compressor was faster than the dense exchange; within the spread of it: "
+        "int8; slower: fp16 (2.00 times), bf16 (1.02 times).",
+    ),
+    (
+        {"bf16": ([10.1, 10.1],)},
+        "On this network no compressor was faster than the dense exchange; within the spread of it: bf16.",
+    ),
+    (
+        # Faster twice; faster and slower; slower and neither.
+        {
+            "bf16": ([5.05, 5.05], [2.525, 2.525]),
+            "int8": ([20.2, 20.2], [5.05, 5.05]),
+            "fp16": ([10.1, 10.1], [20.2, 20.2]),
+        },
+        "On this network these were faster than the dense exchange: "
+        "bf16 (up to 4.00 times), int8 (2.00 times, at 1 of 2 points); "
+        "slower: int8 (2.00 times, at 1 of 2 points), fp16 (2.00 times, at 1 of 2 points).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cells", "finding"), FINDINGS)
+def test_the_finding_names_what_gained_and_what_lost(planted, plant, cells, finding) -> None:
+    for place, gpus in enumerate((2, 4)):
+        there = {("ddp", name): points[place] for name, points in cells.items() if place < len(points)}
+        if there:
+            plant({("ddp",): DENSE} | there, gpus=gpus)
+    planted.plan(repeats=2)
+    assert part_of(planted).finding == finding
+
+
+def test_what_is_no_compressor_is_called_an_exchange(planted, plant) -> None:
+    plant({("ddp",): DENSE, ("ddp", "none", "ring"): [20.2, 20.2]})
+    planted.plan(repeats=2)
+    assert part_of(planted).finding == (
+        "On this network no other exchange was faster than the dense exchange; the fastest, dense over ring, "
+        "was 2.00 times slower."
+    )
+
+
+def test_where_strategies_differ_they_are_named_with_what_is_sent_over_what(planted, plant) -> None:
+    fast = [5.05, 5.05]
+    plant({("ddp",): DENSE, ("ddp", "bf16", "ring"): fast, ("ddp", "none", "ring"): fast})
+    plant({("scratch-ddp",): fast, ("scratch-ddp", "bf16"): [10.1, 10.1]})
+    planted.plan(repeats=2)
+    # Three times 10.1 / 5.05 against ddp, and its own dense exchange is twice as fast as the last.
+    assert part_of(planted).finding == (
+        "On this network these were faster than the dense exchange: ddp + bf16 over ring (2.00 times), "
+        "ddp over ring (2.00 times), scratch-ddp (2.00 times); slower: scratch-ddp + bf16 (2.00 times)."
+    )
+
+
+def test_the_table_shows_every_row_in_words(planted, plant) -> None:
+    plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
+    plant({("ddp", "bf16", "ring"): [5.0, 6.0]}, exposed_ms=-1.0, payload_bytes=2 * 2**20)
+    planted.plan(repeats=2)
+    study = analysed(planted)
+    (part,) = exchange_parts(study)
+    found = exchange_table(study, part)
+    heads = [column.title for column in found.columns]
+    dense, other = (dict(zip(heads, row, strict=True)) for row in found.rows)
+    assert other == {
+        "exchange": "ddp + bf16, ring",
+        "ranks (CPU)": "2",
+        "batch: replica / global": "8 / 16",
+        "scaling": "weak",
+        "step time": "5.50 ms",
+        "interval": "5.00 to 6.00, range of 3",
+        "exposed a step": "-1.00 ms",
+        "payload a step and rank": "2.00 MiB",
+        "payload over exposed time": "-",
+        # 11 / 5.5; at worst 10 / 6, at best 12 / 5.
+        "speed-up": "2.00 x (1.67 to 2.40)",
+        "against": "ddp",
+        "verdict": "faster",
+        "runs": "3 measured",
+    }
+    # 4 MB in 4 ms.
+    assert dense["payload over exposed time"] == "1.00 GB/s"
+    assert (dense["speed-up"], dense["against"], dense["verdict"]) == ("-", "-", "-")
+
+
+def test_the_table_tells_settings_apart(planted, plant) -> None:
+    plant({("ddp",): [10.0], ("ddp", "bf16"): [5.0]})
+    (cell,) = planted.series("weak", "ddp", [2], batch=8, precision="bf16")
+    planted.runs(cell, [10.0])
+    planted.plan(repeats=1)
+    study = analysed(planted)
+    (part,) = exchange_parts(study)
+    found = exchange_table(study, part)
+    assert found.columns[1].title == "setting"
+    assert sorted(row[1] for row in found.rows) == ["precision=bf16", "precision=fp32", "precision=fp32"]
+
+
+def test_the_page_has_the_section_with_its_hints(planted, plant) -> None:
+    plant({("ddp",): DENSE, ("ddp", "bf16"): [5.05, 5.05]})
+    planted.plan(repeats=2)
+    html = render(planted.study, planted.study.collect())
+    assert html.count('href="#exchange"') == html.count('<section id="exchange">') == 1
+    assert html.index('id="communication"') < html.index('id="exchange"') < html.index('id="work"')
+    assert "<h3>gpt-nano, network as it is</h3>" in html
+    assert "these were faster than the dense exchange: bf16 (2.00 times)." in html
+    assert 'title="step time of the dense exchange over this one: above 1 it is faster"' in html
+
+
+def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
+    plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
+    plant({("ddp", "bf16", "ring", "2500"): [5.0, 6.0], ("ddp", "none", "default", "2500"): [10.0, 12.0]})
+    planted.plan(repeats=2)
+    rows = list(csv.DictReader(io.StringIO(cells_as_csv(planted.study, planted.study.collect()))))
+    by_name = {(row["compression"], row["link_mbit_per_s"]): row for row in rows}
+    assert len(by_name) == 3
+    other = by_name["bf16", "2500.0"]
+    assert (other["collective"], other["speed_up_verdict"]) == ("ring", "faster")
+    assert float(other["speed_up"]) == pytest.approx(2.0)
+    assert float(other["speed_up_low"]) == pytest.approx(10 / 6)
+    assert float(other["speed_up_high"]) == pytest.approx(12 / 5)
+    assert other["dense_cell_id"] == by_name["none", "2500.0"]["cell_id"]
+    # On the open network there is one exchange, and nothing to compare.
+    assert by_name["none", ""]["speed_up"] == ""
