@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+BUCKET_BYTES = 25 * 2**20
+"""Of a bucket; a tensor that is larger has one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +58,28 @@ def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[Piece, ...]:
         pieces.append(Piece(name=name, offset=offset, shape=shape))
         offset += shape.numel()
     return tuple(pieces)
+
+
+def buckets_of(tensors: Mapping[str, Tensor]) -> Iterator[Bucket]:
+    """Buckets for tensors in their order, each of one data type and up to `BUCKET_BYTES`, holding zeros."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
+    runs = (run for named in kinds.values() for run in _runs(named))
+    for index, run in enumerate(runs):
+        pieces = pieces_of((name, tensor.shape) for name, tensor in run)
+        size = sum(piece.numel for piece in pieces)
+        yield Bucket(index=index, values=run[0][1].new_zeros(size), pieces=pieces)
+
+
+def _runs(named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Cut into runs of up to `BUCKET_BYTES`."""
+    run: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        if run and size + tensor.nbytes > BUCKET_BYTES:
+            yield run
+            run, size = [], 0
+        run.append((name, tensor))
+        size += tensor.nbytes
+    yield run

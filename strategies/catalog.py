@@ -13,7 +13,9 @@ _STATIC = Option(kind="bool", default=False, help="promise torch that the graph 
 _UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
 _VIEW = Option(kind="bool", default=False, help="gradients are views of the buckets: one copy less")
 _PERIOD = Option(kind="int", minimum=1, help="the steps from one average to the next")
-_LOCAL_FROM = Option(kind="int", default=0, minimum=0, help="steps that exchange gradients before that")
+_LOCAL_FROM = Option(
+    kind="int", default=0, minimum=0, help="steps before that, which average gradients as they are"
+)
 
 STRATEGIES = Catalog(
     "strategy",
@@ -129,7 +131,7 @@ COLLECTIVES = Catalog(
         ),
         Entry(
             name="tree",
-            help="ours: up and down a binary tree, in chunks that follow each other",
+            help="ours: up and down two binary trees, half of it each, in chunks that follow each other",
             options=MappingProxyType({"chunk_mb": _CHUNK_MB}),
         ),
         Entry(

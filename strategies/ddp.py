@@ -16,6 +16,9 @@ from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.parallel import ParallelModel
 from strategies.torch_powersgd import RAMP_STEPS, TorchPowerSgd
 
+TORCHS_BUCKET_MB = 25.0
+"""torch's own default."""
+
 
 class DdpModel(ParallelModel):
     """A module under DistributedDataParallel with the options of its spec.
@@ -28,11 +31,13 @@ class DdpModel(ParallelModel):
         self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
     ) -> None:
         super().__init__(module)
+        bucket_mb = spec.number("bucket_mb")
         self.module = self._ddp = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=exchange.group,
-            bucket_cap_mb=spec.number("bucket_mb"),
+            # With any number, its own default too, torch gives up that the first bucket is a small one.
+            bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
             static_graph=spec.flag("static_graph"),
             gradient_as_bucket_view=spec.flag("bucket_view"),
             find_unused_parameters=spec.flag("find_unused"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from strategies.buckets import Bucket, pieces_of
+from strategies.buckets import Bucket, buckets_of
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.compression.base import State
@@ -94,7 +94,7 @@ class GradientExchange:
 
         All ranks start the same buckets in the same order; until the wait the values are not to be touched.
         """
-        if self._direct and not self.audited:
+        if self._direct:
             return self._link.start_all_reduce(bucket.values)
         return self._lane.run(lambda: self.sum_shares(bucket))
 
@@ -106,20 +106,19 @@ class GradientExchange:
         self._route.sum_shares(bucket, kept, self._compressor)
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of `parameters` by their mean over the ranks, in one bucket a data type.
+        """Replace the gradients of those `parameters` that are trained by their mean over the ranks.
 
         The same parameters on every call; one without a gradient counts as zero on this rank and gets the
         mean of the others. For a loop of one's own: nothing of it overlaps with the backward pass.
         """
-        named = {str(index): parameter for index, parameter in enumerate(parameters)}
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        named = {str(index): parameter for index, parameter in enumerate(trained)}
         if self._own is None:
-            self._own = _buckets(named)
+            self._own = tuple(buckets_of({name: value.detach() for name, value in named.items()}))
         pending = []
         for bucket in self._own:
             for piece in bucket.pieces:
-                gradient = named[piece.name].grad
-                view = piece.of(bucket.values)
-                view.zero_() if gradient is None else torch.div(gradient, self.size, out=view)
+                _take_share(named[piece.name].grad, piece.of(bucket.values), self.size)
             pending.append(self.start(bucket))
         for bucket, under_way in zip(self._own, pending, strict=True):
             under_way.wait()
@@ -147,15 +146,10 @@ class GradientExchange:
         self._compressor.load_state_dict(cast(State, state["compressor"]))
 
 
-def _buckets(named: Mapping[str, nn.Parameter]) -> tuple[Bucket, ...]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name, parameter in named.items():
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(name)
-    buckets = []
-    for index, ((dtype, device), names) in enumerate(kinds.items()):
-        pieces = pieces_of((name, named[name].shape) for name in names)
-        size = sum(piece.numel for piece in pieces)
-        buckets.append(
-            Bucket(index=index, values=torch.zeros(size, dtype=dtype, device=device), pieces=pieces)
-        )
-    return tuple(buckets)
+def _take_share(gradient: Tensor | None, view: Tensor, size: int) -> None:
+    """One rank's share of a mean over `size` ranks into `view`; one that is not there is zero."""
+    if gradient is None:
+        view.zero_()
+    else:
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        torch.div(dense, size, out=view)

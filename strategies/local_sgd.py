@@ -1,7 +1,8 @@
 """Local SGD: every rank trains alone, and after every H-th step the parameters become their mean.
 
 Stich 2019, arXiv:1805.09767. With `warmup=N` the first N steps exchange gradients as data parallelism does,
-which is post-local SGD (Lin et al. 2020, arXiv:1808.07217).
+which is post-local SGD (Lin et al. 2020, arXiv:1808.07217); they go uncompressed over the backend's own
+collective, whatever is asked for the differences that come after them.
 
 What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r those of
 rank r now. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r, but differences
@@ -23,14 +24,14 @@ and all others are taken from rank 0: counters, and masks, which have infinities
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from results.spec import Spec
-from strategies.buckets import Bucket, pieces_of
+from strategies.buckets import Bucket, buckets_of
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.memory import BucketMemory
@@ -38,9 +39,6 @@ from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.lane import Pending
 from strategies.parallel import Batch, GradientTask, ParallelModel
 from strategies.replicas import take_from_first
-
-BUCKET_BYTES = 25 * 2**20
-"""Of a bucket; a tensor that is larger has one of its own."""
 
 
 class LocalSgdModel(ParallelModel):
@@ -142,7 +140,7 @@ class _Mean:
         """`tensors` are equal on all ranks."""
         self.names = frozenset(tensors)
         self._exchange = exchange
-        self._buckets = list(_buckets(tensors))
+        self._buckets = list(buckets_of(tensors))
         self._last = BucketMemory()
         """What the tensors were when they were last equal on all ranks."""
         self.start_from(tensors)
@@ -179,28 +177,3 @@ class _Mean:
 
 def _is_statistic(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and bool(buffer.isfinite().all())
-
-
-def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[Bucket]:
-    """Buckets for tensors in their order, each of one data type and up to `BUCKET_BYTES`, holding zeros."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
-    runs = (run for named in kinds.values() for run in _runs(named))
-    for index, run in enumerate(runs):
-        pieces = pieces_of((name, tensor.shape) for name, tensor in run)
-        size = sum(piece.numel for piece in pieces)
-        yield Bucket(index=index, values=run[0][1].new_zeros(size), pieces=pieces)
-
-
-def _runs(named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """Cut into runs of up to `BUCKET_BYTES`."""
-    run: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in named:
-        if run and size + tensor.nbytes > BUCKET_BYTES:
-            yield run
-            run, size = [], 0
-        run.append((name, tensor))
-        size += tensor.nbytes
-    yield run

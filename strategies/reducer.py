@@ -9,9 +9,8 @@ reverse of the parameters' registration, and observed in it for all others.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,6 +68,8 @@ class GradientReducer:
         self._exchange = exchange
         self._link = link
         self._bucketing = bucketing
+        # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
+        self._scale = torch.tensor(1 / link.size, dtype=torch.float64)
         self._order = list(reversed(range(len(self._parameters))))
         """In which gradients are expected."""
         self._observed: list[int] | None = []
@@ -95,14 +96,25 @@ class GradientReducer:
         try:
             yield
             self._finish()
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             self._active = False
+
+    def _abandon(self) -> None:
+        """After a failure: nothing of the half step goes on beside what comes next, or counts in it."""
+        for pending in self._pending:
+            with suppress(Exception):
+                pending.wait()
+        if self._observed is not None:
+            self._observed = []
 
     def _begin(self) -> None:
         if self._stale:
             self._lay_out()
         self._missing = set(range(len(self._parameters)))
-        self._lacking = Counter(place.bucket for place in self._places)
+        self._lacking = [len(bucket.pieces) for bucket in self._buckets]
         self._pending: list[Pending] = []
         self._active = True
 
@@ -124,10 +136,10 @@ class GradientReducer:
         place = self._places[index]
         gradient = place.parameter.grad
         if gradient is place.view:
-            gradient.mul_(1 / self._link.size)
+            gradient.mul_(self._scale)
         elif gradient is not None:
             dense = gradient.to_dense() if gradient.is_sparse else gradient
-            torch.mul(dense, 1 / self._link.size, out=place.view)
+            torch.mul(dense, self._scale, out=place.view)
             place.parameter.grad = place.view
         else:
             place.view.zero_()

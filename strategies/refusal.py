@@ -59,9 +59,19 @@ def _local_sgd(cell: Cell, strategy: Spec) -> str | None:
     return None
 
 
+def _scratch_ddp(cell: Cell, strategy: Spec) -> str | None:
+    if strategy.flag("find_unused") and COMPRESSIONS.parse(cell.compression).name not in LOSSLESS_ENOUGH:
+        return (
+            f"scratch-ddp:find_unused=true drops the sum of a parameter that no replica used, and with it "
+            f"what {cell.compression} kept for it; use none, fp16 or bf16"
+        )
+    return None
+
+
 _RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
     "single": _single,
     "ddp": _ddp,
+    "scratch-ddp": _scratch_ddp,
     "local-sgd": _local_sgd,
 }
 
@@ -91,8 +101,9 @@ def _compressed(cell: Cell, strategy: Spec, compression: Spec) -> str | None:
 
 def _collected(cell: Cell, strategy: Spec, collective: Spec, compression: Spec) -> str | None:
     need = STANDS_ON.get(compression.name)
-    if collective.name in ("ring", "tree") and cell.backend == "nccl":
-        return f"{collective.name} is built from sends over gloo; NCCL has its own: NCCL_ALGO=Ring or Tree"
+    if collective.name in ("ring", "tree") and cell.device == "cuda":
+        own = "NCCL has its own: NCCL_ALGO=Ring or Tree"
+        return f"{collective.name} is built from sends between CPU ranks; {own}"
     if collective.name == "ring" and need == "all-to-all":
         return f"{compression.name} stands on an all-to-all, and a ring goes to the neighbour alone"
     if collective.name == "tree" and need is not None:

@@ -100,12 +100,12 @@ def _plug_in(node: Node, port: str, mbit_per_s: float) -> None:
     ]
     _batch("ip", outside)
     _batch("ip", inside, on=node)
-    _batch("tc", [_shaped(port, mbit_per_s)])
-    _batch("tc", [_shaped(INTERFACE, mbit_per_s)], on=node)
+    _batch("tc", [shaped(port, mbit_per_s)])
+    _batch("tc", [shaped(INTERFACE, mbit_per_s)], on=node)
 
 
-def _shaped(interface: str, mbit_per_s: float) -> str:
-    """What the interface sends: a token bucket (man 8 tc-tbf) with 50 ms of the rate as its queue."""
+def shaped(interface: str, mbit_per_s: float) -> str:
+    """A line for `tc`: the interface sends through a token bucket (man 8 tc-tbf), and queues up to 50 ms."""
     kbit_per_s, burst = round(mbit_per_s * 1000), burst_bytes(mbit_per_s)
     limit = burst + max(round(0.050 * kbit_per_s * 125), _LEAST_QUEUE_BYTES)
     return f"qdisc add dev {interface} root tbf rate {kbit_per_s}kbit burst {burst} limit {limit}"

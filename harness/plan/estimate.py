@@ -160,6 +160,6 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
     quads_s = policy.quads * QUAD_BLOCKS * block_s if cell.gpus > 1 else 0.0
-    proof_s = PROOF_STEPS * step.seconds * (1 + cell.replicas)
+    proof_s = max(PROOF_STEPS, period(cell.strategy)) * step.seconds * (1 + cell.replicas)
     counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
     return SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s + quads_s

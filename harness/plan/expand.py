@@ -120,9 +120,12 @@ class _Matrix:
 
     def _misfit(self, cell: Cell) -> str | None:
         try:
+            reason = network.flat(cell, self._request.gpus_per_node)
             placement_of(cell, self._request.gpus_per_node)
         except UsageError as error:
             return str(error)
+        if reason is not None:
+            return reason
         if cell.link_mbit_per_s is not None and self._link_obstacle is not None:
             return self._link_obstacle
         return self._limit.reason(cell.gpus) if self._limit is not None else None

@@ -7,6 +7,7 @@ exact but for rounding, whatever the compressor does, and it asks the compressor
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,20 +17,25 @@ from torch import Tensor
 from harness.worker.findings import TOLERANCE, Finding, Tensors, distance, exact_arithmetic
 from harness.worker.reference import UNIT_ROUNDOFF, Reference
 from results.cell import Cell
+from strategies.catalog import COMPRESSIONS
 from strategies.parallel import ParallelModel
 
 CAST_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """Unit roundoff of what is summed, where it is not single precision."""
 ROUNDINGS = 256
-"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it. The
-longest is PowerSGD's product of two factors: about sqrt(r) (r + p) for rank r on p ranks."""
+"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it."""
 
 
 def law_tolerance(cell: Cell) -> float:
     """How far both sides of the law may be apart, in parts of the size of what is added up."""
-    roundoff = CAST_ROUNDOFF.get(cell.compression)
-    # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
-    return ROUNDINGS * UNIT_ROUNDOFF if roundoff is None else 2 * cell.gpus * roundoff
+    spec = COMPRESSIONS.parse(cell.compression)
+    if spec.name in CAST_ROUNDOFF:
+        # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
+        return 2 * cell.gpus * CAST_ROUNDOFF[spec.name]
+    if spec.name in ("powersgd", "torch-powersgd"):
+        # A product of factors of r terms, whose norms are up to sqrt(r) times that of the matrix.
+        return max(ROUNDINGS, math.sqrt(spec.count) * (spec.count + cell.gpus)) * UNIT_ROUNDOFF
+    return ROUNDINGS * UNIT_ROUNDOFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,8 @@ class Ledger:
                     size += part.abs() / scale
             dist.all_reduce(change)
             dist.all_reduce(size)
-            values[name], held[name] = sums.double() + change, size
+            # In host memory: a device that the cell nearly fills has no room for the books of all parameters.
+            values[name], held[name] = (sums.double() + change).cpu(), size.cpu()
         return Balance(values=values, held=held)
 
 
@@ -76,7 +83,9 @@ def _unsent(model: ParallelModel) -> dict[str, Tensor]:
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[Finding]:
     """What must have gone in against what did, in L2 norm: of every parameter, or, where kernels need not be
     reproducible, of all together."""
-    names, tolerance = sorted(reference.gradients), law_tolerance(cell)
+    # A name that is on one side only is found by `same_names`.
+    names = sorted(set(reference.gradients) & set(balance.values))
+    tolerance = law_tolerance(cell)
     if exact_arithmetic(cell):
         groups = [[name] for name in names]
     else:
@@ -84,8 +93,9 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
     return [
         _balanced(
             f"gradient of {group[0]} with what was held back",
-            [(balance.values[name], reference.gradients[name]) for name in group],
-            tolerance * distance([(reference.sizes[name] + balance.held[name], None) for name in group]),
+            [(balance.values[name], reference.gradients[name].cpu()) for name in group],
+            tolerance
+            * distance([(reference.sizes[name].cpu() + balance.held[name], None) for name in group]),
         )
         for group in groups
     ]
@@ -99,16 +109,16 @@ def compare_average(cell: Cell, balance: Balance, own: Tensors, common: Tensors)
     """
     findings = []
     for name in sorted(own):
-        base = common[name].double()
+        base = common[name].to(own[name].device).double()
         shares = (own[name].double() - base) / cell.gpus
         mean, size = shares.clone(), shares.abs()
         dist.all_reduce(mean)
         dist.all_reduce(size)
         lossy = law_tolerance(cell) if cell.compression != "none" else 0.0
-        bound = lossy * distance([(size + balance.held[name], None)])
+        bound = lossy * distance([(size + balance.held[name].to(size.device), None)])
         bound += 4 * (cell.gpus + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
-        pair = balance.values[name] - base, mean
-        findings.append(_balanced(f"gradient or average of {name}", [pair], bound))
+        applied = balance.values[name].to(base.device) - base
+        findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
     return findings
 
 

@@ -1,9 +1,9 @@
 """The process group that gradients are exchanged over: it counts, and it can be told to move nothing.
 
 Strategies get this group instead of the backend's own. With the exchange on it hands every call to the
-backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, and
-what would come from other ranks is what this one sends. The difference between the two is the exposed
-communication, and neither strategy nor model knows which of them runs.
+backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, what
+would be gathered is what this rank sends, and what would be received stays as it was. The difference
+between the two is the exposed communication, and neither strategy nor model knows which of them runs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ How near two computations must be, `findings` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -55,6 +55,8 @@ from results.record import Proof
 from strategies.parallel import Batch, ParallelModel
 from strategies.trainer import Trainer
 
+Beat = Callable[[], None]
+
 STEPS = 3
 LONGEST_S = 60.0
 AFTER_RAMP = 2
@@ -72,15 +74,20 @@ def first_steps(model: ParallelModel) -> list[bool]:
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
 
 
-def take_first_steps(parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
+def take_first_steps(parts: Parts, trainer: Trainer, batches: Iterator[Batch], beat: Beat) -> None:
     """The steps that a proof takes, without one: a run that is not proven goes the same way."""
     for step in range(len(first_steps(trainer.model))):
         seed_step(parts.cell.seed, step, parts.rank.rank)
         trainer.step(batches)
+        beat()
 
 
-def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> Proof:
+def prove(
+    parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control, beat: Beat = lambda: None
+) -> Proof:
     """Take the cell's first steps and compare them with the reference; collective.
+
+    `beat` is called after each step: many are not silence.
 
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
@@ -90,7 +97,7 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
     if exchange is not None:
         exchange.audited = parts.cell.compression != "none"
     try:
-        return _Examination(parts, trainer, batches, control).verdict()
+        return _Examination(parts, trainer, batches, control, beat).verdict()
     finally:
         if exchange is not None:
             exchange.audited = False
@@ -99,8 +106,12 @@ def prove(parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Con
 class _Examination:
     """The first steps of a cell under examination, on this rank."""
 
-    def __init__(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> None:
+    def __init__(
+        self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control, beat: Beat
+    ) -> None:
         self._parts = parts
+        self._beat = beat
+        self._checked = sum(first_steps(trainer.model))
         self._trainer = trainer
         self._batches = batches
         self._control = control
@@ -121,7 +132,9 @@ class _Examination:
                 take = self._together if self._trainer.model.exchanges_gradients else self._apart
                 obstacle = take(step)
             else:
+                self._alone += not self._trainer.model.exchanges_gradients
                 self._trainer.step(self._batches)
+            self._beat()
         agreed = replicas_agree(self._trainer, self._control)
         if obstacle is not None:
             return _weaker(agreed, obstacle)
@@ -133,7 +146,7 @@ class _Examination:
             agreed=agreed,
             failed=bool(failed),
             stale=bool(stale),
-            steps=sum(first_steps(self._trainer.model)),
+            steps=self._checked,
         )
 
     def _together(self, step: int) -> str | None:
@@ -182,8 +195,13 @@ class _Examination:
         else:
             balance = ledger.balance(self._parameters(), scale=1.0)
             self._findings += compare_average(cell, balance, expected, self._common)
+            self._findings.append(something_sent(self._moved(self._parameters()), self._moved(expected)))
             self._stale |= not self._control.agree(hash_number(trainer.model.bare.named_buffers()))
         return None
+
+    def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
+        """How far parameters are from those that the replicas last had in common."""
+        return {name: value - self._common[name].to(value.device) for name, value in parameters.items()}
 
     def _start(self) -> dict[str, Tensor]:
         # In host memory: a device that the cell nearly fills has no room for it.
@@ -202,10 +220,10 @@ class _Examination:
     ) -> tuple[Reference | None, str]:
         """The reference of a step, or what stands in its way."""
         try:
-            limit_s = LONGEST_S / STEPS
+            limit_s = LONGEST_S / self._checked
             return simulate_step(self._parts, start, step, replicas=replicas, longest_s=limit_s), ""
         except TooLongError as error:
-            return None, f"a serial simulation would take about {STEPS * error.seconds:.0f} s"
+            return None, f"a serial simulation would take about {self._checked * error.seconds:.0f} s"
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -230,11 +248,9 @@ def compare_step(
     """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
     if balance is None:
         return compare_gradients(cell, gradients, buffers, reference)
-    findings = [
-        *compare_surroundings(cell, gradients, buffers, reference),
-        something_sent(gradients, reference.gradients),
-    ]
+    findings = compare_surroundings(cell, gradients, buffers, reference)
     if finite(gradients):
+        findings.append(something_sent(gradients, reference.gradients))
         findings += compare_balance(cell, balance, reference)
     return findings
 
@@ -264,10 +280,12 @@ def _verdict(
 
 
 def _failure(worst: Finding | None, *, stale: bool) -> str:
-    """What this rank knows of it: gradients and updates are compared on rank 0."""
+    """What this rank knows of it: gradients and updates of a common step are compared on rank 0."""
     if worst is not None and not worst.passed:
         return worst.what
-    return "a replica's buffers differ from the serial simulation" if stale else "see rank 0"
+    if stale:
+        return "a replica's buffers differ from the serial simulation"
+    return "another rank found a difference: its record says which"
 
 
 def _rule(cell: Cell) -> str:

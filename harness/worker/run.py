@@ -125,11 +125,11 @@ class Run:
         if self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
-            take_first_steps(parts, trainer, batches)
+            take_first_steps(parts, trainer, batches, around.log.heartbeat)
         else:
             around.log.event("proof")
             with reproducible_compilation(self._cell):
-                proof = prove(parts, trainer, batches, around.control)
+                proof = prove(parts, trainer, batches, around.control, around.log.heartbeat)
             if around.rank.rank == 0:
                 self._found["proof"] = proof
             if not proof.passed:

@@ -22,6 +22,8 @@ Verdict = Literal["faster", "no gain", "slower"]
 REFERENCE = "ddp"
 """The strategy whose dense exchange the others' are compared with."""
 NO_DENSE = "no dense exchange has a figure here"
+GRADIENT_BYTES = 4
+"""Of one parameter: gradients are in single precision, whatever they are sent as."""
 FEWEST_RUNS = 3
 """Of each side for a verdict: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)! of the times,
 one in three with two runs, one in ten with three."""
@@ -62,12 +64,13 @@ class ExchangeRow:
         return "slower" if self.speed_up.high < 1 else "no gain"
 
     @property
-    def payload_per_exposed_s(self) -> float | None:
-        """Payload of one rank, in bytes, over the exposed seconds; None where these may be 0."""
-        exposed, payload = _exposed(self.figures), self.figures.newest.exchange_payload_bytes
-        if exposed is None or exposed.low is None or exposed.low <= 0 or not payload:
+    def gradients_per_exposed_s(self) -> float | None:
+        """Bytes of the model's gradients, 4 a parameter however few are sent, over the exposed seconds; None
+        where these may be 0."""
+        exposed, parameters = _exposed(self.figures), self.figures.newest.parameters
+        if exposed is None or exposed.low is None or exposed.low <= 0 or not parameters:
             return None
-        return payload / (exposed.value / 1e9)
+        return GRADIENT_BYTES * parameters / (exposed.value / 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

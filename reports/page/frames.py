@@ -153,7 +153,7 @@ def _exchange_columns(row: ExchangeRow) -> Row:
         **_metric_columns("speed_up", row.speed_up),
         "speed_up_verdict": row.verdict,
         "speed_up_absent": row.reason,
-        "payload_bytes_per_exposed_s": row.payload_per_exposed_s,
+        "gradient_bytes_per_exposed_s": row.gradients_per_exposed_s,
     }
 
 

@@ -130,10 +130,10 @@ def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
         figures("exposed a step", lambda row: _value(row.figures.exposed_ns), anchor="method-exposed"),
         figures("payload a step and rank", lambda row: _payload(row.figures), anchor="method-payload"),
         figures(
-            "payload over exposed time",
-            lambda row: _payload_rate(row.payload_per_exposed_s),
-            anchor="method-payload-rate",
-            hint="bytes that a rank hands over, per exposed second: not the bandwidth of the network",
+            "gradients over exposed time",
+            lambda row: _rate(row.gradients_per_exposed_s),
+            anchor="method-gradient-rate",
+            hint="4 bytes a parameter, however few are sent, per exposed second: not the network's bandwidth",
         ),
         figures(
             "speed-up",
@@ -265,7 +265,7 @@ def _payload(row: CellFigures) -> str:
     return _size(row.newest.exchange_payload_bytes)
 
 
-def _payload_rate(bytes_per_s: float | None) -> str:
+def _rate(bytes_per_s: float | None) -> str:
     return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
 
 

@@ -48,8 +48,7 @@ class OneNode:
 
 
 class Shards:
-    """Every rank sums one shard inside of its node, exchanges it with its like in the other nodes, and
-    gathers the others.
+    """Every rank gets its node's sum of one shard, exchanges it across the nodes, and gathers the others.
 
     All links between nodes are used at once, each for 1 / node size of the values. What a shard's exchange
     does not send is kept by the rank of the shard. Gloo has no reduce-scatter: it sums the whole vector.
@@ -75,9 +74,9 @@ class Shards:
 
 
 class Leaders:
-    """The first rank of each node gets the node's sum, exchanges it with its like, and hands it out.
+    """The first rank of each node gets the node's sum, exchanges it across the nodes, and hands it out.
 
-    Between nodes one link is used, for all of the values; in return the bucket stays whole, as a compressor
+    One link of a node is used, for all of the values; in return the bucket stays whole, as a compressor
     of matrices needs it. What the exchange does not send is kept by the leader.
     """
 

@@ -128,7 +128,7 @@ class ScheduledWire(ABC):
         """Where chunks wait to be added: (AHEAD, chunk).
 
         Kept from call to call, as fresh memory costs page faults. Zero at first, as an exchange that is
-        switched off leaves it as it is.
+        switched off leaves what it would receive as it was: sums are then of no meaning, and undone.
         """
         held = self._scratch.get(values.dtype)
         if held is None:

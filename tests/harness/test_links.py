@@ -14,7 +14,7 @@ import pytest
 
 from harness.code import checkout
 from harness.launch.command import code_environment
-from harness.launch.virtual_network import burst_bytes, segment_bytes
+from harness.launch.virtual_network import burst_bytes, segment_bytes, shaped
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of a full frame: without the headers of Ethernet (14), IP (20) and TCP with its timestamps (32)."""
@@ -207,6 +207,12 @@ def test_a_burst_is_a_millisecond_of_the_rate_and_holds_what_tcp_sends_at_once()
         assert segment_bytes(rate) + frames * 66 <= burst_bytes(rate)
 
 
+def test_both_ends_of_a_cable_get_a_token_bucket_in_powers_of_ten() -> None:
+    # 50 ms of 12.5 MB/s behind a burst of 12.5 KB; of 312.5 KB/s that would be ten frames, and 64 KB it is.
+    assert shaped("eth0", 100) == "qdisc add dev eth0 root tbf rate 100000kbit burst 12500 limit 637500"
+    assert shaped("port1", 2.5) == "qdisc add dev port1 root tbf rate 2500kbit burst 4542 limit 70078"
+
+
 WORLD = """
 import json, socket, sys, time
 rank, nodes = int(sys.argv[1]), dict(node.split("=") for node in sys.argv[2].split(","))
@@ -226,9 +232,11 @@ try:
     outside = "reached"
 except OSError as error:
     outside = error.strerror
+with open("/etc/nsswitch.conf") as file:
+    order = [line.split() for line in file if line.startswith("hosts:")]
 print(json.dumps({
     "host": socket.gethostname(), "me": me, "addresses": addresses, "names": names, "nodes": nodes,
-    "unknown": unknown, "asked_s": asked_s, "outside": outside,
+    "order": order, "unknown": unknown, "asked_s": asked_s, "outside": outside,
     "interfaces": sorted(name for _, name in socket.if_nameindex()),
     "resolver": open("/etc/resolv.conf").read(), "users": int(open("/proc/self/uid_map").read().split()[2]),
 }), flush=True)
@@ -249,7 +257,7 @@ def test_nodes_know_each_other_by_name_and_nobody_else(inside: Inside, first: st
         assert world["asked_s"] < 3
         assert "eth0" in world["interfaces"]
         assert not [name for name in world["interfaces"] if name.startswith("port")]
-        assert world["resolver"] == ""
+        assert (world["resolver"], world["order"]) == ("", [["hosts:", "files"]])
         # A user is nobody but root of a namespace of its own.
         assert not first or world["users"] == 1
 
@@ -267,3 +275,20 @@ def test_the_machine_itself_stays_as_it_was(inside: Inside) -> None:
     before = state()
     inside("", 2, 100)
     assert state() == before
+
+
+SHARED = """
+import subprocess, sys
+from pathlib import Path
+mounts = Path("/proc/self/mountinfo")
+before = mounts.read_text()
+subprocess.run([sys.executable, "-m", "harness.launch.virtual_network", "100"], check=True)
+sys.exit(mounts.read_text() != before)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's mounts could come back to where they are shared")
+def test_what_is_mounted_for_the_nodes_is_not_seen_outside(links: None) -> None:
+    outer = ["unshare", "--mount", "--propagation", "shared", sys.executable, "-c", SHARED]
+    done = subprocess.run(outer, env=code_environment(checkout()), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

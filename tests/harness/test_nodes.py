@@ -142,8 +142,8 @@ def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(
     lock_seen, lock = os.pipe()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path), str(lock)],
-        # Not one: with more, numpy starts threads when it is imported.
-        env={**code_environment(checkout()), "OMP_NUM_THREADS": "2"},
+        # Not one thread: with more, numpy starts them when it is imported. And the path of a user.
+        env={**code_environment(checkout()), "OMP_NUM_THREADS": "2", "PATH": "/usr/bin:/bin"},
         pass_fds=(lock,),
         capture_output=True,
         text=True,

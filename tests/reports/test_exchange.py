@@ -219,7 +219,7 @@ def test_emulated_exchanges_are_compared_and_called_so(planted, plant) -> None:
     )
 
 
-def test_payload_over_exposed_time_where_that_is_above_nothing(planted) -> None:
+def test_gradients_over_exposed_time_where_that_is_above_nothing(planted) -> None:
     for compression, exposed in (("none", [2.0, 2.0]), ("bf16", [-0.5, 1.0]), ("fp16", [1.0, 3.0])):
         (cell,) = planted.series("weak", "ddp", [2], batch=8, compression=compression)
         for ms in exposed:
@@ -227,7 +227,7 @@ def test_payload_over_exposed_time_where_that_is_above_nothing(planted) -> None:
     (unknown,) = planted.series("weak", "ddp", [2], batch=8, compression="int8")
     planted.runs(unknown, [10.0, 10.0])
     planted.plan(repeats=2)
-    rates = {row.name: row.payload_per_exposed_s for row in part_of(planted).rows}
+    rates = {row.name: row.gradients_per_exposed_s for row in part_of(planted).rows}
     # 4 MB in 2 ms; in 2 ms on the mean of 1 and 3; nothing where it may be 0 or was not measured.
     assert rates == {
         "ddp": pytest.approx(2e9),
@@ -245,7 +245,7 @@ def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, l
     results = [msgspec.structs.replace(run, exposed_ns=exposed) for run in planted.study.collect()]
     (part,) = exchange_parts(analyse("study", planted.study.plans(), results))
     # 4 MB in 2 ms.
-    assert [row.payload_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
+    assert [row.gradients_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
 
 
 def test_a_study_of_one_exchange_has_no_section(small) -> None:
@@ -367,7 +367,7 @@ def test_the_table_shows_every_row_in_words(planted, plant) -> None:
         "interval": "5.00 to 6.00, range of 3",
         "exposed a step": "-1.00 ms",
         "payload a step and rank": "2.00 MiB",
-        "payload over exposed time": "-",
+        "gradients over exposed time": "-",
         # 11 / 5.5; at worst 10 / 6, at best 12 / 5.
         "speed-up": "2.00 x (1.67 to 2.40)",
         "against": "ddp",
@@ -375,7 +375,7 @@ def test_the_table_shows_every_row_in_words(planted, plant) -> None:
         "runs": "3 measured",
     }
     # 4 MB in 4 ms.
-    assert dense["payload over exposed time"] == "1.00 GB/s"
+    assert dense["gradients over exposed time"] == "1.00 GB/s"
     assert (dense["speed-up"], dense["against"], dense["verdict"]) == ("-", "-", "-")
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from strategies.buckets import Bucket, pieces_of
-from strategies.collectives.link import Link
 from strategies.compression.build import build_compressor
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 

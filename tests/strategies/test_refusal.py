@@ -12,6 +12,7 @@ from harness.plan.request import StudyFile, make_request
 from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STANDS_ON, STRATEGIES
+from strategies.compression.build import build_compressor
 from strategies.refusal import refusal
 
 ONE = "on 1 there is nothing to exchange, and single is the same step"
@@ -71,8 +72,14 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ({"precision": "fp16", "compression": "int8"}, OVERFLOW.format("int8")),
         ({"precision": "fp16", "compression": "signsgd"}, OVERFLOW.format("signsgd")),
         ({"precision": "fp16", "compression": "dgc:0.01"}, OVERFLOW.format("dgc")),
-        ({"collective": "ring", **CUDA}, "ring is built from sends over gloo"),
-        ({"collective": "tree", **CUDA}, "tree is built from sends over gloo"),
+        (
+            {"strategy": "scratch-ddp:find_unused=true", "compression": "topk:0.01"},
+            "drops the sum of a parameter that no replica used, and with it what topk:0.01 kept for it",
+        ),
+        ({"collective": "hierarchical", "compression": "dgc:0.01"}, "one rank sends what all have"),
+        ({"collective": "ring", "device": "cuda"}, "ring is built from sends between CPU ranks"),
+        ({"collective": "ring", **CUDA}, "ring is built from sends between CPU ranks"),
+        ({"collective": "tree", **CUDA}, "tree is built from sends between CPU ranks"),
         ({"collective": "ring", "compression": "int8"}, f"int8 stands on an all-to-all, {NEIGHBOUR}"),
         ({"collective": "ring", "compression": "signsgd"}, f"signsgd stands on an all-to-all, {NEIGHBOUR}"),
         ({"collective": "tree", "compression": "topk:0.01"}, f"topk stands on an all-gather, {SUM}"),
@@ -105,8 +112,6 @@ def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object
         {"strategy": "scratch-ddp", "accumulation": 2},
         {"strategy": "local-sgd:4", "precision": "bf16"},
         {"precision": "tf32", **CUDA},
-        {"device": "cuda", "backend": "gloo", "collective": "ring"},
-        {"device": "cuda", "backend": "gloo", "collective": "tree"},
         {"collective": "hierarchical", **CUDA},
         {"compression": "torch-powersgd:4"},
         {"compression": "dgc:0.01"},
@@ -162,7 +167,8 @@ def _names(catalog: Catalog, text: str) -> str:
 def test_the_whole_product_is_cells_and_reasons() -> None:
     options = StudyFile(
         workload="mlp",
-        gpus="1,2",
+        gpus="1,4",
+        node_size=2,
         device="cpu",
         optimizer="sgd:momentum=0",
         strategy=[_written(entry) for entry in STRATEGIES],
@@ -181,14 +187,14 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
         for cell in plan.cells
     }
     expected = {
-        (strategy, compression, collective, 2)
+        (strategy, compression, collective, 4)
         for strategy, excepted in NOT_WITH.items()
         for compression, collectives in GOES_OVER.items()
         for collective in collectives
         if compression not in excepted
     }
     assert cells == expected | {("single", "none", "default", 1)}
-    every = product(STRATEGIES.entries, COMPRESSIONS.entries, COLLECTIVES.entries, (1, 2))
+    every = product(STRATEGIES.entries, COMPRESSIONS.entries, COLLECTIVES.entries, (1, 4))
     assert len(plan.cells) + len(plan.skips) == len(list(every))
     assert all(skip.reason for skip in plan.skips)
     # Nothing is in a catalog in vain.
@@ -196,6 +202,11 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
         assert {cell[place] for cell in cells} == set(catalog.entries)
 
 
-def test_what_stands_on_something_else_than_a_sum_is_in_the_catalog() -> None:
-    assert set(STANDS_ON) <= set(COMPRESSIONS.entries)
+@pytest.mark.parametrize("entry", list(COMPRESSIONS), ids=lambda entry: entry.name)
+def test_the_catalog_says_what_a_compressor_stands_on(entry: Entry) -> None:
+    if entry.name == "torch-powersgd":
+        assert entry.name not in STANDS_ON
+        return
+    need = build_compressor(_written(entry), seed=0, rank=0).need
+    assert STANDS_ON.get(entry.name, "all-reduce") == need.replace("_", "-")
     assert set(STANDS_ON.values()) == {"all-gather", "all-to-all"}

@@ -70,6 +70,8 @@ def test_a_compressed_cell_keeps_its_books(proofs: Proofs, strategy: str, compre
         SCRATCH | {"precision": "fp16", "compression": "bf16"},
         LOCAL | {"compression": "topk:0.1"},
         LOCAL | {"compression": "signsgd", "strategy": "local-sgd:2"},
+        # The ramp of the compressor is two averages: a hole between the steps that are checked.
+        WIDE | {"compression": "powersgd:2:warmup=2", "strategy": "local-sgd:3"},
     ],
 )
 @pytest.mark.parametrize("size", [2, 4])
@@ -103,6 +105,12 @@ def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
 ) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
+
+
+def test_steps_that_overflow_are_left_out_of_the_books(proofs: Proofs) -> None:
+    fields = {"workload": "py:proof_models:deafening", "micro_batch": 4, "optimizer": "sgd:lr=0.001"}
+    found = proofs(2, SCRATCH | fields | {"precision": "fp16", "compression": "bf16"})[0]
+    assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +194,11 @@ def _all_is_kept(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(TopK, "sum_shares", wrong)
 
 
+def _a_gradient_is_lost(rank: int, size: int) -> AbstractContextManager[object]:
+    original = ParallelModel.named_gradients
+    return patch.object(ParallelModel, "named_gradients", lambda self: list(original(self))[1:])
+
+
 def _each_rank_for_itself(rank: int, size: int) -> AbstractContextManager[object]:
     def wrong(self: Compressor, bucket: Bucket, unsent: Tensor | None, wire: object) -> None:
         if unsent is not None:
@@ -231,6 +244,8 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         (_mean_of_means, SCRATCH | {"compression": "powersgd:2"}, "held back differs"),
         (_one_rank_is_not_heard, TOPK, "held back differs"),
         (_all_is_kept, TOPK, "nothing of .* was applied"),
+        (_all_is_kept, LOCAL | {"compression": "topk:0.1"}, "nothing of .* was applied"),
+        (_a_gradient_is_lost, TOPK, "gradients exist on one side only"),
         (_each_rank_for_itself, TOPK, "held back differs|replicas differ"),
         (_averaged_a_step_late, LOCAL, "differ"),
         (_never_averaged, LOCAL, "differ"),
