@@ -182,7 +182,8 @@ class GradientReducer:
         Rank 0's order is summed with the zeros of the others, and a one of each rank with it: where ranks
         were not reached, as the group is switched off for a measurement, all see it, and try again.
         """
-        order = [*observed, *(index for index in self._order if index not in set(observed))]
+        seen = set(observed)
+        order = [*observed, *(index for index in self._order if index not in seen)]
         sent = torch.tensor([*order, 1], device=self._parameters[0].device)
         if self._link.rank != 0:
             sent[:-1] = 0

@@ -18,7 +18,8 @@ QUICK = ("--device", "cpu", "--budget", "0", "--block-steps", "2", "--quads", "1
 """Six blocks of two steps: real training, no more of it than the test needs."""
 
 LINK_BY_HAND = """
-link="ip link add one type veth peer name two && tc qdisc add dev one root tbf rate 1mbit burst 5000 limit 9000"
+shaped="tc qdisc add dev one root tbf rate 1mbit burst 5000 limit 9000"
+link="ip link add one type veth peer name two && $shaped"
 unshare --net sh -c "$link" || unshare --map-root-user --net sh -c "$link"
 """
 

@@ -128,6 +128,8 @@ def test_a_rank_that_is_lost_or_hangs_ends_the_launch_on_all_nodes(
     assert result.outcome is outcome
     assert str(result.reason).startswith(reason)
     assert psutil.Process().children(recursive=True) == []
+    [attempt] = study.attempts().values()
+    assert attempt.exit_code not in (0, 128 + signal.SIGUSR1), "the signal for stacks is for ranks alone"
     stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/0/stderr.log"))
     assert ("models.py" in stacks) == (outcome is Outcome.HUNG)
 

@@ -177,6 +177,31 @@ def test_what_a_compressed_exchange_does_not_apply_it_keeps(
     assert replicas.assert_law_is_kept(results, model, settings) == lossy_steps
 
 
+def sums_of_a_step(rank: int, strategy: str) -> int:
+    """Of three parameters of 0.8 MiB, when the buckets are formed anew."""
+    module, group = nn.Sequential(*(nn.Linear(458, 458, bias=False) for _ in range(3))), open_exchange()
+    settings = TrainSettings(strategy=strategy)
+    trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=group)
+    for _ in range(3):
+        group.traffic.operations = 0
+        trainer.step(iter([(torch.ones(1, 458), torch.ones(1, 458))]))
+    return group.traffic.operations
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sums"),
+    [
+        # As torch has it when it is given no number: a first bucket of 1 MiB, which two of them fill.
+        ("ddp", 2),
+        ("ddp:bucket_mb=25", 2),
+        ("ddp:bucket_mb=24", 1),
+        ("ddp:bucket_mb=0.5", 3),
+    ],
+)
+def test_buckets_are_as_large_as_torch_or_the_spec_has_them(ranks: Ranks, strategy: str, sums: int) -> None:
+    assert ranks(2, sums_of_a_step, strategy) == [sums] * 2
+
+
 def ramp_steps(rank: int, strategy: str, compression: str) -> int:
     settings = TrainSettings(strategy=strategy, compression=compression)
     trainer = Trainer(nn.Linear(2, 2), F.mse_loss, device=CPU, settings=settings, group=open_exchange())

@@ -351,6 +351,50 @@ def test_a_gradient_that_comes_twice_is_an_error(threads: Threads) -> None:
         assert "use_reentrant=False" in message
 
 
+class WaitedFor:
+    """Work that notes when it has been waited for."""
+
+    def __init__(self, work: Any, events: list[Any]) -> None:
+        self._work, self._events = work, events
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._events.append("done")
+
+
+class WatchfulGroup(Recorder):
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
+        return WaitedFor(super().allreduce(tensors, options), self.events)
+
+
+def half_a_step(group: ExchangeGroup) -> tuple[list[Any], list[float | None], list[str]]:
+    """A backward pass that fails after two of three gradients, and two that do not."""
+    module, events = Chain([1, 2, 0]), []
+    reducer = reducer_of(module, WatchfulGroup(group, events), bucketing())
+
+    def fail(parameter: Tensor) -> None:
+        raise ZeroDivisionError
+
+    # Gradients come as 0, 2, 1, and buckets are expected as 2, 1, 0: that of 2 is under way.
+    handle = module.w[1].register_post_accumulate_grad_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        run(module, reducer)
+    handle.remove()
+    left, events[:] = events.copy(), []
+    module.zero_grad()
+    run(module, reducer)
+    module.zero_grad()
+    gradients = run(module, reducer)
+    return left, gradients, [bucket.pieces[0].name for bucket in reducer._buckets]
+
+
+def test_of_half_a_step_nothing_goes_on_and_nothing_counts(threads: Threads) -> None:
+    for left, gradients, names in threads(2, half_a_step):
+        assert left.count("done") == left.count(("sum", 1)) > 0
+        assert gradients == [12.0, 8.0, 6.0]
+        assert names == ["w.0", "w.2", "w.1"]
+
+
 def after_an_error(group: ExchangeGroup) -> list[float | None]:
     """A backward pass that fails on all ranks, and one outside of an exchange; then one that counts."""
     module = Chain([0, 1])
