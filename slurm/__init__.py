@@ -1,1 +1,1 @@
-"""Slurm alone, knowing nothing of benchmarks. Submission is not built yet; local and manual launches are."""
+"""Slurm alone, knowing nothing of benchmarks: sites, job scripts, submission, states, host lists."""

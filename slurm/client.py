@@ -1,0 +1,177 @@
+"""Asking Slurm and telling it: few commands, each with a time limit, and errors in Slurm's own words."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Literal
+
+from slurm.cluster import (
+    ASSOCIATION_FORMAT,
+    SINFO_FORMAT,
+    Association,
+    Cluster,
+    has_accounting,
+    kill_wait_s,
+    read_associations,
+    read_settings,
+    read_sinfo,
+)
+from slurm.job_view import SACCT_FORMAT, SQUEUE_FORMAT, JobView, read_sacct, read_squeue
+from slurm.runner import (
+    NoAnswerError,
+    QueueFullError,
+    RefusedError,
+    Runner,
+    SlurmError,
+    client_environment,
+    failure,
+    job_environment,
+    run,
+)
+
+TIMEOUT_S = 60.0
+"""For one command: a busy controller takes its time."""
+
+_JOB_ID = re.compile(r"^(?P<id>\d+)(?:;.*)?$", re.MULTILINE)
+_QUEUE_FULL = re.compile(r"(?:Max|Grp)Submit|MaxJobCount|maximum number of jobs", re.IGNORECASE)
+_NO_SUCH_JOB = "Invalid job id specified"
+
+Condition = Literal["afterany", "afterok", "afternotok"]
+
+
+class Client:
+    """The cluster that this machine's Slurm commands talk to."""
+
+    def __init__(self, runner: Runner = run, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._runner = runner
+        self._timeout_s = timeout_s
+
+    def submit(self, script: str, *, after: Sequence[int] = (), condition: Condition = "afterany") -> int:
+        """Hand a job script to the scheduler, to start when the jobs in `after` have met `condition`.
+
+        Returns the job's id. Raises RefusedError if it was not taken, QueueFullError if that may change by
+        itself, and NoAnswerError if it may have been taken: look for its name among `own_jobs` before
+        submitting again. A job that the queue has forgotten meets every condition, however it ended.
+        """
+        options = ["--parsable"]
+        if after:
+            # A job that can never start would stay in the queue for good.
+            jobs = ":".join(map(str, after))
+            options += [f"--dependency={condition}:{jobs}", "--kill-on-invalid-dep=yes"]
+        printed = self._sbatch(options, script)
+        # Sites put greetings around it.
+        match = _JOB_ID.search(printed)
+        if match is None:
+            raise NoAnswerError(f"sbatch printed no job id: {printed.strip()!r}; look into squeue --me")
+        return int(match["id"])
+
+    def check(self, script: str) -> None:
+        """Ask whether the scheduler would take a script, submitting nothing. Raises RefusedError if not."""
+        self._sbatch(["--test-only"], script)
+
+    def _sbatch(self, options: Sequence[str], script: str) -> str:
+        command = ("sbatch", "--export=ALL", *options)
+        done = self._runner(command, stdin=script, environment=job_environment(), timeout_s=self._timeout_s)
+        if done.exit_code == 0:
+            return done.stdout
+        error = failure(command, done)
+        if isinstance(error, NoAnswerError):
+            raise error
+        raise (QueueFullError if _QUEUE_FULL.search(done.stderr) else RefusedError)(str(error))
+
+    def query(self, job_ids: Collection[int]) -> dict[int, JobView]:
+        """The jobs by id, as the queue has them, and where it has forgotten them, as accounting does.
+
+        One call of squeue, and at most one of sacct, however many jobs. An id that nobody knows is left out:
+        without accounting, that is every job some minutes after its end (MinJobAge in slurm.conf). Raises
+        SlurmError if one of the two does not answer: nothing is said of a job because nobody was asked.
+        """
+        views = {view.job_id: view for view in self._queued(job_ids)}
+        forgotten = sorted(set(job_ids) - set(views))
+        if forgotten and self._has_accounting:
+            views = {view.job_id: view for view in self._accounted(forgotten)} | views
+        return {job_id: views[job_id] for job_id in sorted(job_ids) if job_id in views}
+
+    def own_jobs(self) -> tuple[JobView, ...]:
+        """All jobs of this user that the queue has, those that ended a moment ago among them."""
+        return read_squeue(self._ask("squeue", "--me", *_SQUEUE))
+
+    def _queued(self, job_ids: Collection[int]) -> tuple[JobView, ...]:
+        if not job_ids:
+            return ()
+        try:
+            return read_squeue(self._ask("squeue", f"--jobs={_joined(job_ids)}", *_SQUEUE))
+        except SlurmError as error:
+            # Said of a single id that is forgotten; of several, squeue leaves the forgotten ones out.
+            if _NO_SUCH_JOB in str(error):
+                return ()
+            raise
+
+    def _accounted(self, job_ids: Collection[int]) -> tuple[JobView, ...]:
+        jobs = f"--jobs={_joined(job_ids)}"
+        return read_sacct(
+            self._ask("sacct", "--allocations", "--parsable2", "--noheader", jobs, f"--format={SACCT_FORMAT}")
+        )
+
+    def cancel(self, job_ids: Collection[int]) -> None:
+        """End jobs, or take them out of the queue; one that has ended already is no error."""
+        if not job_ids:
+            return
+        try:
+            self._ask("scancel", *map(str, sorted(job_ids)))
+        except SlurmError as error:
+            if _NO_SUCH_JOB not in str(error):
+                raise
+
+    def cluster(self) -> Cluster:
+        """The facts of the cluster that a site profile can be checked against."""
+        settings = self._settings
+        return Cluster(
+            name=settings["ClusterName"],
+            version=settings["SLURM_VERSION"],
+            has_accounting=self._has_accounting,
+            kill_wait_s=kill_wait_s(settings),
+            groups=read_sinfo(self._ask(*_SINFO)),
+            associations=self._associations() if self._has_accounting else None,
+        )
+
+    def _associations(self) -> tuple[Association, ...] | None:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        try:
+            return read_associations(
+                self._ask(
+                    *("sacctmgr", "--parsable2", "--noheader", "show", "associations", f"user={user}"),
+                    f"format={ASSOCIATION_FORMAT}",
+                )
+            )
+        except NoAnswerError:
+            raise
+        except SlurmError:
+            # Sites forbid it; what is not known is not checked.
+            return None
+
+    @cached_property
+    def _settings(self) -> dict[str, str]:
+        return read_settings(self._ask("scontrol", "show", "config"))
+
+    @property
+    def _has_accounting(self) -> bool:
+        return has_accounting(self._settings)
+
+    def _ask(self, *command: str) -> str:
+        done = self._runner(command, stdin="", environment=client_environment(), timeout_s=self._timeout_s)
+        if done.exit_code:
+            raise failure(command, done)
+        return done.stdout
+
+
+_SINFO = ("sinfo", "--exact", "--noconvert", "--noheader", f"--format={SINFO_FORMAT}")
+_SQUEUE = ("--all", "--states=all", "--noheader", f"--Format={SQUEUE_FORMAT}")
+
+
+def _joined(job_ids: Collection[int]) -> str:
+    return ",".join(map(str, sorted(job_ids)))

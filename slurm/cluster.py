@@ -1,0 +1,131 @@
+"""What a live cluster offers: the facts that a site profile is checked against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm.durations import slurm_seconds
+from slurm.runner import SlurmError
+
+SINFO_FORMAT = "%R|%a|%l|%D|%T|%c|%m|%G"
+"""Partition, whether it is up, time limit, nodes, their state, CPUs, memory in MB, GRES."""
+ASSOCIATION_FORMAT = "account,partition,qos,maxsubmit"
+
+_GPUS = re.compile(r"(?:^|,)gpu:(?:(?P<type>[^:,()]+):)?(?P<count>\d+)")
+_SETTING = re.compile(r"^(?P<name>\w+)\s*= (?P<value>.*?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Equal nodes of one partition that are in one state."""
+
+    partition: str
+    is_up: bool
+    """Whether the partition starts jobs."""
+    time_limit_s: int | None
+    """Of a job in the partition; None: no limit."""
+    nodes: int
+    state: str
+    """Slurm's word, such as `idle`, `mixed`, `drained*`."""
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int]
+    """GPUs of a node by type; the type is empty where the site names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Association:
+    """An account that the user may charge."""
+
+    account: str
+    partition: str | None
+    """None: in all partitions."""
+    qos: tuple[str, ...]
+    max_submit: int | None
+    """Jobs in the queue at once; None: no limit of the account's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A cluster as its commands describe it."""
+
+    name: str
+    version: str
+    has_accounting: bool
+    """Whether sacct remembers jobs that the controller has forgotten."""
+    kill_wait_s: int | None
+    """Between SIGTERM and SIGKILL when a job reaches its time limit."""
+    groups: tuple[NodeGroup, ...]
+    associations: tuple[Association, ...] | None
+    """None: there is no accounting, or the user may not ask."""
+
+
+def read_settings(text: str) -> dict[str, str]:
+    """The settings in the output of `scontrol show config`. Raises SlurmError if it is not that."""
+    settings = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
+    if not {"ClusterName", "SLURM_VERSION", "AccountingStorageType"} <= set(settings):
+        raise SlurmError(f"Slurm's settings are not as it writes them: {text[:80]!r}")
+    return settings
+
+
+def has_accounting(settings: Mapping[str, str]) -> bool:
+    return settings["AccountingStorageType"] == "accounting_storage/slurmdbd"
+
+
+def kill_wait_s(settings: Mapping[str, str]) -> int | None:
+    number = settings.get("KillWait", "").removesuffix(" sec")
+    return int(number) if number.isdecimal() else None
+
+
+def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
+    """The groups in sinfo's output of SINFO_FORMAT. Raises SlurmError if it is not that."""
+    return tuple(_group(line) for line in text.splitlines())
+
+
+def _group(line: str) -> NodeGroup:
+    try:
+        partition, up, limit, nodes, state, cpus, memory, gres = line.split("|")
+        return NodeGroup(
+            partition=partition,
+            is_up=up == "up",
+            time_limit_s=slurm_seconds(limit),
+            nodes=int(nodes),
+            state=state,
+            cpus=int(cpus),
+            memory_mb=int(memory),
+            gpus=_gpus(gres),
+        )
+    except ValueError as error:
+        raise SlurmError(f"a line of sinfo is not as Slurm writes it ({error}): {line!r}") from error
+
+
+def _gpus(gres: str) -> dict[str, int]:
+    """GPUs by type in a text like `gpu:h100:8(S:0-1),nic:2`."""
+    counts: dict[str, int] = {}
+    for match in _GPUS.finditer(gres):
+        kind = match["type"] or ""
+        counts[kind] = counts.get(kind, 0) + int(match["count"])
+    return counts
+
+
+def read_associations(text: str) -> tuple[Association, ...]:
+    """The associations in sacctmgr's `--parsable2` output of ASSOCIATION_FORMAT.
+
+    Raises SlurmError if it is not that.
+    """
+    return tuple(_association(line) for line in text.splitlines())
+
+
+def _association(line: str) -> Association:
+    try:
+        account, partition, qos, most = line.split("|")
+        return Association(
+            account=account,
+            partition=partition or None,
+            qos=tuple(name for name in qos.split(",") if name),
+            max_submit=int(most) if most else None,
+        )
+    except ValueError as error:
+        raise SlurmError(f"a line of sacctmgr is not as Slurm writes it ({error}): {line!r}") from error

@@ -1,0 +1,164 @@
+"""A job as the scheduler sees it: the lines of squeue and sacct, read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from results.outcome import Outcome
+from slurm import states
+from slurm.hosts import expand
+from slurm.runner import SlurmError
+from slurm.states import Phase
+
+_SQUEUE = {
+    "job_id": "JobID",
+    "state": "State",
+    "exit": "exit_code",
+    "restarts": "RestartCnt",
+    "nodes": "NodeList",
+    "start": "StartTime",
+    "end": "EndTime",
+    "reason": "Reason",
+    "name": "Name",
+}
+_SACCT = {
+    "job_id": "JobIDRaw",
+    "state": "State",
+    "exit": "ExitCode",
+    "nodes": "NodeList",
+    "start": "Start",
+    "end": "End",
+    "reason": "Reason",
+    "name": "JobName",
+}
+SQUEUE_FORMAT = ",".join(f"{field}:|" for field in _SQUEUE.values())
+"""For --Format: each field in full, with a separator instead of a width."""
+SACCT_FORMAT = ",".join(_SACCT.values())
+_NOTHING = {"", "None", "N/A", "Unknown", "None assigned", "(null)"}
+
+Source = Literal["squeue", "sacct"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job at the moment of asking."""
+
+    job_id: int
+    name: str
+    state: str
+    """Slurm's word, such as `RUNNING`; see `phase` for what it means."""
+    reason: str | None
+    """Why it waits, or ended as it did, in Slurm's words."""
+    exit_code: int | None
+    """Of the script, once it has ended; 0 also if a signal ended it."""
+    signal: int | None
+    """That ended the script; None if none did."""
+    nodes: tuple[str, ...]
+    restarts: int | None
+    """How often it has gone back to the queue; None where sacct does not tell."""
+    start: str | None
+    """When it started, or is expected to: the cluster's local time, as Slurm wrote it."""
+    end: str | None
+    """When it ended or must end."""
+    source: Source
+
+    @property
+    def phase(self) -> Phase:
+        known = states.phase(self.state)
+        # The queue does not have it, so that an accounting record without an end is one that was lost.
+        return known if self.source == "squeue" or known.ended else Phase.UNKNOWN
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it has not. The job's own records say more."""
+        if self.phase in (Phase.WAITING, Phase.RUNNING):
+            return None
+        return states.outcome(self.state, self.reason, self.exit_code)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for somebody to release it, or for what never comes."""
+        return self.phase is Phase.WAITING and states.is_held(self.reason)
+
+    @property
+    def words(self) -> str:
+        """Its state in a line: `FAILED, exit code 3, NonZeroExitCode`."""
+        parts = [self.state]
+        if self.phase.ended and self.signal:
+            parts.append(_signal_name(self.signal))
+        elif self.phase.ended and self.exit_code:
+            parts.append(f"exit code {self.exit_code}")
+        return ", ".join([*parts, *([self.reason] if self.reason else [])])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Slurm has some of its own: 53 means that the log could not be opened.
+        return f"signal {number}"
+
+
+def read_squeue(text: str) -> tuple[JobView, ...]:
+    """The jobs in squeue's output of SQUEUE_FORMAT. Raises SlurmError if it is not that."""
+    # Each field is followed by the separator, also the last.
+    records = [{**values, "name": values["name"].removesuffix("|")} for values in _records(text, _SQUEUE)]
+    return tuple(_view(values, "squeue") for values in records)
+
+
+def read_sacct(text: str) -> tuple[JobView, ...]:
+    """The jobs in sacct's `--parsable2` output of SACCT_FORMAT. Raises SlurmError if it is not that."""
+    return tuple(_view(values, "sacct") for values in _records(text, _SACCT))
+
+
+def _records(text: str, fields: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The fields of each line. The name is the last one: it may hold the separator, and even line breaks."""
+    line = re.compile(rf"^\d+\|(?:[^|\n]*\|){{{len(fields) - 2}}}", re.MULTILINE)
+    starts = [match.start() for match in line.finditer(text)]
+    if text.strip() and (not starts or starts[0] != 0):
+        raise SlurmError(f"a list of jobs is not as Slurm writes it: {text.splitlines()[0]!r}")
+    for first, last in itertools.pairwise([*starts, len(text)]):
+        values = text[first:last].removesuffix("\n").split("|", len(fields) - 1)
+        yield dict(zip(fields, values, strict=True))
+
+
+def _view(values: Mapping[str, str], source: Source) -> JobView:
+    try:
+        exit_code, number = _exit(values["exit"])
+        return JobView(
+            job_id=int(values["job_id"]),
+            name=values["name"],
+            # sacct: "CANCELLED by 1000", which is the number of the user who did it.
+            state=values["state"].partition(" ")[0],
+            reason=_known(values["reason"]),
+            exit_code=exit_code,
+            signal=number,
+            nodes=expand(_known(values["nodes"]) or ""),
+            restarts=int(values["restarts"]) if "restarts" in values else None,
+            start=_known(values["start"]),
+            end=_known(values["end"]),
+            source=source,
+        )
+    except ValueError as error:
+        raise SlurmError(f"a job is not as Slurm writes it ({error}): {dict(values)}") from error
+
+
+def _known(text: str) -> str | None:
+    return None if text in _NOTHING else text
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal). squeue before 23.02 prints the raw status of wait(), all others `code:signal`."""
+    if _known(text) is None:
+        return None, None
+    code, colon, number = text.partition(":")
+    if colon:
+        return int(code), int(number) or None
+    status = int(code)
+    ended_by = status & 0x7F
+    return (0, ended_by) if ended_by else (status >> 8, None)

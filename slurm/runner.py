@@ -1,0 +1,123 @@
+"""Running one Slurm command: the border to the scheduler, and its errors.
+
+::
+
+    BenchError
+    +-- SlurmError           a Slurm command failed; the message has the command and Slurm's own words
+        +-- RefusedError     the scheduler said no: nothing was submitted
+        |   +-- QueueFullError   ... because of a limit on queued jobs: later it may say yes
+        +-- NoAnswerError    it did not answer: whether it did what was asked is not known
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from results.errors import BenchError
+
+
+class SlurmError(BenchError):
+    """A Slurm command failed."""
+
+
+class RefusedError(SlurmError):
+    """The scheduler refused a job."""
+
+
+class QueueFullError(RefusedError):
+    """The scheduler takes no more jobs of this user for now."""
+
+
+class NoAnswerError(SlurmError):
+    """The scheduler did not answer in time, or cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """What a command left."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Runner(Protocol):
+    """Runs a command to its end; tests put recorded output in its place."""
+
+    def __call__(
+        self, command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float
+    ) -> Completed:
+        """Raises NoAnswerError after `timeout_s`, SlurmError if the program cannot be started."""
+
+
+def run(command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
+    """The Runner of a machine with Slurm's programs on it."""
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin.encode(),
+            env=dict(environment),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(f"no answer in {timeout_s:g} s to: {shlex.join(command)}") from error
+    except FileNotFoundError as error:
+        raise SlurmError(f"there is no {command[0]} here; run this where Slurm's commands are") from error
+    except OSError as error:
+        raise SlurmError(f"cannot run {command[0]}: {error.strerror}") from error
+    # Names of other people's jobs may be in any encoding.
+    return Completed(
+        exit_code=done.returncode,
+        stdout=done.stdout.decode(errors="replace"),
+        stderr=done.stderr.decode(errors="replace"),
+    )
+
+
+_SCHEDULER = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SACCTMGR|SCANCEL|SINFO|SCONTROL)_")
+_OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+"""How the cluster is found, and who asks it."""
+_OF_THE_USER = {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TZ", "USER"}
+
+
+def client_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables for a command that asks or tells: none that would change what it prints or does."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name in _OF_THE_CLUSTER or not _SCHEDULER.match(name)
+    }
+
+
+def job_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that sbatch gets and hands on to the job: the user and the locale, and nothing else.
+
+    `--export=NONE` is not used: it has the node imitate a login, which takes long and fails on some sites,
+    and it goes on to the steps unless they are told otherwise (--export in sbatch's manual).
+    """
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name in _OF_THE_CLUSTER | _OF_THE_USER or name.startswith("LC_")
+    }
+
+
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|socket timed out|connection refused|unable to connect"
+    r"|temporarily unable|zero bytes were transmitted|slurm backup controller in standby",
+    re.IGNORECASE,
+)
+
+
+def failure(command: Sequence[str], done: Completed) -> SlurmError:
+    """The error of a command that did not end with 0."""
+    said = " ".join((done.stderr.strip() or done.stdout.strip()).split()) or "it said nothing"
+    kind = NoAnswerError if _UNREACHABLE.search(said) else SlurmError
+    return kind(f"{shlex.join(command)} ended with {done.exit_code}: {said}")

@@ -1,0 +1,218 @@
+"""Job scripts, and the line that starts one agent on each node: pure text, the same for the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from results.plan import Placement
+from slurm.durations import slurm_time
+from slurm.quoting import directive, log_pattern, shell
+from slurm.site import Container, SiteProfile
+
+FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
+"""Ports for LAUNCHES of JOBS, all below 32768, where Linux begins to give ports to whoever asks."""
+
+_LOG = "job-%j.log"
+
+
+class _Verbatim(str):
+    """Text that stands in a script as it is."""
+
+
+def _quoted(value: object) -> str:
+    return value if isinstance(value, _Verbatim) else shell(str(value))
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    # Everything is one word of the shell unless it is said to be more: what is forgotten is safe.
+    finalize=_quoted,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters["verbatim"] = _Verbatim
+_TEMPLATES.filters["words"] = lambda words: _Verbatim(" ".join(map(shell, words)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One allocation and the program that is started in it, once, on its first node."""
+
+    name: str
+    placement: Placement
+    time_limit_s: float
+    folder: Path
+    """Where the program starts."""
+    log_folder: Path
+    """Must exist: Slurm makes no folders, and a job without a log fails. See `log_path`."""
+    command: tuple[str, ...]
+    requeue: bool = True
+    """Whether Slurm starts it again after a node failed or another job took its nodes."""
+
+    def __post_init__(self) -> None:
+        assert self.command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A small job on one CPU that comes after others, such as writing their report."""
+
+    name: str
+    time_limit_s: float
+    folder: Path
+    log_folder: Path
+    command: tuple[str, ...]
+    memory: str = "4G"
+
+    def __post_init__(self) -> None:
+        assert self.command
+
+
+def log_path(log_folder: Path, job_id: int) -> Path:
+    """Where a job's output goes; a job that starts again goes on in the same file."""
+    return log_folder / _LOG.replace("%j", str(job_id))
+
+
+def rendezvous_port(job_id: int, launch: int) -> int:
+    """The port of a job's `launch`-th rendezvous, from 0; MASTER_PORT of the job script is that of launch 0.
+
+    Jobs that share a node have ports apart if their ids are less than JOBS apart, and so have two launches
+    of one job that come less than LAUNCHES apart: a port may linger after its launch has ended.
+    """
+    return FIRST_PORT + job_id % JOBS * LAUNCHES + launch % LAUNCHES
+
+
+def job_script(site: SiteProfile, job: Job) -> str:
+    """The script of a job, for sbatch. Raises UsageError for a value that a script cannot hold.
+
+    The command finds its own signals: USR1 before the time limit, TERM at it, or when the job is cancelled
+    or loses its nodes. MASTER_ADDR and MASTER_PORT say where the nodes can meet.
+    """
+    return _TEMPLATES.get_template("job.sh.j2").render(
+        site=site,
+        directives=_lines(_directives(site, job)),
+        command=job.command,
+        first_port=FIRST_PORT,
+        jobs=JOBS,
+        launches=LAUNCHES,
+        each_node=_srun(site, job.placement),
+        node_setup="\n".join(["set -e", *site.node_setup]),
+    )
+
+
+def follow_up_script(site: SiteProfile, job: FollowUp) -> str:
+    """The script of a job that comes after others; `Client.submit` is told which."""
+    options = {
+        **_common(site, job),
+        "partition": site.serial_partition or site.partition,
+        "cpus-per-task": "1",
+        "mem": job.memory,
+        "nodes": "1",
+        "ntasks": "1",
+        "requeue": True,
+    }
+    return _TEMPLATES.get_template("base.sh.j2").render(
+        site=site, directives=_lines(options), command=job.command
+    )
+
+
+def agent_command(
+    site: SiteProfile, placement: Placement, command: Sequence[str], log: Path
+) -> tuple[str, ...]:
+    """The srun command that starts `command` once on each node of the allocation, in the site's container.
+
+    SLURM_NODEID is the number of the node, from 0. What the agents print goes to `log` with `-NODEID.log`
+    after its name. srun ends when all of them have; when one fails, it ends the others, and its exit code
+    is the largest of all, not the first. Raises UsageError for a log that Slurm cannot write to.
+    """
+    return (
+        *_srun(site, placement),
+        f"--output={log_pattern(str(log))}-%n.log",
+        *(() if site.container is None else _pyxis(site, site.container)),
+        *command,
+    )
+
+
+def _srun(site: SiteProfile, placement: Placement) -> tuple[str, ...]:
+    return (
+        "srun",
+        f"--nodes={placement.nodes}",
+        f"--ntasks={placement.nodes}",
+        "--ntasks-per-node=1",
+        # Said again, because srun 22.05 to 23.02 does not take it over from the job.
+        *(() if site.cpus_per_gpu is None else (f"--cpus-per-task={_cpus(site, placement)}",)),
+        "--kill-on-bad-exit=1",
+        # Whoever starts the ranks binds them.
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+    )
+
+
+def _pyxis(site: SiteProfile, container: Container) -> Iterable[str]:
+    """The options of NVIDIA's Pyxis, a plugin of srun, for one container."""
+    yield f"--container-image={container.image}"
+    if container.mounts:
+        yield f"--container-mounts={','.join(container.mounts)}"
+    if container.workdir is not None:
+        yield f"--container-workdir={container.workdir}"
+    yield "--container-mount-home" if container.mount_home else "--no-container-mount-home"
+    # Otherwise a variable that the image sets wins over the job's.
+    yield f"--container-env={','.join(sorted({'PYTHONSAFEPATH', *site.environment}))}"
+
+
+def _cpus(site: SiteProfile, placement: Placement) -> int:
+    assert site.cpus_per_gpu is not None
+    return site.cpus_per_gpu * placement.gpus_per_node
+
+
+def _directives(site: SiteProfile, job: Job) -> dict[str, str | bool | None]:
+    placement = job.placement
+    return {
+        **_common(site, job),
+        "partition": site.partition,
+        "constraint": site.constraint,
+        "reservation": site.reservation,
+        "nodes": str(placement.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": None if site.cpus_per_gpu is None else str(_cpus(site, placement)),
+        "mem": site.memory_per_node,
+        "exclusive": site.exclusive,
+        **_gpus(site, placement),
+        "signal": f"B:USR1@{site.time.signal_s(job.time_limit_s)}",
+        "requeue" if job.requeue else "no-requeue": True,
+    }
+
+
+def _common(site: SiteProfile, job: Job | FollowUp) -> dict[str, str | bool | None]:
+    return {
+        **site.directives,
+        "account": site.account,
+        "qos": site.qos,
+        "job-name": job.name,
+        "chdir": str(job.folder),
+        "output": f"{log_pattern(str(job.log_folder))}/{_LOG}",
+        "open-mode": "append",
+        "time": slurm_time(job.time_limit_s),
+    }
+
+
+def _gpus(site: SiteProfile, placement: Placement) -> dict[str, str]:
+    parts = [*([site.gpu_type] if site.gpu_type else []), str(placement.gpus_per_node)]
+    if site.gpu_request == "gres":
+        return {"gres": ":".join(["gpu", *parts])}
+    if site.gpu_request == "gpus-per-node":
+        return {"gpus-per-node": ":".join(parts)}
+    return {}
+
+
+def _lines(options: dict[str, str | bool | None]) -> list[_Verbatim]:
+    """The options that are given, in alphabetical order, quoted."""
+    return [_Verbatim(directive(option, value)) for option, value in sorted(options.items()) if value]

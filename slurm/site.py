@@ -1,0 +1,215 @@
+"""A site profile: what one cluster asks of its jobs, written once by its users."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+
+from results.errors import UsageError
+from results.plan import Placement
+from slurm.durations import seconds
+from slurm.quoting import carried, shell
+
+GpuRequest = Literal["gres", "gpus-per-node", "none"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+_LONGEST_SIGNAL_S = 65_535
+_OWN_KEYS = {
+    "account": "account",
+    "constraint": "constraint",
+    "cpus-per-gpu": "cpus_per_gpu",
+    "cpus-per-task": "cpus_per_gpu",
+    "exclusive": "exclusive",
+    "gpus-per-node": "gpus_per_node",
+    "gres": "gpu_request",
+    "mem": "memory_per_node",
+    "partition": "partition",
+    "qos": "qos",
+    "reservation": "reservation",
+    "time": "time.fixed",
+}
+"""Directives that keys of the profile stand for."""
+_THE_JOBS = {
+    *("array", "chdir", "dependency", "error", "export", "export-file", "get-user-env", "gpus", "het-group"),
+    *("input", "job-name", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output"),
+    *("parsable", "requeue", "signal", "test-only", "wait", "wrap"),
+}
+"""Directives that each job decides, or that would make another job of it."""
+
+
+def _check(name: str, rule: Callable[[str], object], value: str | None) -> None:
+    """Have a rule refuse a value, if one is given, as a ValueError that names its key."""
+    try:
+        if value is not None:
+            rule(value)
+    except (ValueError, UsageError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _word(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty; leave it out")
+    return carried(text, "it")
+
+
+def _size(text: str) -> None:
+    if not _MEMORY.fullmatch(text):
+        raise ValueError(f"{text!r} is not a size such as 480G, or 0 for all")
+
+
+def _mount(text: str) -> None:
+    # Pyxis splits mounts at commas, and writes each as a line of an fstab, which splits at spaces.
+    if ":" not in text or re.search(r"[,\s]", text):
+        raise ValueError(f"{text!r} is not FROM:TO or FROM:TO:FLAGS, without commas and spaces")
+
+
+def _check_directive(name: str, value: str | bool) -> None:
+    if not _OPTION.fullmatch(name):
+        raise ValueError(f"directives: {name!r} is not a long option of sbatch, such as mail-type")
+    if name in _OWN_KEYS:
+        raise ValueError(f"directives: {name} has a key of its own here, {_OWN_KEYS[name]}")
+    if name in _THE_JOBS:
+        raise ValueError(f"directives: {name} is for the job to decide; leave it out")
+    if value is False:
+        raise ValueError(f"directives: {name} is false; leave it out")
+    _check(f"directives.{name}", _word, str(value))
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not _VARIABLE.fullmatch(name) or name.startswith(("SLURM_", "SBATCH_", "SRUN_")):
+        raise ValueError(f"environment: {name!r} is not a variable that a job may set")
+    _check(f"environment.{name}", shell, value)
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an estimate becomes a time limit. Times are texts such as 30m or 2h."""
+
+    safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
+    minimum: str = "10m"
+    maximum: str = "1d"
+    round_to: str = "5m"
+    fixed: str | None = None
+    """Asked for whatever the estimate is."""
+    signal: str = "2m"
+    """So long before the limit the job is told that its end is near."""
+
+    def __post_init__(self) -> None:
+        for name in ("minimum", "maximum", "round_to", "fixed", "signal"):
+            _check(name, seconds, getattr(self, name))
+        if seconds(self.minimum) > seconds(self.maximum):
+            raise ValueError(f"minimum {self.minimum} is more than maximum {self.maximum}")
+        if seconds(self.signal) > _LONGEST_SIGNAL_S:
+            raise ValueError(f"signal {self.signal} is earlier than Slurm can tell: {_LONGEST_SIGNAL_S} s")
+
+    def limit_s(self, estimate_s: float) -> float:
+        """The limit to ask for; it can be less than the estimate where the site allows no more."""
+        if self.fixed is not None:
+            return seconds(self.fixed)
+        step = seconds(self.round_to)
+        wanted = math.ceil(estimate_s * self.safety_factor / step) * step
+        return min(max(wanted, seconds(self.minimum)), seconds(self.maximum))
+
+    def signal_s(self, limit_s: float) -> int:
+        """How long before `limit_s` the job is told: half of it, if it is that short."""
+        return round(min(seconds(self.signal), limit_s / 2))
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image that agents run in, started by srun through the Pyxis plugin and Enroot."""
+
+    image: str
+    """A reference (nvcr.io#nvidia/pytorch:26.06-py3), or a .sqsh file, which spares the nodes a download."""
+    mounts: tuple[str, ...] = ()
+    """FROM:TO[:FLAG+FLAG]; whatever the agents read and write must be under one of them."""
+    workdir: str | None = None
+    mount_home: bool = False
+
+    def __post_init__(self) -> None:
+        _check("image", _word, self.image)
+        _check("workdir", _word, self.workdir)
+        for mount in self.mounts:
+            _check("mounts", _mount, mount)
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a GPU costs here."""
+
+    usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0)]
+    source: str
+    """Where the figure is from: a price list and its date."""
+
+
+class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cluster, or one way to use it. What is left out is left to Slurm's own defaults."""
+
+    partition: str | None = None
+    serial_partition: str | None = None
+    """For jobs that need no GPU, such as writing a report; left out: `partition`."""
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    """Node features, such as h100&ib."""
+    reservation: str | None = None
+
+    gpu_request: GpuRequest = "gres"
+    """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
+    gpu_type: str | None = None
+    gpus_per_node: Count | None = None
+    """GPUs that a node has; left out: not known."""
+    cpus_per_gpu: Count | None = None
+    """CPUs of one worker; without GPUs, of one rank."""
+    memory_per_node: str | None = None
+    """Such as 480G; 0 is all that a node has."""
+    exclusive: bool = False
+    """Whether nodes are the job's alone. Neighbours on a shared one disturb what is measured."""
+    directives: dict[str, str | bool] = {}
+    """Other options of sbatch by long name; true for one that takes no value."""
+    time: Times = Times()
+
+    setup: tuple[str, ...] = ()
+    """Lines of bash that every job runs first: modules, a virtual environment."""
+    node_setup: tuple[str, ...] = ()
+    """Lines of bash that each node runs once, before the first program is started on it.
+
+    For what would otherwise be a storm: hundreds of interpreters that import from one shared file system.
+    Unpack the environment from one archive to a local disk here.
+    """
+    environment: dict[str, str] = {}
+    """Variables of every job, such as NCCL_SOCKET_IFNAME; nothing in them is expanded."""
+    container: Container | None = None
+
+    submit_limit: Count | None = None
+    """Jobs of one user that the site takes into its queue at once."""
+    price: Price | None = None
+
+    def __post_init__(self) -> None:
+        words = ("partition", "serial_partition", "account", "qos", "constraint", "reservation", "gpu_type")
+        for name in words:
+            _check(name, _word, getattr(self, name))
+        _check("memory_per_node", _size, self.memory_per_node)
+        if self.gpu_request == "none" and (self.gpu_type or self.gpus_per_node):
+            raise ValueError("gpu_request is none, but gpu_type or gpus_per_node is given; keep one of them")
+        for name, value in self.directives.items():
+            _check_directive(name, value)
+        for name, text in self.environment.items():
+            _check_variable(name, text)
+        for line in (*self.setup, *self.node_setup):
+            _check("setup and node_setup", shell, line)
+
+    def billed_gpus(self, placement: Placement) -> int | None:
+        """GPUs that a job of this placement is charged for: those of whole nodes, if it has them alone.
+
+        None if that is not known.
+        """
+        if self.gpu_request == "none":
+            return 0
+        if not self.exclusive:
+            return placement.gpus
+        return None if self.gpus_per_node is None else placement.nodes * self.gpus_per_node

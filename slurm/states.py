@@ -1,0 +1,120 @@
+"""What Slurm calls the states of a job, and what each means: positive lists, nothing counts by default.
+
+Source: Slurm's page on job state codes and job_state_string() in slurm_protocol_defs.c, up to version 26.11.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from results.outcome import Outcome
+
+
+class Phase(StrEnum):
+    """Where a job is between its submission and its end."""
+
+    WAITING = "waiting"
+    """It holds no nodes that work yet, or no longer: it may start, also again."""
+    RUNNING = "running"
+    """It holds nodes; its end, or its cleaning up, is not over."""
+    ENDED_WELL = "ended well"
+    ENDED_BADLY = "ended badly"
+    UNKNOWN = "unknown"
+    """No state that is listed here. Never taken for an end."""
+
+    @property
+    def ended(self) -> bool:
+        return self in (Phase.ENDED_WELL, Phase.ENDED_BADLY)
+
+
+_WAITING = {
+    "PENDING",
+    "CONFIGURING",
+    "POWER_UP_NODE",
+    "EXPEDITING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    # Flags of a job that goes back to the queue because it could not be started.
+    "LAUNCH_FAILED",
+    "RECONFIG_FAIL",
+}
+_RUNNING = {
+    "RUNNING",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "RESIZING",
+    "COMPLETING",
+    "STAGE_OUT",
+    "UPDATE_DB",
+}
+_OUTCOMES = {
+    "COMPLETED": Outcome.OK,
+    "FAILED": Outcome.CRASHED,
+    "OUT_OF_MEMORY": Outcome.OUT_OF_MEMORY,
+    "TIMEOUT": Outcome.TIMED_OUT,
+    "DEADLINE": Outcome.TIMED_OUT,
+    "CANCELLED": Outcome.CANCELLED,
+    "PREEMPTED": Outcome.PREEMPTED,
+    "NODE_FAIL": Outcome.NODE_FAILED,
+    "BOOT_FAIL": Outcome.NODE_FAILED,
+    # Another cluster of the federation took the job: how it ended is not known here.
+    "REVOKED": Outcome.UNKNOWN,
+}
+"""By final state."""
+
+_REASONS = {
+    "OutOfMemory": Outcome.OUT_OF_MEMORY,
+    "TimeLimit": Outcome.TIMED_OUT,
+    "NodeDown": Outcome.NODE_FAILED,
+    "SystemFailure": Outcome.NODE_FAILED,
+}
+"""Reasons that say more than FAILED. JobLaunchFailure does not: Slurm before 23.02 gives it to any signal."""
+
+_HELD = {
+    "JobHeldUser",
+    "JobHeldAdmin",
+    "JobHoldMaxRequeue",
+    "job requeued in held state",
+    "launch failed requeued held",
+    "launch failure limit exceeded requeued held",
+    "user env retrieval failed requeued held",
+    "DependencyNeverSatisfied",
+    "ReservationDeleted",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+}
+
+
+def phase(state: str) -> Phase:
+    """The phase of a job in `state`, one word as squeue and sacct print it."""
+    if state in _WAITING:
+        return Phase.WAITING
+    if state in _RUNNING:
+        return Phase.RUNNING
+    if state in _OUTCOMES:
+        return Phase.ENDED_WELL if state == "COMPLETED" else Phase.ENDED_BADLY
+    return Phase.UNKNOWN
+
+
+def outcome(state: str, reason: str | None = None, exit_code: int | None = None) -> Outcome:
+    """How a job ended, as far as the scheduler can tell: it sees one exit code of one script.
+
+    A state that is not final, or not listed, is `unknown`.
+    """
+    ended = _OUTCOMES.get(state, Outcome.UNKNOWN)
+    if state == "FAILED":
+        return _REASONS.get(reason or "", ended)
+    # Contradicts itself; a job is only done when nothing says otherwise.
+    if state == "COMPLETED" and exit_code:
+        return Outcome.UNKNOWN
+    return ended
+
+
+def is_held(reason: str | None) -> bool:
+    """Whether a waiting job with this reason will not start unless somebody acts."""
+    return reason in _HELD

@@ -1,0 +1,28 @@
+#!/bin/bash
+#SBATCH --chdir=/home/me/bench
+#SBATCH --gres=gpu:1
+#SBATCH --job-name=study-4x8
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/home/me/bench/runs/study/jobs/job-%j.log
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@30
+#SBATCH --time=0-00:01:00
+set -eu
+
+# A folder where the job happens to stand must not shadow an installed package.
+export PYTHONSAFEPATH=1
+
+# Where the nodes meet: the first one's address, because its name may not resolve on the others.
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${hosts%%$'\n'*}
+if [[ $(scontrol --oneliner show node "$MASTER_ADDR") =~ \ NodeAddr=([^\ ]+) ]]; then
+    MASTER_ADDR=${BASH_REMATCH[1]}
+fi
+export MASTER_ADDR
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 750 * 16))
+
+# In place of this shell, so that Slurm's signals reach it.
+exec /opt/bench/bin/python -m supervisor 'runs/my study'

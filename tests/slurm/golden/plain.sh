@@ -1,0 +1,43 @@
+#!/bin/bash
+#SBATCH --account=ml-systems
+#SBATCH --chdir=/home/me/bench
+#SBATCH --cpus-per-task=96
+#SBATCH --exclusive
+#SBATCH --gres=gpu:h100:8
+#SBATCH --job-name=study-4x8
+#SBATCH --mem=0
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/home/me/bench/runs/study/jobs/job-%j.log
+#SBATCH --partition=gpu
+#SBATCH --qos=normal
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --time=0-01:30:00
+set -eu
+
+# Modules and activate scripts read variables that may not be set.
+set +u
+source /etc/profile
+module load cuda/12.8
+source "$HOME/bench/.venv/bin/activate"
+set -u
+
+# A folder where the job happens to stand must not shadow an installed package.
+export PYTHONSAFEPATH=1
+export GLOO_SOCKET_IFNAME=ib0
+export NCCL_DEBUG=WARN
+export NCCL_SOCKET_IFNAME=ib0
+
+# Where the nodes meet: the first one's address, because its name may not resolve on the others.
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${hosts%%$'\n'*}
+if [[ $(scontrol --oneliner show node "$MASTER_ADDR") =~ \ NodeAddr=([^\ ]+) ]]; then
+    MASTER_ADDR=${BASH_REMATCH[1]}
+fi
+export MASTER_ADDR
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 750 * 16))
+
+# In place of this shell, so that Slurm's signals reach it.
+exec /opt/bench/bin/python -m supervisor 'runs/my study'

@@ -1,0 +1,31 @@
+#!/bin/bash
+#SBATCH --account=ml-systems
+#SBATCH --chdir=/home/me/bench
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=study-report
+#SBATCH --mem=4G
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --open-mode=append
+#SBATCH --output=/home/me/bench/runs/study/jobs/job-%j.log
+#SBATCH --partition=cpu
+#SBATCH --qos=normal
+#SBATCH --requeue
+#SBATCH --time=0-00:15:00
+set -eu
+
+# Modules and activate scripts read variables that may not be set.
+set +u
+source /etc/profile
+module load cuda/12.8
+source "$HOME/bench/.venv/bin/activate"
+set -u
+
+# A folder where the job happens to stand must not shadow an installed package.
+export PYTHONSAFEPATH=1
+export GLOO_SOCKET_IFNAME=ib0
+export NCCL_DEBUG=WARN
+export NCCL_SOCKET_IFNAME=ib0
+
+# In place of this shell, so that Slurm's signals reach it.
+exec /opt/bench/bin/bench report runs/study

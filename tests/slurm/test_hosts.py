@@ -1,0 +1,109 @@
+"""Host lists: by hand, there and back again, and as scontrol reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm.hosts import compress, expand
+
+NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n[1-3,07-09]", ("n1", "n2", "n3", "n07", "n08", "n09")),
+        ("gpu-a[01-02]x,login", ("gpu-a01x", "gpu-a02x", "login")),
+        ("n[9-11]", ("n9", "n10", "n11")),
+        ("n[099-101]", ("n099", "n100", "n101")),
+        ("r[0-1]n[0-2]", ("r0n0", "r0n1", "r0n2", "r1n0", "r1n1", "r1n2")),
+        ("b,a,b", ("b", "a", "b")),
+    ],
+)
+def test_expand_by_hand(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ((), ""),
+        (("n1",), "n1"),
+        (("n1", "n2", "n3", "n07", "n08"), "n[1-3,07-08]"),
+        (("n9", "n10", "n11"), "n[9-11]"),
+        (("n09", "n10"), "n[09-10]"),
+        (("n1", "n02"), "n[1,02]"),
+        (("n2", "n1"), "n[2,1]"),
+        (("n1", "n1"), "n[1,1]"),
+        (("a1", "b1", "a2"), "a1,b1,a2"),
+        (("x1-ib", "x2-ib"), "x1-ib,x2-ib"),
+        (("head", "head"), "head,head"),
+    ],
+)
+def test_compress_by_hand(hosts: tuple[str, ...], text: str) -> None:
+    assert compress(hosts) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n[", "n]", "n[1-", "n[a]", "n[3-1]", "n[1 ,2]", "n1 n2", "a,,b", ",a", "n[]", "n[[1]]", "n[0-8:2]"],
+)
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a|backward"):
+        expand(text)
+
+
+def test_a_list_of_too_many_hosts_is_refused_at_once() -> None:
+    assert len(expand("n[1-65536]")) == 65_536
+    with pytest.raises(ValueError, match="65536"):
+        expand("n[1-65537]")
+    with pytest.raises(ValueError, match="65536"):
+        expand("r[1-60000]n[1-60000]")
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a,b", "n[1]", "n]"])
+def test_what_is_no_name_is_not_compressed(host: str) -> None:
+    with pytest.raises(ValueError, match="not a host name"):
+        compress([host])
+
+
+@given(st.lists(NAMES))
+def test_compressing_loses_nothing(hosts: list[str]) -> None:
+    assert expand(compress(hosts)) == tuple(hosts)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 6))
+def test_a_run_of_numbers_is_one_range(first: int, count: int, width: int) -> None:
+    hosts = [f"n{number:0{width}}" for number in range(first, first + count)]
+    assert compress(hosts).count("[") <= 1
+    assert "," not in compress(hosts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=12))
+def test_scontrol_reads_what_is_compressed(running_lab: Any, hosts: list[str]) -> None:
+    assert running_lab.command("scontrol", "show", "hostnames", compress(hosts)).split() == hosts
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=12))
+def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) -> None:
+    text = running_lab.command("scontrol", "show", "hostlist", ",".join(hosts)).strip()
+    assert expand(text) == tuple(hosts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.from_regex(r"[a-z]{1,2}\[0?[1-4](-[5-9])?,[0-9]{1,3}\]", fullmatch=True), min_size=1, max_size=4
+    )
+)
+def test_ranges_are_read_as_scontrol_reads_them(running_lab: Any, expressions: list[str]) -> None:
+    text = ",".join(expressions)
+    assert list(expand(text)) == running_lab.command("scontrol", "show", "hostnames", text).split()

@@ -1,0 +1,136 @@
+"""What a cluster does to its jobs, done by a real one: limits, signals, requeues, lost nodes."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.outcome import Outcome
+from results.plan import Placement
+from slurm.client import Client
+from slurm.script import Job, job_script, log_path
+from slurm.site import SiteProfile
+from slurm.states import Phase
+
+# Ends at a signal, and tells which it was, and of how often it was started; the second time it ends at once.
+PROGRAM = """
+    import os, signal, sys, time
+    def told(number, frame):
+        print(signal.Signals(number).name, flush=True)
+        sys.exit(0 if number == signal.SIGUSR1 else 1)
+    signal.signal(signal.SIGUSR1, told)
+    signal.signal(signal.SIGTERM, told)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    print("start", restarts, os.environ["SLURM_JOB_NODELIST"], flush=True)
+    if not restarts:
+        time.sleep(120)
+"""
+Started = Callable[..., tuple[int, Path]]
+
+
+@pytest.fixture
+def started(lab: Any, tmp_path: Path) -> Started:
+    """Submits a program, and gives the job's id and its log once it runs."""
+
+    def start(program: str = PROGRAM, nodes: int = 1, requeue: bool = True) -> tuple[int, Path]:
+        job = Job(
+            name="test",
+            placement=Placement(nodes=nodes, gpus_per_node=8),
+            time_limit_s=600,
+            folder=tmp_path,
+            log_folder=tmp_path,
+            command=(sys.executable, "-c", textwrap.dedent(program)),
+            requeue=requeue,
+        )
+        job_id = Client().submit(job_script(SiteProfile(), job))
+        log = log_path(tmp_path, job_id)
+        lab.wait(lambda: log.exists() and "start" in log.read_text(), f"job {job_id} has started")
+        return job_id, log
+
+    return start
+
+
+def lines(log: Path) -> list[str]:
+    """What the program said, without what Slurm wrote between."""
+    return [line for line in log.read_text().splitlines() if line.startswith(("start", "SIG"))]
+
+
+def test_the_program_gets_the_signals_of_a_cancelled_job(lab: Any, started: Started) -> None:
+    job_id, log = started()
+    Client().cancel([job_id])
+    assert lab.wait_for(job_id, "CANCELLED").outcome is Outcome.CANCELLED
+    assert lines(log) == ["start 0 n1", "SIGTERM"]
+
+
+@pytest.mark.slow
+def test_a_job_at_its_time_limit(lab: Any, started: Started) -> None:
+    told, log = started()
+    ended, _ = started("print('start', flush=True); import time; time.sleep(120)")
+    # Told 120 s before the end: now. The controller looks every 30 seconds.
+    lab.command("scontrol", "update", f"JobId={told}", "EndTime=now+110")
+    lab.command("scontrol", "update", f"JobId={ended}", "EndTime=now+1")
+    assert lab.wait_for(told, "COMPLETED", timeout_s=60).outcome is Outcome.OK
+    assert lines(log) == ["start 0 n1", "SIGUSR1"]
+    assert lab.wait_for(ended, "TIMEOUT", timeout_s=60).outcome is Outcome.TIMED_OUT
+
+
+def test_a_requeued_job_goes_on_in_its_log(lab: Any, started: Started) -> None:
+    job_id, log = started()
+    lab.command("scontrol", "requeue", str(job_id))
+    view = lab.wait_for(job_id, "PENDING", "COMPLETED")
+    assert view.phase is Phase.WAITING
+    view = lab.wait_for(job_id, "COMPLETED", timeout_s=60)
+    assert (view.restarts, view.outcome) == (1, Outcome.OK)
+    assert lines(log) == ["start 0 n1", "SIGTERM", "start 1 n1"]
+
+
+def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> None:
+    job_id, _ = started()
+    lab.command("scontrol", "requeuehold", str(job_id))
+    view = lab.wait_for(job_id, "PENDING")
+    assert (view.phase, view.is_held, view.restarts) == (Phase.WAITING, True, 1)
+
+
+def test_a_lost_node_sends_the_job_to_others(lab: Any, started: Started) -> None:
+    stays, _ = started(nodes=2, requeue=False)
+    moves, log = started(nodes=2)
+    lab.command("scontrol", "update", "NodeName=n2,n4", "State=DOWN", "Reason=test")
+    view = lab.wait_for(stays, "NODE_FAIL")
+    assert (view.outcome, view.restarts) == (Outcome.NODE_FAILED, 0)
+    view = lab.wait_for(moves, "COMPLETED", timeout_s=60)
+    assert (view.restarts, view.outcome) == (1, Outcome.OK)
+    assert lines(log)[-1].startswith("start 1 ")
+
+
+@pytest.mark.parametrize("requeue", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_preemption(lab: Any, started: Started, requeue: bool) -> None:
+    job_id, log = started(nodes=4, requeue=requeue)
+    urgent = (
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--gres=gpu:8",
+        "--output=/dev/null",
+        "--wrap=true",
+    )
+    urgent_id = int(lab.command(*urgent))
+    view = lab.wait_for(job_id, "COMPLETED" if requeue else "PREEMPTED", timeout_s=60)
+    assert lab.wait_for(urgent_id, "COMPLETED").outcome is Outcome.OK
+    assert (view.outcome, view.restarts) == ((Outcome.OK, 1) if requeue else (Outcome.PREEMPTED, 0))
+    assert lines(log) == ["start 0 n[1-4]", "SIGTERM", *(["start 1 n[1-4]"] if requeue else [])]
+
+
+@pytest.mark.slow
+def test_a_node_without_power(lab: Any, started: Started) -> None:
+    job_id, log = started(nodes=2)
+    lab.kill_node("n2")
+    # A silent node is given ten seconds here, and the controller looks now and then.
+    view = lab.wait_for(job_id, "COMPLETED", timeout_s=120)
+    assert (view.restarts, view.outcome, len(view.nodes)) == (1, Outcome.OK, 2)
+    assert "n2" not in view.nodes
+    assert len(lines(log)) > 1

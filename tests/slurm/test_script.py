@@ -1,0 +1,269 @@
+"""Job scripts: whole texts, and what no value may do to them."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.errors import UsageError
+from results.plan import Placement
+from slurm.quoting import directive, log_pattern, shell
+from slurm.script import FollowUp, Job, agent_command, follow_up_script, job_script, log_path, rendezvous_port
+from slurm.site import Container, SiteProfile
+from slurm.site_file import read_site
+
+HERE = Path(__file__).parent
+SITES = HERE.parents[1] / "docs" / "sites"
+COMMAND = ("/opt/bench/bin/python", "-m", "supervisor", "runs/my study")
+NASTY = 'it\'s a "$(touch pwned)" `id` \\ #1; 50% && <x>'
+
+
+def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> Job:
+    values: dict[str, object] = {
+        "name": "study-4x8",
+        "placement": Placement(nodes=nodes, gpus_per_node=gpus_per_node),
+        "time_limit_s": 5400,
+        "folder": Path("/home/me/bench"),
+        "log_folder": Path("/home/me/bench/runs/study/jobs"),
+        "command": COMMAND,
+    }
+    return Job(**(values | changes))  # type: ignore[arg-type]
+
+
+def follow_up(**changes: object) -> FollowUp:
+    values: dict[str, object] = {
+        "name": "study-report",
+        "time_limit_s": 900,
+        "folder": Path("/home/me/bench"),
+        "log_folder": Path("/home/me/bench/runs/study/jobs"),
+        "command": ("/opt/bench/bin/bench", "report", "runs/study"),
+    }
+    return FollowUp(**(values | changes))  # type: ignore[arg-type]
+
+
+NASTY_SITE = SiteProfile(
+    partition=NASTY,
+    directives={"comment": NASTY, "contiguous": True},
+    setup=("echo 'as it stands: $HOME {{ x }} {% y %}'",),
+    node_setup=("echo it's done", "true"),
+    environment={"B": NASTY, "A": "two\nlines"},
+)
+NASTY_JOB = job(
+    name=NASTY,
+    folder=Path("/") / NASTY,
+    # A path with a backslash has no pattern.
+    log_folder=Path("/") / NASTY.replace("\\", ""),
+    command=("/bin/echo", NASTY, "two\nlines", "", "~", "-n"),
+    requeue=False,
+)
+SCRIPTS = {
+    "plain": job_script(read_site(SITES / "plain.yaml"), job()),
+    "pyxis": job_script(read_site(SITES / "pyxis.yaml"), job(nodes=32, requeue=False)),
+    "cpu": job_script(read_site(SITES / "cpu.yaml"), job(nodes=2, gpus_per_node=16)),
+    "flags": job_script(SiteProfile(partition="gpu"), job(nodes=1, gpus_per_node=1, time_limit_s=60)),
+    "nasty": job_script(NASTY_SITE, NASTY_JOB),
+    "report": follow_up_script(read_site(SITES / "plain.yaml"), follow_up()),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_whole_scripts(name: str) -> None:
+    assert SCRIPTS[name] == (HERE / "golden" / f"{name}.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_reads_every_script(name: str) -> None:
+    subprocess.run(["bash", "-n"], input=SCRIPTS[name].encode(), check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shellcheck_finds_nothing(name: str) -> None:
+    # Left out: files that only a cluster has, quoted text that looks like code, and the nasty site's own.
+    left_out = "--exclude=SC1090,SC1091,SC2016"
+    done = subprocess.run(["shellcheck", left_out, "-"], input=SCRIPTS[name].encode(), capture_output=True)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+def test_the_same_input_gives_the_same_text() -> None:
+    assert job_script(NASTY_SITE, NASTY_JOB) == SCRIPTS["nasty"]
+
+
+def test_directives_come_first_and_sorted() -> None:
+    lines = SCRIPTS["plain"].splitlines()
+    count = sum(line.startswith("#SBATCH") for line in lines)
+    assert lines[0] == "#!/bin/bash"
+    assert lines[1 : count + 1] == sorted(line for line in lines if line.startswith("#SBATCH"))
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\t", "\x1b", "\udcff"])
+def test_what_a_directive_cannot_carry_is_refused(character: str) -> None:
+    with pytest.raises(UsageError, match="job-name cannot hold the character"):
+        job_script(SiteProfile(), job(name=f"a{character}b"))
+
+
+@pytest.mark.parametrize("character", ["\r", "\0", "\udcff"])
+def test_what_a_script_cannot_hold_is_refused(character: str) -> None:
+    with pytest.raises(UsageError, match="a script cannot hold the character"):
+        job_script(SiteProfile(), job(command=("echo", f"a{character}b")))
+
+
+def test_a_log_with_a_backslash_is_refused() -> None:
+    with pytest.raises(UsageError, match="no log to a path with a backslash"):
+        job_script(SiteProfile(), job(log_folder=Path("/a\\b")))
+    with pytest.raises(UsageError, match="no log to a path with a backslash"):
+        agent_command(SiteProfile(), Placement(nodes=1, gpus_per_node=1), ("true",), Path("/a\\b"))
+
+
+def read_by_sbatch(line: str) -> str:
+    """The argument that sbatch makes of a directive: get_argument() of its opt.c, told in Python."""
+    quote, characters, result = "", iter(line), ""
+    for character in characters:
+        if character == "\\":
+            result += next(characters)
+        elif quote:
+            result, quote = (result, "") if character == quote else (result + character, quote)
+        elif character in "\"'":
+            quote = character
+        elif character == "#" or character.isspace():
+            break
+        else:
+            result += character
+    return result
+
+
+PRINTABLE = st.text(st.sampled_from("ab \\'\"#%$=") | st.characters(exclude_categories=("Cc", "Cs")))
+
+
+@given(PRINTABLE)
+def test_sbatch_reads_back_what_was_written(value: str) -> None:
+    assert read_by_sbatch(directive("job-name", value)) == f"--job-name={value}"
+
+
+@given(PRINTABLE.filter(lambda path: "\\" not in path))
+def test_a_log_pattern_stands_for_its_path_alone(path: str) -> None:
+    pattern = log_pattern(path)
+    assert pattern.replace("%%", "") == path.replace("%", "")
+    assert pattern.count("%") == 2 * path.count("%")
+
+
+SHELL_TEXT = st.text(
+    st.sampled_from("ab \\'\"#$`~\n") | st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(SHELL_TEXT, min_size=1, max_size=4), SHELL_TEXT)
+def test_bash_reads_back_what_was_written(words: list[str], value: str) -> None:
+    script = job_script(SiteProfile(environment={"VALUE": value}), job(command=("printf", "%s\\0", *words)))
+    # Without Slurm's commands, and with the variable shown before what the command gets.
+    body = script.replace("$(scontrol show hostnames", "$(echo").replace("scontrol --oneliner", "true")
+    body = body.replace("exec printf", 'printf "%s\\0" "$VALUE"\nexec printf')
+    done = subprocess.run(
+        ["bash"],
+        input=body.encode(),
+        env={"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().split("\0") == [value, *words, ""]
+
+
+@pytest.mark.parametrize(
+    ("answer", "address"),
+    [
+        ("echo NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=n1 Comment=x", "10.0.0.1"),
+        ("echo NodeName=n1 Arch=x86_64", "n1"),
+        ("echo slurm_load_node error >&2; exit 1", "n1"),
+    ],
+)
+def test_the_address_is_that_of_the_first_node_or_its_name(tmp_path: Path, answer: str, address: str) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\n[ "$2" = hostnames ] && printf "n1\\nn2\\n" && exit\n{answer}\n')
+    scontrol.chmod(0o755)
+    script = job_script(SiteProfile(), job(command=("sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT")))
+    done = subprocess.run(
+        ["bash"],
+        input=script.encode(),
+        env={"SLURM_JOB_ID": "757", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == f"{address}:{rendezvous_port(757, 0)}\n"
+
+
+@given(SHELL_TEXT)
+def test_a_word_of_the_shell_is_one_word(text: str) -> None:
+    assert shlex.split(shell(text)) == [text]
+
+
+def test_the_log_of_a_job() -> None:
+    assert log_path(Path("/runs/50%/jobs"), 17) == Path("/runs/50%/jobs/job-17.log")
+    assert "#SBATCH --output=/runs/50%%/jobs/job-%j.log\n" in job_script(
+        SiteProfile(), job(log_folder=Path("/runs/50%/jobs"))
+    )
+
+
+def test_ports() -> None:
+    # 20000 + (7 mod 750) x 16 + 0.
+    assert rendezvous_port(7, 0) == 20_112
+    assert rendezvous_port(7, 3) == 20_115
+    assert rendezvous_port(757, 16) == 20_112
+    assert "MASTER_PORT=$((20000 + SLURM_JOB_ID % 750 * 16))" in SCRIPTS["plain"]
+    ports = {rendezvous_port(job_id, launch) for job_id in range(1000, 1750) for launch in range(16)}
+    assert len(ports) == 12_000
+    assert min(ports) >= 20_000
+    assert max(ports) < 32_768
+
+
+def test_agents_are_one_a_node() -> None:
+    site = SiteProfile(cpus_per_gpu=12)
+    placement = Placement(nodes=4, gpus_per_node=8)
+    assert agent_command(site, placement, ("echo", "$SLURM_NODEID"), Path("/runs/50%/agent")) == (
+        *("srun", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--cpus-per-task=96"),
+        *("--kill-on-bad-exit=1", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        "--output=/runs/50%%/agent-%n.log",
+        *("echo", "$SLURM_NODEID"),
+    )
+
+
+def test_agents_in_a_container() -> None:
+    site = SiteProfile(
+        container=Container(
+            image="a b.sqsh", mounts=("/a:/a:ro+rprivate", "/c:/c"), workdir="/c", mount_home=True
+        ),
+        environment={"NCCL_DEBUG": "WARN", "A": "b"},
+    )
+    command = agent_command(site, Placement(nodes=1, gpus_per_node=1), ("true",), Path("/log"))
+    assert command[command.index("--output=/log-%n.log") + 1 :] == (
+        "--container-image=a b.sqsh",
+        "--container-mounts=/a:/a:ro+rprivate,/c:/c",
+        "--container-workdir=/c",
+        "--container-mount-home",
+        "--container-env=A,NCCL_DEBUG,PYTHONSAFEPATH",
+        "true",
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "line"),
+    [
+        (SiteProfile(), "#SBATCH --gres=gpu:2"),
+        (SiteProfile(gpu_type="h100"), "#SBATCH --gres=gpu:h100:2"),
+        (SiteProfile(gpu_request="gpus-per-node"), "#SBATCH --gpus-per-node=2"),
+        (SiteProfile(gpu_request="gpus-per-node", gpu_type="a100"), "#SBATCH --gpus-per-node=a100:2"),
+    ],
+)
+def test_how_gpus_are_asked_for(site: SiteProfile, line: str) -> None:
+    assert [each for each in job_script(site, job(gpus_per_node=2)).splitlines() if "gpu" in each] == [line]
+
+
+def test_no_gpus_are_asked_for_without_them() -> None:
+    assert "gpu" not in job_script(SiteProfile(gpu_request="none"), job())

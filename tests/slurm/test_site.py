@@ -1,0 +1,184 @@
+"""Site profiles: the examples are read, mistakes are named, and what follows from a profile is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from results.errors import UsageError
+from results.plan import Placement
+from slurm.site import Container, Price, SiteProfile, Times
+from slurm.site_file import override, read_site
+
+SITES = Path(__file__).parents[2] / "docs" / "sites"
+
+
+def site(tmp_path: Path, text: str) -> SiteProfile:
+    path = tmp_path / "site.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_site(path)
+
+
+def test_the_plain_example_says_what_it_says() -> None:
+    profile = read_site(SITES / "plain.yaml")
+    assert profile.partition == "gpu"
+    assert profile.gpu_request == "gres"
+    assert profile.memory_per_node == "0"
+    assert profile.setup[1] == "module load cuda/12.8"
+    assert profile.environment["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert profile.price == Price(usd_per_gpu_hour=2.5, source="internal accounting, 2026-01")
+
+
+def test_the_pyxis_example_has_a_container() -> None:
+    profile = read_site(SITES / "pyxis.yaml")
+    assert profile.container is not None
+    assert profile.container.mounts == ("/shared/bench:/shared/bench", "/local/bench:/local/bench")
+    assert profile.directives == {"switches": "1@2:00:00"}
+
+
+def test_the_cpu_example_asks_for_no_gpus() -> None:
+    profile = read_site(SITES / "cpu.yaml")
+    assert profile.gpu_request == "none"
+    assert profile.billed_gpus(Placement(nodes=4, gpus_per_node=4)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("partiton: gpu", "$.partiton is not an option (did you mean 'partition'?); there are: partition,"),
+        ("time: {maximun: 1h}", "$.time.maximun is not an option (did you mean 'maximum'?)"),
+        ("account: 0123", "$.account: Expected `str | null`, got `int`; quote it"),
+        ("qos: no", "$.qos: Expected `str | null`, got `bool`; quote it"),
+        ("gpus_per_node: 0", "$.gpus_per_node: Expected `int` >= 1"),
+        ("gpus_per_node: eight", "$.gpus_per_node: Expected `int | null`, got `str`"),
+        (
+            "gpu_request: gpu",
+            "$.gpu_request: Invalid enum value 'gpu'; it is one of gres, gpus-per-node, none",
+        ),
+        ("environment: {A: x, NCCL_IB_TIMEOUT: 22}", "$.environment.NCCL_IB_TIMEOUT: Expected `str`"),
+        (
+            "directives: {comment: x, nice: 5}",
+            "$.directives.nice: Expected `bool | str`, got `int`; quote it",
+        ),
+        ("setup: module load cuda", "$.setup: Expected `array`, got `str`"),
+        ("time: {maximum: 24:00:00}", "$.time.maximum: Expected `str`, got `int`; quote it"),
+        ("time: {maximum: '24:00:00'}", "$.time: maximum: '24:00:00' is not a time such as 90s, 30m"),
+        ("time: {minimum: 2h, maximum: 1h}", "$.time: minimum 2h is more than maximum 1h"),
+        ("time: {safety_factor: 0.5}", "$.time.safety_factor: Expected `float` >= 1.0"),
+        ("time: {signal: 1d}", "$.time: signal 1d is earlier than Slurm can tell: 65535 s"),
+        ("price: {usd_per_gpu_hour: 2}", "$.price: Object missing required field `source`"),
+        ("memory_per_node: 480 GB", "memory_per_node: '480 GB' is not a size such as 480G, or 0 for all"),
+        ('partition: "a\\nb"', "partition: it cannot hold the character '\\n'"),
+        ('account: ""', "account: it is empty; leave it out"),
+        ("gpu_request: none\ngpu_type: h100", "gpu_request is none, but gpu_type or gpus_per_node is given"),
+        ("directives: {gres: 'gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
+        ("directives: {output: x}", "directives: output is for the job to decide"),
+        ("directives: {contiguous: false}", "directives: contiguous is false; leave it out"),
+        ("directives: {-N: '4'}", "directives: '-N' is not a long option of sbatch"),
+        ('directives: {comment: "a\\nb"}', "directives.comment: it cannot hold the character '\\n'"),
+        ("environment: {A-B: x}", "environment: 'A-B' is not a variable that a job may set"),
+        ("environment: {SLURM_CONF: x}", "environment: 'SLURM_CONF' is not a variable that a job may set"),
+        ('setup: ["a\\r\\nb"]', "setup and node_setup: a script cannot hold the character '\\r'"),
+        ("container: {image: a, mounts: [/a]}", "$.container: mounts: '/a' is not FROM:TO"),
+        ("container: {image: a, mounts: ['/a:/b,/c']}", "$.container: mounts: '/a:/b,/c' is not FROM:TO"),
+        ("container: {image: a, mounts: ['/a b:/c']}", "$.container: mounts: '/a b:/c' is not FROM:TO"),
+        ("container: {mounts: []}", "$.container: Object missing required field `image`"),
+        ("- a", "a site profile holds `option: value` lines"),
+        ("", "a site profile holds `option: value` lines"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        site(tmp_path, text)
+    words = str(caught.value)
+    assert words.startswith(f"{tmp_path / 'site.yaml'}: ")
+    assert message in words
+    assert "\n" not in words
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "partition: a\naccount: b\npartition: c",
+            ", line 3: not readable as YAML: partition is given twice",
+        ),
+        ("time:\n  minimum: 1m\n  minimum: 2m", ", line 3: not readable as YAML: minimum is given twice"),
+        ("partition: [a", ", line 1: not readable as YAML"),
+        ("partition: !!python/name:os.system x", ", line 1: not readable as YAML: could not determine"),
+        ("[" * 600, ": not readable as YAML"),
+    ],
+)
+def test_what_yaml_would_take_or_trip_over_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        site(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}{message}")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no site profile .*docs/sites"):
+        read_site(tmp_path / "none.yaml")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_site(tmp_path)
+    (tmp_path / "binary").write_bytes(b"partition: \xff\xfe")
+    with pytest.raises(UsageError, match="not readable as YAML"):
+        read_site(tmp_path / "binary")
+
+
+def test_overriding_replaces_single_values() -> None:
+    base = SiteProfile(partition="gpu", account="a", time=Times(maximum="4h"))
+    values = {"partition": "test", "account": None, "time.fixed": "30m", "container.image": "x.sqsh"}
+    assert override(base, values) == SiteProfile(
+        partition="test",
+        account="a",
+        time=Times(maximum="4h", fixed="30m"),
+        container=Container(image="x.sqsh"),
+    )
+    assert base.partition == "gpu"
+
+
+def test_overriding_keeps_what_is_beside() -> None:
+    base = SiteProfile(environment={"A": "1"}, price=Price(usd_per_gpu_hour=2, source="list"))
+    assert override(base, {"environment.B": "2"}).environment == {"A": "1", "B": "2"}
+    assert override(base, {"price.usd_per_gpu_hour": 3.0}).price == Price(usd_per_gpu_hour=3, source="list")
+
+
+def test_overriding_keeps_the_rules() -> None:
+    with pytest.raises(UsageError, match=r"options of the site: \$\.time: fixed: 'soon' is not a time"):
+        override(SiteProfile(), {"time.fixed": "soon"})
+    with pytest.raises(UsageError, match=r"\$\.partitoin is not an option"):
+        override(SiteProfile(), {"partitoin": "x"})
+
+
+@pytest.mark.parametrize(
+    ("estimate_s", "limit_s"),
+    [
+        # 1.5 x 60 s = 90 s is less than the minimum of 10 minutes.
+        (60, 600),
+        # 1.5 x 1000 s = 1500 s = 25 min: already a multiple of 5 minutes.
+        (1000, 1500),
+        # 1.5 x 1001 s = 1501.5 s: rounded up to 30 min.
+        (1001, 1800),
+        # 1.5 x 7200 s = 3 h, but two are the maximum.
+        (7200, 7200),
+    ],
+)
+def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
+    assert Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5).limit_s(estimate_s) == limit_s
+
+
+def test_a_fixed_limit_is_asked_for_whatever_the_estimate() -> None:
+    assert Times(fixed="30m").limit_s(1) == Times(fixed="30m").limit_s(10**6) == 1800
+
+
+def test_the_signal_never_comes_before_half_of_the_time() -> None:
+    assert Times(signal="2m").signal_s(3600) == 120
+    assert Times(signal="2m").signal_s(180) == 90
+
+
+def test_whole_nodes_are_billed_when_they_are_exclusive() -> None:
+    placement = Placement(nodes=2, gpus_per_node=1)
+    assert SiteProfile(gpus_per_node=8).billed_gpus(placement) == 2
+    assert SiteProfile(gpus_per_node=8, exclusive=True).billed_gpus(placement) == 16
+    assert SiteProfile(exclusive=True).billed_gpus(placement) is None

@@ -1,0 +1,107 @@
+"""Every state that Slurm documents has a phase, every final one an outcome, and nothing else counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.outcome import Outcome
+from slurm.states import Phase, is_held, outcome, phase
+
+# The tables of https://slurm.schedmd.com/job_state_codes.html, version 26.11.
+BASE = {
+    "BOOT_FAIL": (Phase.ENDED_BADLY, Outcome.NODE_FAILED),
+    "CANCELLED": (Phase.ENDED_BADLY, Outcome.CANCELLED),
+    "COMPLETED": (Phase.ENDED_WELL, Outcome.OK),
+    "DEADLINE": (Phase.ENDED_BADLY, Outcome.TIMED_OUT),
+    "FAILED": (Phase.ENDED_BADLY, Outcome.CRASHED),
+    "NODE_FAIL": (Phase.ENDED_BADLY, Outcome.NODE_FAILED),
+    "OUT_OF_MEMORY": (Phase.ENDED_BADLY, Outcome.OUT_OF_MEMORY),
+    "PENDING": (Phase.WAITING, Outcome.UNKNOWN),
+    "PREEMPTED": (Phase.ENDED_BADLY, Outcome.PREEMPTED),
+    "RUNNING": (Phase.RUNNING, Outcome.UNKNOWN),
+    "SUSPENDED": (Phase.RUNNING, Outcome.UNKNOWN),
+    "TIMEOUT": (Phase.ENDED_BADLY, Outcome.TIMED_OUT),
+}
+FLAGS = {
+    "COMPLETING": Phase.RUNNING,
+    "CONFIGURING": Phase.WAITING,
+    "EXPEDITING": Phase.WAITING,
+    "LAUNCH_FAILED": Phase.WAITING,
+    "POWER_UP_NODE": Phase.WAITING,
+    "RECONFIG_FAIL": Phase.WAITING,
+    "REQUEUED": Phase.WAITING,
+    "REQUEUE_FED": Phase.WAITING,
+    "REQUEUE_HOLD": Phase.WAITING,
+    "RESIZING": Phase.RUNNING,
+    "RESV_DEL_HOLD": Phase.WAITING,
+    "REVOKED": Phase.ENDED_BADLY,
+    "SIGNALING": Phase.RUNNING,
+    "SPECIAL_EXIT": Phase.WAITING,
+    "STAGE_OUT": Phase.RUNNING,
+    "STOPPED": Phase.RUNNING,
+    "UPDATE_DB": Phase.RUNNING,
+}
+
+
+@pytest.mark.parametrize("state", BASE)
+def test_base_states(state: str) -> None:
+    assert (phase(state), outcome(state)) == BASE[state]
+
+
+@pytest.mark.parametrize("state", FLAGS)
+def test_flags(state: str) -> None:
+    assert phase(state) is FLAGS[state]
+    assert outcome(state) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("state", ["", "?", "completed", "COMPLETED+", "DONE", "CANCELLED by 0", "None"])
+def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
+    assert phase(state) is Phase.UNKNOWN
+    assert not phase(state).ended
+    assert outcome(state) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("NonZeroExitCode", Outcome.CRASHED),
+        # What Slurm 22.05 says of a script that a signal ended: see the recorded list.
+        ("JobLaunchFailure", Outcome.CRASHED),
+        ("RaisedSignal:9(Killed)", Outcome.CRASHED),
+        ("OutOfMemory", Outcome.OUT_OF_MEMORY),
+        ("TimeLimit", Outcome.TIMED_OUT),
+        ("NodeDown", Outcome.NODE_FAILED),
+        ("SystemFailure", Outcome.NODE_FAILED),
+        ("never heard of", Outcome.CRASHED),
+        (None, Outcome.CRASHED),
+    ],
+)
+def test_reasons_tell_failures_apart(reason: str | None, expected: Outcome) -> None:
+    assert outcome("FAILED", reason) is expected
+
+
+def test_a_reason_changes_no_other_state() -> None:
+    assert outcome("COMPLETED", "NodeDown", 0) is Outcome.OK
+    assert outcome("CANCELLED", "TimeLimit") is Outcome.CANCELLED
+
+
+def test_a_job_that_completed_with_an_error_is_not_done() -> None:
+    assert outcome("COMPLETED", None, 1) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "held"),
+    [
+        ("JobHeldUser", True),
+        ("JobHeldAdmin", True),
+        ("job requeued in held state", True),
+        ("DependencyNeverSatisfied", True),
+        ("Resources", False),
+        ("Priority", False),
+        ("Dependency", False),
+        ("BeginTime", False),
+        (None, False),
+    ],
+)
+def test_held(reason: str | None, held: bool) -> None:
+    assert is_held(reason) is held
