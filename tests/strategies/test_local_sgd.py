@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
-from strategies import Trainer, TrainSettings, local_sgd
+from strategies import Trainer, TrainSettings, buckets
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -182,7 +182,7 @@ def assert_is(state: Moment, twin: nn.Module, optimizer: torch.optim.Optimizer) 
     assert_same(state.momentum, {name: value for name, value in momentum.items() if value is not None})
 
 
-@pytest.mark.parametrize("bucket_bytes", [local_sgd.BUCKET_BYTES, SMALL])
+@pytest.mark.parametrize("bucket_bytes", [buckets.BUCKET_BYTES, SMALL])
 @pytest.mark.parametrize(
     ("strategy", "accumulation", "averages"),
     [
@@ -203,7 +203,7 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
     bucket_bytes: int,
 ) -> None:
     # a + b = b + a, and halving is exact. Parameters, statistics, counters, and each rank's own momentum.
-    monkeypatch.setattr(local_sgd, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", bucket_bytes)
     module = build("normed")
     results = threads(2, train, module, 7, {"strategy": strategy, "accumulation": accumulation})
     serial = Serial(module, 2, accumulation)
@@ -253,7 +253,7 @@ def assert_means(
 def test_after_each_period_all_replicas_are_their_mean_and_the_same_bits(
     threads: Threads, monkeypatch: pytest.MonkeyPatch, size: int, model: str, settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(local_sgd, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     module = build(model)
     results = threads(size, train, module, 6, {"strategy": "local-sgd:2", **settings})
     last: Mapping[str, Tensor] = copied(module.named_parameters())

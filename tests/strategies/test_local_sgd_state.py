@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange import ExchangeGroup
-from strategies import Trainer, TrainSettings, local_sgd
+from strategies import Trainer, TrainSettings, buckets
 
 Threads = Callable[..., list[Any]]
 Tensors = dict[str, Tensor]
@@ -189,7 +189,7 @@ def test_what_goes_over_the_wire(threads: Threads, monkeypatch: pytest.MonkeyPat
     warm = 4 * 197 + 4 * 6 + 4 * 24 + 8
     assert threads(2, traffic_of, module, "local-sgd:2:warmup=1") == [[(warm, 4), (0, 0), (average, 3)]] * 2
     # Three buckets of parameters, of at most 400 bytes: 384, 48 + 48 + 48 + 240 and 20.
-    monkeypatch.setattr(local_sgd, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     assert threads(2, traffic_of, module, "local-sgd:1") == [[(average, 5)] * 3] * 2
     # What is not trained does not differ.
     module[0].weight.requires_grad_(False)
@@ -244,7 +244,7 @@ def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
     threads: Threads, monkeypatch: pytest.MonkeyPatch, size: int, compression: str
 ) -> None:
     """sum of (x_r - a) / p + sum of what was carried = what was applied + sum of what was left."""
-    monkeypatch.setattr(local_sgd, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     results = threads(size, books, compression)
     for pages in zip(*results, strict=True):
         for page in pages:
