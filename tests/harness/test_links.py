@@ -156,7 +156,7 @@ for _ in range(5):
         thread.join()
 control = {other.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode()
            for other in outgoing + incoming}
-print(json.dumps([rank, began, ended, *control]))
+sys.stdout.write(json.dumps([rank, began, ended, *control]) + "\\n")
 """
 
 
@@ -234,12 +234,12 @@ except OSError as error:
     outside = error.strerror
 with open("/etc/nsswitch.conf") as file:
     order = [line.split() for line in file if line.startswith("hosts:")]
-print(json.dumps({
+sys.stdout.write(json.dumps({
     "host": socket.gethostname(), "me": me, "addresses": addresses, "names": names, "nodes": nodes,
     "order": order, "unknown": unknown, "asked_s": asked_s, "outside": outside,
     "interfaces": sorted(name for _, name in socket.if_nameindex()),
     "resolver": open("/etc/resolv.conf").read(), "users": int(open("/proc/self/uid_map").read().split()[2]),
-}), flush=True)
+}) + "\\n")
 """
 
 
