@@ -54,7 +54,7 @@ def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
     study = Study(tmp_path / "study")
     with study_lock(study.root) as lock:
         plan = matrix._kept_plan(study)
-        campaign = Campaign(study, plan, RunOptions(silence_s=6), Console())
+        campaign = Campaign(study, plan, RunOptions(silence_s=15), Console())
         results = campaign.run(code_version(), checkout(), lock)
     assert [result.outcome for result in results] == [Outcome.HUNG]
     stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/1/stderr.log"))
