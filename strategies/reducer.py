@@ -97,6 +97,7 @@ class GradientReducer:
             yield
             self._finish()
         except BaseException:
+            # Ctrl-C as well: exchanges under way would meet the collectives of whoever goes on.
             self._abandon()
             raise
         finally:
