@@ -9,11 +9,13 @@ from pathlib import Path
 
 from harness.code import checkout, code_version
 from harness.console import Console
-from harness.launch.campaign import Campaign, RunOptions, tally
+from harness.launch.campaign import Campaign, Surroundings
 from harness.launch.machine import Machine
 from harness.launch.manual import write_launches
 from harness.launch.preflight import link_obstacle, require_room, require_torch
+from harness.launch.starter import LocalStarter
 from harness.launch.supervise import Interrupted
+from harness.launch.tally import Conditions, tally
 from harness.plan.expand import expand
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_duration_s
@@ -25,6 +27,7 @@ from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError
+from results.job import RETRIES, SILENCE_S, RunOptions
 from results.lock import study_lock
 from results.plan import Plan
 from results.run import RunResult
@@ -53,6 +56,11 @@ class Matrix:
             oversubscribe=bool(options.oversubscribe),
             max_time_s=None if options.max_time is None else read_duration_s(options.max_time, "--max-time"),
             rerun_failed=options.rerun == "failed",
+            silence_s=SILENCE_S
+            if options.hang_after is None
+            else read_duration_s(options.hang_after, "--hang-after"),
+            prune=options.prune is not False,
+            retries=RETRIES if options.retries is None else options.retries,
         )
         self._manual = options.launcher == "manual"
         per_node = self._request.gpus_per_node
@@ -76,7 +84,7 @@ class Matrix:
         study = Study.for_planning(self._root)
         plan = self._plan(study)
         campaign = Campaign(study, plan, self._run_options, self._console)
-        so_far = campaign.tally(study.results(), code_version())
+        so_far = campaign.tally(study.results(), Conditions.here(code_version()))
         plan_tables(self._console, study, plan, campaign.planned(so_far), so_far.step_ns, manual=self._manual)
 
     def run(self, *, report: bool) -> int:
@@ -97,15 +105,16 @@ class Matrix:
             campaign = Campaign(study, plan, self._run_options, self._console)
             self._announce(study, plan, campaign, code)
             try:
-                results = campaign.run(code, folder, lock)
+                campaign.run(Surroundings(starter=LocalStarter(), checkout=folder, code=code, lock=lock))
             except Interrupted:
                 study.collect()
                 self._console.note("interrupted; the same command goes on from here")
                 return INTERRUPTED
+            results = study.collect()
         return self._finish(study, plan, results, report=report)
 
     def _announce(self, study: Study, plan: Plan, campaign: Campaign, code: CodeVersion) -> None:
-        so_far = campaign.tally(study.collect(), code)
+        so_far = campaign.tally(study.collect(), Conditions.here(code))
         for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
             self._console.note(line)
 
@@ -156,7 +165,7 @@ class Matrix:
 
 
 def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
-    done = tally(results, code, virtual=plan.virtual_cells, rerun_failed=True).ok_runs
+    done = tally(results, plan, Conditions.here(code), rerun_failed=True).ok_runs
     return sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
 
 

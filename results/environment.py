@@ -34,6 +34,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """Threads of one rank."""
     code: CodeVersion
+    allocation: str | None = None
+    """The scheduler's job that it ran in, such as `slurm 17`; None: none."""
     device_uuid: str | None = None
     driver: str | None = None
     cuda: str | None = None

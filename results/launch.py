@@ -6,6 +6,7 @@ import msgspec
 
 from results.cell import Backend, Device
 from results.environment import CodeVersion
+from results.job import SILENCE_S
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
 
@@ -35,6 +36,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of one rank on CPU."""
     pin: bool = True
     """Whether a rank is bound to cores of its own."""
+    job_id: str | None = None
+    """The job in whose allocation it runs; None: it was started here, or by hand."""
+    silence_s: float = SILENCE_S
+    """A rank that makes no progress for so long prints its stacks, and the launch is ended."""
     link_mbit_per_s: float | None = None
     """Rate at which each virtual node sends and receives; None: the network is what it is."""
     source_folder: str | None = None
@@ -68,5 +73,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Run ids that have no complete rank records, and how the supervisor reads their end."""
     reasons: dict[str, str]
     ranks: tuple[RankExit, ...]
+    heartbeats: dict[str, str] = {}
+    """When each rank was last heard of, by rank."""
+    out_of_memory_kills: int | None = None
+    """Processes that kernels ended for want of memory on the launch's hosts; None: not known."""
+    scheduler: str | None = None
+    """The scheduler's words for the job when the launch was ended from outside."""
     startup_ns: int | None
     """From the start of torchrun to the first cell of rank 0; None if it never came."""

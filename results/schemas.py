@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from results.cell import Cell
+from results.job import Job, JobEnd, Submission
 from results.launch import Attempt, Launch
 from results.plan import Plan
 from results.record import RankRecord
@@ -19,9 +20,15 @@ def _as_it_is(old: Json) -> Json:
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
 #   launch  2  0.1.0  link_mbit_per_s
+#   launch  3  0.1.0  job_id, silence_s
+#   attempt 2  0.1.0  heartbeats, out_of_memory_kills, scheduler
+#   rank-record 2, run-result 2  0.1.0  allocation of the environment
 PLAN = Schema("plan", 2, Plan, {1: _as_it_is})
 CELL = Schema("cell", 2, Cell, {1: _as_it_is})
-LAUNCH = Schema("launch", 2, Launch, {1: _as_it_is})
-ATTEMPT = Schema("attempt", 1, Attempt)
-RANK_RECORD = Schema("rank-record", 1, RankRecord)
-RUN_RESULT = Schema("run-result", 1, RunResult)
+LAUNCH = Schema("launch", 3, Launch, {1: _as_it_is, 2: _as_it_is})
+ATTEMPT = Schema("attempt", 2, Attempt, {1: _as_it_is})
+RANK_RECORD = Schema("rank-record", 2, RankRecord, {1: _as_it_is})
+RUN_RESULT = Schema("run-result", 2, RunResult, {1: _as_it_is})
+JOB = Schema("job", 1, Job)
+SUBMISSION = Schema("submission", 1, Submission)
+JOB_END = Schema("job-end", 1, JobEnd)

@@ -7,6 +7,7 @@
       cells/<cell-id>/cell.json      the worker's exact input
       cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
+      jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       report.html, cells.csv, runs.csv   (derived)
 """
@@ -14,7 +15,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -185,11 +186,13 @@ class Study:
         files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines))
         return results
 
-    def results(self, *, keep: bool = False) -> list[RunResult]:
-        """Every run of the study; writes nothing unless what is derived is to be kept."""
+    def results(self, *, keep: bool = False, cells: Set[str] | None = None) -> list[RunResult]:
+        """Every run of the study, or of these cells; writes nothing unless what is derived is to be kept."""
         attempts = self.attempts()
         found = []
         for cell_id in self.cell_ids():
+            if cells is not None and cell_id not in cells:
+                continue
             cell = self.cell(cell_id)
             for run_id in self.run_ids(cell_id):
                 found.append(self._result(cell, run_id, attempts.get(run_id), keep=keep))

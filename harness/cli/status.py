@@ -9,8 +9,7 @@ import click
 
 from harness.code import code_version
 from harness.console import Console
-from harness.launch.campaign import comparable
-from harness.launch.machine import Machine
+from harness.launch.tally import Conditions
 from results.outcome import Outcome
 from results.store import Study
 
@@ -31,10 +30,10 @@ def command(study: str) -> int:
 def _standing(study: Study) -> list[tuple[str, str, str, str]]:
     """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
     outcomes: dict[str, Counter[str]] = {}
-    code, machine, plans = code_version(), Machine.here(), study.plans()
+    conditions, plans = Conditions.here(code_version()), study.plans()
     virtual = {cell_id for plan in plans for cell_id in plan.virtual_cells}
     for result in study.results():
-        there = comparable(result, code, machine, virtual=result.cell_id in virtual)
+        there = conditions.allow(result, virtual=result.cell_id in virtual)
         other = result.outcome is Outcome.OK and not there
         kind = "ok under other conditions" if other else str(result.outcome)
         outcomes.setdefault(result.cell_id, Counter())[kind] += 1

@@ -18,6 +18,11 @@ _FAILURE = re.compile(
     r"\s*error_file: (?P<file>.+)$",
     re.MULTILINE,
 )
+_NO_RENDEZVOUS = re.compile(
+    r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
+    r"client socket has timed out[^\n]*|address already in use",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +33,9 @@ class Stopped:
     reason: str
 
 
-def rank_exits(torchrun_log: Path) -> tuple[RankExit, ...]:
+def rank_exits(logs: Sequence[Path]) -> tuple[RankExit, ...]:
     """The ranks that closing reports of torchruns name as failed, with the exception each left."""
-    try:
-        text = torchrun_log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
+    text = "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
     found = {int(match["rank"]): (int(match["code"]), match["file"]) for match in _FAILURE.finditer(text)}
     return tuple(
         RankExit(
@@ -62,6 +64,15 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def no_rendezvous(folder: Path) -> str | None:
+    """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
+    for log in sorted(folder.glob("*.log")):
+        match = _NO_RENDEZVOUS.search(log.read_text(encoding="utf-8", errors="replace"))
+        if match is not None:
+            return match[0]
+    return None
 
 
 def reading(exits: Sequence[RankExit], stopped: Stopped | None) -> tuple[Outcome, str]:

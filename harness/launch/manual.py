@@ -6,16 +6,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from harness.code import checkout
 from harness.console import Console
-from harness.launch.campaign import RunOptions, build_launch, tally
+from harness.launch.campaign import Campaign, Crew, Surroundings
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
-from harness.plan.schedule import PlannedLaunch, Progress, schedule
+from harness.launch.starter import LocalStarter
+from harness.launch.tally import Conditions, Tally
+from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
-from results.launch import Launch, Slot
+from results.job import RunOptions
+from results.launch import Launch
 from results.outcome import Evidence
 from results.plan import Plan
-from results.store import Study, new_id
+from results.store import Study
 
 
 def write_launches(
@@ -27,18 +31,17 @@ def write_launches(
     the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
     printed again.
     """
-    so_far = tally(study.collect(), code, virtual=plan.virtual_cells, rerun_failed=options.rerun_failed)
-    launches = schedule(
-        plan.cells,
-        repeats=plan.request.repeats,
-        progress=Progress(ok_runs=so_far.ok_runs, closed=so_far.closed),
-        seed=plan.request.seed,
-        gpus_per_node=plan.request.gpus_per_node,
-        isolation=options.isolation,
+    campaign = Campaign(study, plan, options, console)
+    so_far = campaign.tally(study.collect(), Conditions.here(code))
+    crew = Crew(
+        plan,
+        options,
+        Machine.here(),
+        Surroundings(starter=LocalStarter(), checkout=checkout(), code=code),
     )
     waiting = [launch for launch in study.launches() if _waits(study, launch, code)]
-    for planned in launches:
-        launch = _written_before(planned, waiting) or _new(study, planned, plan, code)
+    for planned in campaign.planned(so_far):
+        launch = _written_before(planned, waiting) or _new(study, planned, crew, so_far)
         path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
         rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
         command = torchrun_command(launch, path, rendezvous=rendezvous, python="python")
@@ -64,10 +67,9 @@ def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch
     return None
 
 
-def _new(study: Study, planned: PlannedLaunch, plan: Plan, code: CodeVersion) -> Launch:
-    slots = tuple(Slot(cell_id=cell.id, run_id=new_id(), repeat=planned.repeat) for cell in planned.cells)
+def _new(study: Study, planned: PlannedLaunch, crew: Crew, so_far: Tally) -> Launch:
     launch = msgspec.structs.replace(
-        build_launch(planned, slots, Machine.here(), code=code, source_folder=plan.request.source_folder),
+        crew.launch(planned, planned.cells, so_far),
         # Which hosts will run it is not known here, nor watched.
         evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
         pin=True,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.console import ProgressLine, Standing
+from harness.launch.deadline import Deadline
 from harness.launch.follow import LaunchState
 from harness.plan.estimate import LaunchEstimate
 from reports.text import duration
@@ -20,7 +21,7 @@ class Pace:
         estimates: Sequence[LaunchEstimate],
         runs: Sequence[int],
         *,
-        max_time_s: float | None = None,
+        deadline: Deadline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`estimates` and `runs` (how many each has) are those of the launches, in order."""
@@ -33,12 +34,7 @@ class Pace:
         self._launch = 0
         self._done = 0
         self._done_before = 0
-        self.deadline = None if max_time_s is None else self._began + max_time_s
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time that the user gave is over."""
-        return self.deadline is not None and self._clock() > self.deadline
+        self._deadline = deadline
 
     def report(self, state: LaunchState) -> None:
         """Show where the launch in progress is."""
@@ -63,4 +59,5 @@ class Pace:
         ratio = (self._ended - self._began) / estimated if estimated else 1.0
         share = 1 - (done - self._done_before) / max(1, self._runs[self._launch])
         left = ratio * (share * self._seconds[self._launch] + sum(self._seconds[self._launch + 1 :]))
-        return left if self.deadline is None else max(0.0, min(left, self.deadline - self._clock()))
+        most = None if self._deadline is None else self._deadline.left_s
+        return left if most is None else max(0.0, min(left, most))

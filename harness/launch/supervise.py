@@ -13,16 +13,16 @@ from pathlib import Path
 
 import psutil
 
-from harness.launch.command import local_command, worker_environment
+from harness.launch.command import worker_environment
+from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, last_change
+from harness.launch.starter import Starter
 from results.launch import Attempt, Launch
 from results.outcome import Outcome
 from results.store import Study, utc_now
 
 POLL_S = 0.1
-SILENCE_S = 900.0
-"""Without a line in any rank's log for this long, the launch counts as hung."""
 GRACE_S = 10.0
 """Between asking the workers to end and killing them."""
 
@@ -38,9 +38,7 @@ class Watch:
     """What a supervisor keeps to."""
 
     report: Report
-    deadline: float | None = None
-    """Of `time.monotonic`: `--max-time` is over then."""
-    silence_s: float = SILENCE_S
+    deadline: Deadline
     lock: int | None = None
     """Descriptor that the workers inherit, so that the study stays locked as long as they live."""
 
@@ -48,10 +46,11 @@ class Watch:
 class Supervisor:
     """Runs one launch to its end and writes its attempt, whatever the end is."""
 
-    def __init__(self, study: Study, launch: Launch, checkout: Path, watch: Watch) -> None:
+    def __init__(self, study: Study, launch: Launch, checkout: Path, starter: Starter, watch: Watch) -> None:
         self._study = study
         self._launch = launch
         self._checkout = checkout
+        self._starter = starter
         self._watch = watch
         self._folder = study.launch_folder(launch.launch_id)
         self._tail = LogTail(self._folder / "rank-00000.jsonl")
@@ -64,7 +63,7 @@ class Supervisor:
         Raises Interrupted after Ctrl-C (or SIGTERM), when the workers are gone and the attempt is written.
         """
         path = self._study.add_launch(self._launch).resolve()
-        command = local_command(self._launch, path)
+        command = self._starter.command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         with (self._folder / "torchrun.log").open("wb") as log:
             process = subprocess.Popen(
@@ -94,9 +93,7 @@ class Supervisor:
         try:
             stopped = self._watch_over(process)
         except KeyboardInterrupt:
-            return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user"), True
-        if stopped is not None and stopped.outcome is Outcome.HUNG:
-            _dump_stacks(process)
+            return self._starter.interruption(), True
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
@@ -107,10 +104,10 @@ class Supervisor:
             self._watch.report(self._state)
             if ended:
                 return None
-            if self._watch.deadline is not None and time.monotonic() > self._watch.deadline:
-                return Stopped(outcome=Outcome.TIMED_OUT, reason="--max-time was over")
+            if self._watch.deadline.is_over:
+                return Stopped(outcome=Outcome.TIMED_OUT, reason=self._watch.deadline.reason)
             silence = time.time() - max(began, last_change(self._folder))
-            if silence > self._watch.silence_s:
+            if silence > self._launch.silence_s:
                 return Stopped(outcome=Outcome.HUNG, reason=f"no rank said anything for {silence:.0f} s")
             time.sleep(POLL_S)
 
@@ -130,7 +127,7 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
-        exits = rank_exits(self._folder / "torchrun.log")
+        exits = rank_exits(sorted(self._folder.glob("*.log")))
         unfinished = [run for run in self._state.started if not self._complete(run)]
         outcome, reason = reading(exits, stopped)
         return Attempt(
@@ -186,17 +183,3 @@ def _workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def _dump_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Have every worker print its threads' stacks to its stderr log."""
-    for worker in _workers(process):
-        with suppress(psutil.NoSuchProcess):
-            if _is_rank(worker.cmdline()):
-                worker.send_signal(signal.SIGUSR1)
-    time.sleep(1.0)
-
-
-def _is_rank(command: list[str]) -> bool:
-    """Not a torchrun, which has the same words in its command, and which the signal would end."""
-    return "harness.worker" in command and "torch.distributed.run" not in command

@@ -138,6 +138,24 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(
         name="max_time", kind="duration", above=0, help="stop after this, the run in flight is lost: 30m, 2h"
     ),
+    PlanOption(
+        name="hang_after",
+        kind="duration",
+        minimum=10,
+        help="time without progress after which a launch is ended as hung: 15m",
+    ),
+    PlanOption(
+        name="retries",
+        kind="int",
+        minimum=0,
+        maximum=100,
+        help="times a launch is tried again when the cluster failed, not the program",
+    ),
+    PlanOption(
+        name="prune",
+        kind="switch",
+        help="leave out cells whose smaller batch ran out of memory (the default)",
+    ),
     PlanOption(name="rerun", kind="word", choices=("failed",), help="run again what failed for good"),
     PlanOption(name="out", kind="text", help="folder of the study, instead of runs/NAME"),
 )

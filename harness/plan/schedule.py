@@ -6,12 +6,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
 from results.cell import Backend, Cell, Device
+from results.job import Isolation
 from results.plan import Placement, has_virtual_nodes, placement_of
 
-Isolation = Literal["launch", "cell"]
 _Groups = list[list[Cell]]
 
 

@@ -60,6 +60,10 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     oversubscribe: bool | None = None
     max_time: float | str | None = None
     """Seconds, or a time like 30m or 2h."""
+    hang_after: float | str | None = None
+    """Seconds, or a time like 90s or 15m."""
+    retries: int | None = None
+    prune: bool | None = None
     rerun: Literal["failed"] | None = None
     out: str | None = None
     include: list[Pattern] | None = None

@@ -6,9 +6,7 @@ its torchrun, so that one that is killed leaves no rank behind on a device.
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from results.schemas import LAUNCH
 def main() -> int:
     """Bind, then work."""
     die_with_parent()
-    # `kill -USR1` prints every thread's stack to the rank's stderr log.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     path = Path(sys.argv[1]).resolve()
     rank = Rank.from_torchrun()
     launch = LAUNCH.read(path)

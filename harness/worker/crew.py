@@ -18,6 +18,7 @@ from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
 from harness.worker.teardown import fragmented, tear_down
+from harness.worker.vigil import Vigil
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -39,7 +40,8 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     study = Study(launch_path.parents[2])
     torch.set_num_threads(launch.threads)
     device = _device(launch, rank)
-    log = RankLog(launch_path.parent / f"rank-{rank.rank:05d}.jsonl", rank.rank)
+    vigil = Vigil(launch.silence_s)
+    log = RankLog(launch_path.parent / f"rank-{rank.rank:05d}.jsonl", rank.rank, vigil)
     dist.init_process_group(
         launch.backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if device.type == "cuda" else None
     )

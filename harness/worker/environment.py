@@ -25,6 +25,7 @@ def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ..
         torch=str(torch.__version__),
         device_name=properties.name if properties else cpu_model(),
         device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
+        allocation=_allocation(),
         device_uuid=f"GPU-{properties.uuid}" if properties else None,
         cpu_model=cpu_model(),
         cores=len(os.sched_getaffinity(os.getppid())),
@@ -38,6 +39,15 @@ def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ..
         pinned_cores=cores,
         nccl_settings=nccl_settings(),
     )
+
+
+def _allocation() -> str | None:
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    # A job that was put back into the queue keeps its number and gets other nodes.
+    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return f"slurm {job}" if restart == "0" else f"slurm {job}, restart {restart}"
 
 
 def _nccl_version() -> str:

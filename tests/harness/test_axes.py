@@ -10,14 +10,17 @@ import pytest
 from harness import matrix
 from harness.cli import run
 from harness.console import Console
-from harness.launch.campaign import RunOptions, build_launch, tally
+from harness.launch.campaign import Crew, Surroundings
 from harness.launch.machine import Machine
 from harness.launch.manual import write_launches
+from harness.launch.starter import LocalStarter
+from harness.launch.tally import Conditions, tally
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
+from results.job import RunOptions
 from results.launch import Launch
 from results.outcome import Evidence
 from results.plan import Plan
@@ -44,7 +47,11 @@ def plan_of(**options: object) -> Plan:
 def launch_of(cores: int, **options: object) -> Launch:
     plan = plan_of(**options)
     (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
-    return build_launch(planned, (), Machine(cores=cores, gpu_names=()), code=CODE)
+    around = Surroundings(starter=LocalStarter(), checkout=Path(), code=CODE)
+    crew = Crew(plan, RunOptions(), Machine(cores=cores, gpu_names=()), around)
+    return crew.launch(
+        planned, planned.cells, tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,11 +79,6 @@ def test_a_launch_by_hand_with_virtual_nodes_is_emulated_too(tmp_path: Path) -> 
     study.add_plan(plan)
     write_launches(study, plan, RunOptions(), CODE, Console())
     assert [launch.evidence for launch in study.launches()] == [Evidence.EMULATED]
-
-
-def test_a_finished_cell_on_virtual_nodes_is_finished() -> None:
-    plan = plan_of(gpus=2, node_size=1)
-    assert tally([], CODE, virtual=plan.virtual_cells, rerun_failed=False).virtual == {plan.cells[0].id}
 
 
 def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -9,9 +9,11 @@ import pytest
 
 from harness.code import checkout, code_version
 from harness.console import Console
-from harness.launch.campaign import Campaign, RunOptions
+from harness.launch.campaign import Campaign, Surroundings
+from harness.launch.starter import LocalStarter
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
+from results.job import RunOptions
 from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
@@ -55,7 +57,10 @@ def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
     with study_lock(study.root) as lock:
         plan = matrix._kept_plan(study)
         campaign = Campaign(study, plan, RunOptions(silence_s=15), Console())
-        results = campaign.run(code_version(), checkout(), lock)
+        campaign.run(
+            Surroundings(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
+        )
+    results = study.collect()
     assert [result.outcome for result in results] == [Outcome.HUNG]
     stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/1/stderr.log"))
     assert "sleeper.py" in stacks
@@ -154,7 +159,9 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
     with study_lock(study.root) as lock:
         plan = matrix._kept_plan(study)
         (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "16"))
-        results = Campaign(study, plan, RunOptions(), Console()).run(code_version(), checkout(), lock)
+        around = Surroundings(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
+        Campaign(study, plan, RunOptions(), Console()).run(around)
+    results = study.collect()
     assert [result.outcome for result in results] == [Outcome.CRASHED]
     assert "was edited after the cell was planned" in str(results[0].reason)
 

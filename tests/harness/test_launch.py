@@ -14,18 +14,19 @@ from harness import device
 from harness.code import checkout, code_version
 from harness.console import Standing
 from harness.launch import preflight
-from harness.launch.campaign import comparable, tally
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
+from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
+from harness.launch.tally import Conditions, tally
 from harness.plan.estimate import LaunchEstimate
 from results.environment import CodeVersion, Environment
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.plan import Placement, Plan, Request
 from results.run import RunResult
 
 
@@ -100,7 +101,7 @@ Root Cause (first observed failure):
 
 def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path: Path) -> None:
     (tmp_path / "torchrun.log").write_text(KILLED)
-    exits = rank_exits(tmp_path / "torchrun.log")
+    exits = rank_exits([tmp_path / "torchrun.log"])
     assert [(exit.rank, exit.signal, exit.exit_code) for exit in exits] == [
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
@@ -116,7 +117,7 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> Non
     error.write_text(json.dumps({"message": {"message": "OSError: [Errno 28] No space left on device"}}))
     report = f"  rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: {error}\n"
     (tmp_path / "torchrun.log").write_text(report)
-    exits = rank_exits(tmp_path / "torchrun.log")
+    exits = rank_exits([tmp_path / "torchrun.log"])
     assert reading(exits, None) == (
         Outcome.CRASHED,
         "rank 1: OSError: [Errno 28] No space left on device",
@@ -233,9 +234,20 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
         )
 
     results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
-    so_far = tally(results, CodeVersion(code_hash="0"), virtual=set(), rerun_failed=False)
-    assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c"})
-    assert tally(results, CodeVersion(code_hash="0"), virtual=set(), rerun_failed=True).closed == set()
+    conditions = Conditions(code_hash="0")
+    so_far = tally(results, EMPTY, conditions, rerun_failed=False)
+    assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c": "out_of_memory"})
+    assert tally(results, EMPTY, conditions, rerun_failed=True).closed == {}
+
+
+EMPTY = Plan(
+    study="s",
+    created_at="",
+    request=Request(workloads=("mlp",), gpus=(1,), strategies=("single",)),
+    cells=(),
+    series=(),
+    skips=(),
+)
 
 
 class _Line:
@@ -262,18 +274,39 @@ def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_
 def test_time_left_is_never_more_than_the_user_gave() -> None:
     now = [0.0]
     estimates = [LaunchEstimate(seconds=100, gpus=1)]
-    pace = Pace(_Line(), estimates, [1], max_time_s=30, clock=lambda: now[0])  # type: ignore[arg-type]
+    deadline = Deadline(30, "--max-time was over", clock=lambda: now[0])
+    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])  # type: ignore[arg-type]
     now[0] = 10.0
-    assert (pace.left_s(0), pace.is_over) == (20, False)
+    assert (pace.left_s(0), deadline.is_over) == (20, False)
     now[0] = 31.0
-    assert (pace.left_s(0), pace.is_over) == (0, True)
+    assert (pace.left_s(0), deadline.is_over) == (0, True)
+
+
+def test_a_deadline_comes_nearer_and_never_goes_away() -> None:
+    now = [0.0]
+    deadline = Deadline(None, "none", clock=lambda: now[0])
+    assert (deadline.left_s, deadline.is_over) == (None, False)
+    deadline.bring_forward(20, "the job's time limit")
+    now[0] = 5.0
+    deadline.bring_forward(60, "later")
+    assert (deadline.left_s, deadline.reason) == (15, "the job's time limit")
+    deadline.bring_forward(1, "sooner")
+    now[0] = 6.5
+    assert (deadline.is_over, deadline.reason) == (True, "sooner")
 
 
 def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
     code = code_version()
-    two = Machine(cores=2, gpu_names=())
-    assert not comparable(_measured(code_hash="other"), code, two, virtual=False)
-    assert comparable(_measured(code_hash=code.code_hash), code, two, virtual=False)
+    for conditions in (Conditions.here(code), Conditions.elsewhere(code)):
+        assert not conditions.allow(_measured(code_hash="other"), virtual=False)
+        assert conditions.allow(_measured(code_hash=code.code_hash), virtual=False)
+
+
+def test_what_is_not_known_of_the_next_run_rules_no_run_out() -> None:
+    result = _measured(code_hash="c")
+    assert not Conditions(code_hash="c", torch="0.1").allow(result, virtual=False)
+    assert not Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).allow(result, virtual=False)
+    assert Conditions(code_hash="c").allow(result, virtual=False)
 
 
 def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() -> None:
@@ -282,10 +315,10 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     assert emulated.environment is not None
     four = msgspec.structs.replace(emulated.environment, gpus_per_node=4)
     emulated = msgspec.structs.replace(emulated, environment=four)
-    assert comparable(emulated, code, Machine(cores=2, gpu_names=()), virtual=False)
-    assert not comparable(emulated, code, Machine(cores=4, gpu_names=()), virtual=False)
+    assert Conditions(code_hash=code.code_hash, cores=2).allow(emulated, virtual=False)
+    assert not Conditions(code_hash=code.code_hash, cores=4).allow(emulated, virtual=False)
     # On virtual nodes the next run would be emulated as well.
-    assert comparable(emulated, code, Machine(cores=4, gpu_names=()), virtual=True)
+    assert Conditions(code_hash=code.code_hash, cores=4).allow(emulated, virtual=True)
 
 
 def _measured(code_hash: str) -> RunResult:

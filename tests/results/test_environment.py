@@ -30,6 +30,7 @@ NOT_POOLING = {
     "cores": 4,
     "device_uuid": "GPU-1",
     "pinned_cores": (3,),
+    "allocation": "slurm 17",
     "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
 }
 

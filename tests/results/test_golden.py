@@ -12,6 +12,7 @@ import results.schema
 from results import schemas
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion, Environment
+from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
@@ -163,6 +164,7 @@ LAUNCH = Launch(
     warnings=("on battery",),
 )
 LAUNCH_2 = msgspec.structs.replace(LAUNCH, link_mbit_per_s=2500.0)
+LAUNCH_3 = msgspec.structs.replace(LAUNCH_2, job_id="20260102T030400Z-00000c", silence_s=60.0)
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
     command=("python", "-m", "torch.distributed.run"),
@@ -174,6 +176,12 @@ ATTEMPT = Attempt(
     reasons={"20260102T030406Z-00000b": "no heartbeat"},
     ranks=(RankExit(rank=1, exit_code=None, signal="SIGKILL", message="killed"),),
     startup_ns=6_000_000_000,
+)
+ATTEMPT_2 = msgspec.structs.replace(
+    ATTEMPT,
+    heartbeats={"0": "2026-01-02T03:08:05.000Z"},
+    out_of_memory_kills=1,
+    scheduler="RUNNING",
 )
 RANK_RECORD = RankRecord(
     cell_id=CELL.id,
@@ -278,6 +286,44 @@ RUN_RESULT = RunResult(
     warnings=("on battery",),
     absent={"wire_bytes": "not counted"},
 )
+IN_A_JOB = msgspec.structs.replace(ENVIRONMENT, allocation="slurm 17")
+RANK_RECORD_2 = msgspec.structs.replace(RANK_RECORD, environment=IN_A_JOB)
+RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
+JOB = Job(
+    job_id="20260102T030400Z-00000c",
+    name="demo-2x8-00000c",
+    launcher="slurm",
+    placement=Placement(nodes=2, gpus_per_node=8),
+    plan=1,
+    cells=(CELL.id,),
+    baseline=CELL.id,
+    options=RunOptions(
+        isolation="cell",
+        oversubscribe=True,
+        max_time_s=60.0,
+        rerun_failed=True,
+        silence_s=30.0,
+        prune=False,
+        retries=1,
+    ),
+    code=CODE,
+    estimate_s=120.0,
+    time_limit_s=600.0,
+    billed_gpus=16,
+    site={"partition": "gpu"},
+)
+SUBMISSION = Submission(job_id=JOB.job_id, scheduler_id="17", submitted_at="2026-01-02T03:04:05.000Z")
+JOB_END = JobEnd(
+    job_id=JOB.job_id,
+    scheduler_id="17",
+    start=1,
+    told_by="job",
+    nodes=("n1", "n2"),
+    started_at="2026-01-02T03:04:05.000Z",
+    ended_at="2026-01-02T03:09:05.000Z",
+    outcome=Outcome.PREEMPTED,
+    reason="PREEMPTED",
+)
 # One line a version; an older line stays when a newer one comes.
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
@@ -286,9 +332,16 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "cell-2": (schemas.CELL, CELL_2),
     "launch-1": (schemas.LAUNCH, LAUNCH),
     "launch-2": (schemas.LAUNCH, LAUNCH_2),
+    "launch-3": (schemas.LAUNCH, LAUNCH_3),
     "attempt-1": (schemas.ATTEMPT, ATTEMPT),
+    "attempt-2": (schemas.ATTEMPT, ATTEMPT_2),
     "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),
+    "rank-record-2": (schemas.RANK_RECORD, RANK_RECORD_2),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
+    "run-result-2": (schemas.RUN_RESULT, RUN_RESULT_2),
+    "job-1": (schemas.JOB, JOB),
+    "submission-1": (schemas.SUBMISSION, SUBMISSION),
+    "job-end-1": (schemas.JOB_END, JOB_END),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

@@ -1,0 +1,45 @@
+"""How the workers of a launch are started: on this machine, or by the scheduler in an allocation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from harness.launch.command import local_command
+from harness.launch.ending import Stopped
+from results.launch import Launch
+from results.outcome import Outcome
+
+
+class Starter(Protocol):
+    """Starts launches, one after another."""
+
+    hosts: bool
+    """Whether each node of a placement is a host of its own."""
+    pins: bool
+    """Whether ranks may be bound to cores: whoever else uses the host would bind to the same ones."""
+    supervisor_pid: int | None
+    """The process that the workers outlive by one cell at most; None: something else ends them."""
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        """What starts the workers of a new launch, whose file is `path`, and ends when they have."""
+
+    def interruption(self) -> Stopped:
+        """Why this process has been asked to end."""
+
+
+class LocalStarter:
+    """Workers that are children of this process."""
+
+    hosts = False
+    pins = True
+
+    def __init__(self) -> None:
+        self.supervisor_pid: int | None = os.getpid()
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return local_command(launch, path)
+
+    def interruption(self) -> Stopped:
+        return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user")

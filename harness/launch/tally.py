@@ -1,0 +1,148 @@
+"""What a study's runs so far mean for the next ones."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from harness.device import nccl_settings
+from harness.launch.machine import Machine
+from harness.plan.schedule import Progress
+from results.environment import CodeVersion
+from results.outcome import Evidence, Outcome
+from results.plan import Plan
+from results.pruning import inferred_out_of_memory, pruning_reason
+from results.run import RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What runs must have in common with one that would start now; None: that is not known here."""
+
+    code_hash: str
+    python: str | None = None
+    torch: str | None = None
+    nccl_settings: Mapping[str, str] | None = None
+    cores: int | None = None
+    """Cores of this machine, where it is the one that runs."""
+
+    @classmethod
+    def here(cls, code: CodeVersion) -> Conditions:
+        """Of runs on this machine."""
+        return cls(
+            code_hash=code.code_hash,
+            python=platform.python_version(),
+            torch=_installed("torch"),
+            nccl_settings=nccl_settings(),
+            cores=Machine.here().cores,
+        )
+
+    @classmethod
+    def elsewhere(cls, code: CodeVersion) -> Conditions:
+        """Of runs on other machines, of which the code alone is known."""
+        return cls(code_hash=code.code_hash)
+
+    def allow(self, result: RunResult, *, virtual: bool) -> bool:
+        """Whether a run that would start now could be pooled with this one.
+
+        Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones,
+        and so do not count as done; on `virtual` nodes all are emulated. Of a run that left no record
+        nothing is known, and it counts.
+        """
+        environment = result.environment
+        if environment is None:
+            return True
+        shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
+        needed = environment.gpus_per_node * environment.threads
+        if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
+            return False
+        pairs = (
+            (self.code_hash, environment.code.code_hash),
+            (self.python, environment.python),
+            (self.torch, environment.torch),
+            (self.nccl_settings, environment.nccl_settings),
+        )
+        return all(now is None or now == then for now, then in pairs)
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass
+class Tally:
+    """What is known of the study's runs while it goes on."""
+
+    plan: Plan
+    conditions: Conditions
+    prune: bool = True
+    """Whether a larger batch is left out when a smaller one ran out of memory."""
+    ok_runs: dict[str, int] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)
+    """Cells that are not run (again) by this call, and why."""
+    proofs: dict[str, str] = field(default_factory=dict)
+    """The run that proved a cell under the present code."""
+    step_ns: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._virtual = self.plan.virtual_cells
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed))
+
+    def allows(self, result: RunResult) -> bool:
+        """Whether the run is comparable with the next ones."""
+        return self.conditions.allow(result, virtual=result.cell_id in self._virtual)
+
+    def take(self, result: RunResult) -> None:
+        """Learn from one run; one that could not be pooled with new ones counts for nothing."""
+        if result.outcome is not Outcome.OK or not self.allows(result):
+            return
+        cell = result.cell_id
+        self.ok_runs[cell] = self.ok_runs.get(cell, 0) + 1
+        if result.step_ns is not None:
+            self.step_ns[cell] = result.step_ns.value
+        if result.proof is not None and result.proof.method != "earlier-run":
+            self.proofs.setdefault(cell, result.run_id)
+
+    def close(self, cell_id: str, outcome: Outcome) -> list[str]:
+        """Do not run a cell again. Returns the cells that are left out with it."""
+        self.closed[cell_id] = str(outcome)
+        if outcome is not Outcome.OUT_OF_MEMORY or not self.prune:
+            return []
+        found = inferred_out_of_memory(self.plan.cells, {cell_id})
+        new = [cell for cell in found if cell not in self.closed and not self.ok_runs.get(cell)]
+        self.closed |= {cell: pruning_reason(cell_id) for cell in new}
+        return new
+
+
+def tally(
+    results: Sequence[RunResult],
+    plan: Plan,
+    conditions: Conditions,
+    *,
+    rerun_failed: bool,
+    prune: bool = True,
+) -> Tally:
+    """What the study's runs so far mean for the next ones of `plan`.
+
+    A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
+    or failed under other code, is open again.
+    """
+    so_far = Tally(plan=plan, conditions=conditions, prune=prune)
+    last: dict[str, Outcome] = {}
+    for result in results:
+        so_far.take(result)
+        if so_far.allows(result):
+            last[result.cell_id] = result.outcome
+    if not rerun_failed:
+        for cell, outcome in last.items():
+            if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell):
+                so_far.close(cell, outcome)
+    return so_far

@@ -1,0 +1,79 @@
+"""A job: one allocation of a cluster, what is to be done in it, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from results.environment import CodeVersion
+from results.outcome import Outcome
+from results.plan import Placement
+
+Isolation = Literal["launch", "cell"]
+Launcher = Literal["slurm", "kubernetes"]
+
+SILENCE_S = 900.0
+"""Without a word from any rank for this long, a launch counts as hung."""
+RETRIES = 2
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plan is run; none of it changes what work a cell is."""
+
+    isolation: Isolation = "launch"
+    oversubscribe: bool = False
+    max_time_s: float | None = None
+    rerun_failed: bool = False
+    silence_s: float = SILENCE_S
+    prune: bool = True
+    """Whether a cell is left out whose smaller batch ran out of memory."""
+    retries: int = RETRIES
+    """How often a launch is tried again after the cluster failed, not the program."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocation, and the runs that are to be done in it. Written once, before it is submitted."""
+
+    job_id: str
+    name: str
+    """As the scheduler shows it; no other job of the user has it."""
+    launcher: Launcher
+    placement: Placement
+    plan: int
+    """Number of the plan that it is a part of, from 1."""
+    cells: tuple[str, ...]
+    baseline: str | None
+    """Id of the cell that is timed on one device of the allocation, so that allocations can be compared."""
+    options: RunOptions
+    code: CodeVersion
+    estimate_s: float
+    time_limit_s: float
+    billed_gpus: int | None
+    """GPUs that are paid for while it runs; None if that is not known, 0 where there are none."""
+    site: dict[str, Any]
+    """The profile of the cluster, as it was when the job was made."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """That a scheduler has taken a job."""
+
+    job_id: str
+    scheduler_id: str
+    submitted_at: str
+
+
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job, or one start of it, ended."""
+
+    job_id: str
+    scheduler_id: str | None
+    start: int | None
+    """Which start it was: 0, and one more each time the scheduler put the job back; None of the whole job."""
+    told_by: Literal["job", "scheduler"]
+    nodes: tuple[str, ...]
+    started_at: str | None
+    ended_at: str
+    outcome: Outcome
+    """`ok`: all that was to be done was tried; its cells have outcomes of their own."""
+    reason: str | None
