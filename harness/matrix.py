@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from harness.code import checkout, code_version
 from harness.console import Console
+from harness.jobs.slurm_study import SlurmStudy, site_of
+from harness.jobs.standing import cells_of_live_jobs
+from harness.jobs.submit import Call
 from harness.launch.campaign import Campaign, Surroundings
 from harness.launch.machine import Machine
 from harness.launch.manual import write_launches
 from harness.launch.preflight import link_obstacle, require_room, require_torch
 from harness.launch.starter import LocalStarter
 from harness.launch.supervise import Interrupted
-from harness.launch.tally import Conditions, tally
+from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.expand import expand
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_duration_s
@@ -29,9 +34,10 @@ from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.lock import study_lock
-from results.plan import Plan
+from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now
+from slurm.site import SiteProfile
 
 RUNS = Path("runs")
 INTERRUPTED = 130
@@ -41,39 +47,48 @@ INTERRUPTED = 130
 class Matrix:
     """One `bench matrix` call."""
 
-    def __init__(self, options: StudyFile, *, study_file: Path | None) -> None:
+    def __init__(
+        self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
+    ) -> None:
+        """`arguments` are those of the command line, for a job that makes the same call again."""
         self._options = options
+        self._launcher = options.launcher or "local"
         self._machine = Machine.here()
         self._console = Console()
+        self._site = site_of(options) if self._launcher == "slurm" else None
         folder = study_file.parent if study_file else Path()
-        self._request = make_request(
-            options, machine_has_cuda=bool(self._machine.gpu_names), source_folder=folder.resolve()
-        )
+        self._request = self._requested(options, folder.resolve())
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / study_name(self._request, name=self._name)
-        self._run_options = RunOptions(
-            isolation=options.isolation or "launch",
-            oversubscribe=bool(options.oversubscribe),
-            max_time_s=None if options.max_time is None else read_duration_s(options.max_time, "--max-time"),
-            rerun_failed=options.rerun == "failed",
-            silence_s=SILENCE_S
-            if options.hang_after is None
-            else read_duration_s(options.hang_after, "--hang-after"),
-            prune=options.prune is not False,
-            retries=RETRIES if options.retries is None else options.retries,
-        )
-        self._manual = options.launcher == "manual"
-        per_node = self._request.gpus_per_node
-        if per_node is not None and per_node < max(self._request.gpus) and not self._manual:
+        self._run_options = _run_options(options)
+        self._call = Call(arguments=arguments, folder=Path.cwd())
+        self._check()
+
+    def _requested(self, options: StudyFile, folder: Path) -> Request:
+        if self._site is None:
+            return make_request(options, machine_has_cuda=bool(self._machine.gpu_names), source_folder=folder)
+        has_gpus = self._site.gpu_request != "none"
+        request = make_request(options, machine_has_cuda=has_gpus, source_folder=folder)
+        per_node = self._site.gpus_per_node
+        if request.gpus_per_node is None and per_node is not None:
+            return msgspec.structs.replace(request, gpus_per_node=per_node)
+        return request
+
+    def _check(self) -> None:
+        """Refuse what the launcher cannot do."""
+        request, local = self._request, self._launcher == "local"
+        most, per_node = max(request.gpus), request.gpus_per_node
+        if per_node is not None and per_node < most and local:
             raise UsageError(
-                f"--gpus-per-node {per_node} puts {max(self._request.gpus)} workers on several hosts, and "
-                f"this is one: add --launcher manual for the commands of each host, or leave it out"
+                f"--gpus-per-node {per_node} puts {most} workers on several hosts, and this is one: add "
+                f"--launcher slurm, or manual for the commands of each host, or leave it out"
             )
-        if self._manual and self._request.has_links:
+        if not local and request.has_links:
             raise UsageError(
-                "--link makes nodes with a network of their own on this host: leave --launcher manual out"
+                f"--link makes nodes with a network of their own on this host: leave --launcher "
+                f"{self._launcher} out"
             )
-        if options.oversubscribe and self._request.device == "cuda":
+        if self._options.oversubscribe and request.device == "cuda":
             raise UsageError(
                 "--oversubscribe is for CPU ranks: a CUDA device takes one rank; leave it out, and sizes "
                 "beyond this machine are skipped with a reason"
@@ -83,15 +98,24 @@ class Matrix:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
         plan = self._plan(study)
+        if self._site is not None:
+            self._slurm(self._site).show(study, plan, code_version())
+            return
         campaign = Campaign(study, plan, self._run_options, self._console)
         so_far = campaign.tally(study.results(), Conditions.here(code_version()))
-        plan_tables(self._console, study, plan, campaign.planned(so_far), so_far.step_ns, manual=self._manual)
+        plan_tables(
+            self._console,
+            study,
+            plan,
+            campaign.planned(so_far),
+            so_far.step_ns,
+            manual=self._launcher == "manual",
+        )
 
     def run(self, *, report: bool) -> int:
-        """Run what is left. Returns the exit code: 0 if all cells have their runs, 130 after Ctrl-C."""
-        if not self._manual:
+        """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C."""
+        if self._launcher == "local":
             require_torch()
-        folder = checkout()
         code = code_version()
         # Once before anything is written: a wrong call leaves no folder behind.
         self._plan(Study.for_planning(self._root))
@@ -99,24 +123,39 @@ class Matrix:
             require_room(self._root)
             study = Study.for_planning(self._root)
             plan = self._kept_plan(study)
-            if self._manual:
+            if self._site is not None:
+                return self._slurm(self._site).submit(study, plan, code)
+            if self._launcher == "manual":
                 write_launches(study, plan, self._run_options, code, self._console)
                 return 0
-            campaign = Campaign(study, plan, self._run_options, self._console)
-            self._announce(study, plan, campaign, code)
-            try:
-                campaign.run(Surroundings(starter=LocalStarter(), checkout=folder, code=code, lock=lock))
-            except Interrupted:
-                study.collect()
-                self._console.note("interrupted; the same command goes on from here")
+            if not self._worked(study, plan, code, lock):
                 return INTERRUPTED
             results = study.collect()
         return self._finish(study, plan, results, report=report)
 
-    def _announce(self, study: Study, plan: Plan, campaign: Campaign, code: CodeVersion) -> None:
-        so_far = campaign.tally(study.collect(), Conditions.here(code))
+    def _worked(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> bool:
+        """Run what is left on this machine. Returns False if the user ended it."""
+        held = cells_of_live_jobs(study)
+        if held:
+            self._console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
+            cells = tuple(cell for cell in plan.cells if cell.id not in held)
+            plan = msgspec.structs.replace(plan, cells=cells)
+        campaign = Campaign(study, plan, self._run_options, self._console)
+        self._announce(study, plan, campaign, campaign.tally(study.collect(), Conditions.here(code)))
+        try:
+            campaign.run(Surroundings(starter=LocalStarter(), checkout=checkout(), code=code, lock=lock))
+        except Interrupted:
+            study.collect()
+            self._console.note("interrupted; the same command goes on from here")
+            return False
+        return True
+
+    def _announce(self, study: Study, plan: Plan, campaign: Campaign, so_far: Tally) -> None:
         for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
             self._console.note(line)
+
+    def _slurm(self, site: SiteProfile) -> SlurmStudy:
+        return SlurmStudy(self._options, self._run_options, site, self._call, self._console)
 
     def _plan(self, study: Study) -> Plan:
         earlier = study.plans()
@@ -125,13 +164,13 @@ class Matrix:
                 f"{study.root} holds the study {earlier[0].study!r}, not {self._name!r}; choose another "
                 f"folder with --out, or extend that one with --name {earlier[0].study}"
             )
-        local = not (self._run_options.oversubscribe or self._manual)
+        limited = self._launcher == "local" and not self._run_options.oversubscribe
         return expand(
             self._request,
             study=earlier[0].study if earlier else self._name or study.name,
             created_at=utc_now(),
             earlier=earlier,
-            limit=self._machine.limit(self._request.device) if local else None,
+            limit=self._machine.limit(self._request.device) if limited else None,
             link_obstacle=link_obstacle() if self._request.has_links else None,
         )
 
@@ -162,6 +201,19 @@ class Matrix:
                 f"{count(missing, 'cell')} of {len(plan.cells)} without all runs: bench status {study.root}"
             )
         return 1 if missing else 0
+
+
+def _run_options(options: StudyFile) -> RunOptions:
+    silence = options.hang_after
+    return RunOptions(
+        isolation=options.isolation or "launch",
+        oversubscribe=bool(options.oversubscribe),
+        max_time_s=None if options.max_time is None else read_duration_s(options.max_time, "--max-time"),
+        rerun_failed=options.rerun == "failed",
+        silence_s=SILENCE_S if silence is None else read_duration_s(silence, "--hang-after"),
+        prune=options.prune is not False,
+        retries=RETRIES if options.retries is None else options.retries,
+    )
 
 
 def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:

@@ -29,20 +29,25 @@ def plan_summary(
     study: Study, plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]
 ) -> list[str]:
     """A few lines: the study, its size, what is left, and what that takes."""
-    request = plan.request
     left = sum(len(launch.cells) for launch in launches)
-    total = len(plan.cells) * request.repeats
+    total = len(plan.cells) * plan.request.repeats
+    lines = [*plan_header(study, plan), f"{left} of {count(total, 'run')} to do"]
+    if launches:
+        lines += _cost(_estimated(plan, launches, known_step_ns), launches)
+    return lines
+
+
+def plan_header(study: Study, plan: Plan) -> list[str]:
+    """The study, its size, and what is skipped."""
+    request = plan.request
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {_sizes(plan)}, "
         f"{' and '.join(request.scalings)} scaling, {request.precision}, {request.dataset} data",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
-        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
+        f"{count(len(plan.skips), 'point')} skipped",
     ]
-    lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
-    if launches:
-        lines += _cost(_estimated(plan, launches, known_step_ns), launches)
-    return lines
+    return lines + [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
 
 
 def plan_tables(

@@ -12,6 +12,7 @@ from results.plan import Placement
 
 Isolation = Literal["launch", "cell"]
 Launcher = Literal["slurm", "kubernetes"]
+Purpose = Literal["run", "feed", "report"]
 
 SILENCE_S = 900.0
 """Without a word from any rank for this long, a launch counts as hung."""
@@ -36,6 +37,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One allocation, and the runs that are to be done in it. Written once, before it is submitted."""
 
     job_id: str
+    purpose: Purpose = "run"
+    """`run`: its cells; `feed`: to submit the jobs that there was no room for; `report`: to write the page."""
     name: str
     """As the scheduler shows it; no other job of the user has it."""
     launcher: Launcher

@@ -64,7 +64,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     launch_id: str
     command: tuple[str, ...]
-    started_at: str
+    """Empty if the supervisor was lost, and another process found that out."""
+    started_at: str | None
     ended_at: str
     exit_code: int | None
     stopped_by: str | None

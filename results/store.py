@@ -162,6 +162,9 @@ class Study:
         path = self.launch_folder(attempt.launch_id) / "attempt.json"
         files.write_once(path, schemas.ATTEMPT.encode(attempt))
 
+    def has_attempt(self, launch_id: str) -> bool:
+        return (self.launch_folder(launch_id) / "attempt.json").exists()
+
     def launches(self) -> list[Launch]:
         """The launches whose files can be read; one that is damaged has runs that tell for themselves."""
         paths = sorted(self.root.glob("launches/*/launch.json"))

@@ -126,6 +126,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     image: str
     """A reference (nvcr.io#nvidia/pytorch:26.06-py3), or a .sqsh file, which spares the nodes a download."""
+    python: str = "python3"
+    """Python inside the image."""
     mounts: tuple[str, ...] = ()
     """FROM:TO[:FLAG+FLAG]; whatever the agents read and write must be under one of them."""
     workdir: str | None = None
@@ -133,6 +135,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         _check("image", _word, self.image)
+        _check("python", _word, self.python)
         _check("workdir", _word, self.workdir)
         for mount in self.mounts:
             _check("mounts", _mount, mount)
@@ -181,6 +184,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     For what would otherwise be a storm: hundreds of interpreters that import from one shared file system.
     Unpack the environment from one archive to a local disk here.
     """
+    python: str | None = None
+    """Python on the nodes; left out: the one that submits."""
     environment: dict[str, str] = {}
     """Variables of every job, such as NCCL_SOCKET_IFNAME; nothing in them is expanded."""
     container: Container | None = None
@@ -191,7 +196,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         words = ("partition", "serial_partition", "account", "qos", "constraint", "reservation", "gpu_type")
-        for name in words:
+        for name in (*words, "python"):
             _check(name, _word, getattr(self, name))
         _check("memory_per_node", _size, self.memory_per_node)
         if self.gpu_request == "none" and (self.gpu_type or self.gpus_per_node):

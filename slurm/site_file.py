@@ -39,6 +39,11 @@ def read_site(path: Path) -> SiteProfile:
     return _converted(data, str(path))
 
 
+def profile(data: object, where: str) -> SiteProfile:
+    """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
+    return _converted(data, where)
+
+
 def override(site: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
     """The profile with other values; None leaves a key as it is, and `time.fixed` is a key of a part.
 

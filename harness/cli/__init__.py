@@ -14,6 +14,7 @@ COMMANDS = {
     "report": "Write the report of a study again.",
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Say where a study stands.",
+    "cancel": "End the jobs of a study that wait or run.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
     "doctor": "Check whether this machine can run studies, and how well.",
@@ -60,7 +61,7 @@ def main() -> None:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line. Every error is one line on stderr, unless `debug` asks for the traceback."""
     try:
-        code = bench.main(arguments, prog_name="bench", standalone_mode=False)
+        code = bench.main(arguments, prog_name="bench", standalone_mode=False, obj=tuple(arguments))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

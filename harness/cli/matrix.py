@@ -15,7 +15,10 @@ from harness.cli.options import plan_options
 @plan_options
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
 @click.option("--no-report", is_flag=True, help="leave the report for later: bench report STUDY")
-def command(study_file: str | None, *, dry_run: bool, no_report: bool, **flags: Any) -> int:
+@click.pass_obj
+def command(
+    arguments: tuple[str, ...], /, study_file: str | None, *, dry_run: bool, no_report: bool, **flags: Any
+) -> int:
     """Plan a matrix of training jobs, run what is left of it, and write the report.
 
     Every option can stand in STUDY.yaml as well (batch_size: 8,16); flags win. The same command again
@@ -27,7 +30,7 @@ def command(study_file: str | None, *, dry_run: bool, no_report: bool, **flags: 
     path = Path(study_file) if study_file else None
     given = StudyFile(**flags)
     options = merge(read_study_file(path), given) if path else given
-    matrix = Matrix(options, study_file=path)
+    matrix = Matrix(options, study_file=path, arguments=arguments)
     if dry_run:
         matrix.show()
         return 0

@@ -24,7 +24,7 @@ from results.errors import MachineError
 from results.job import RunOptions
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.plan import Placement, Plan
+from results.plan import Plan
 from results.run import RunResult
 from results.store import Study, new_id
 
@@ -41,8 +41,8 @@ class Surroundings:
     lock: int | None = None
     """Descriptor of the study's lock, for the workers to inherit."""
     job_id: str | None = None
-    baseline: Cell | None = None
-    """Timed once on a single device before anything else, to compare allocations by."""
+    first: tuple[PlannedLaunch, ...] = ()
+    """Launches that come before what is left of the plan, if something is."""
 
 
 class Campaign:
@@ -92,12 +92,13 @@ class Campaign:
         """
         cells = {cell.id for cell in self._plan.cells}
         so_far = self.tally(self._study.results(keep=True, cells=cells), Conditions.here(around.code))
-        launches = [*_baseline(around.baseline), *self.planned(so_far)]
+        launches = self.planned(so_far)
         for cell_id, reason in so_far.closed.items():
             if cell_id in cells:
                 self._console.note(f"{cell_id} is left out: {reason}")
-        if len(launches) == len(_baseline(around.baseline)):
+        if not launches:
             return
+        launches = [*around.first, *launches]
         found = warnings(self._plan.request.device)
         for warning in found:
             self._console.warn(warning)
@@ -156,12 +157,6 @@ class Campaign:
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
             for cell_id in so_far.close(result.cell_id, result.outcome):
                 self._console.warn(f"{cell_id} is left out: {so_far.closed[cell_id]}")
-
-
-def _baseline(cell: Cell | None) -> list[PlannedLaunch]:
-    if cell is None:
-        return []
-    return [PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=1, cells=(cell,))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,11 @@ Report = Callable[[LaunchState], None]
 
 
 class Interrupted(Exception):
-    """The user ended the study; its launch has been stopped and recorded."""
+    """This process was asked to end; its launch has been stopped and recorded."""
+
+    def __init__(self, stopped: Stopped) -> None:
+        super().__init__(stopped.reason)
+        self.stopped = stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,8 @@ class Supervisor:
                     attempt = self._attempt(command, started_at, began, process.returncode, stopped)
                     self._study.add_attempt(attempt)
         if interrupted:
-            raise Interrupted
+            assert stopped is not None
+            raise Interrupted(stopped)
         return attempt, self._state
 
     def _until_end(self, process: subprocess.Popen[bytes]) -> tuple[Stopped | None, bool]:

@@ -123,8 +123,38 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(
         name="launcher",
         kind="word",
-        choices=("local", "manual"),
-        help="local runs here, manual prints the command for each host",
+        choices=("local", "slurm", "kubernetes", "manual"),
+        help="local runs here, slurm and kubernetes submit jobs, manual prints the command for each host",
+    ),
+    PlanOption(name="site", kind="text", help="profile of the cluster: a YAML file, see docs/clusters.md"),
+    PlanOption(name="partition", kind="text", help="Slurm partition, instead of the profile's"),
+    PlanOption(name="account", kind="text", help="Slurm account, instead of the profile's"),
+    PlanOption(name="qos", kind="text", help="Slurm quality of service, instead of the profile's"),
+    PlanOption(
+        name="time", kind="duration", above=0, help="time limit of every job, instead of an estimate: 30m, 2h"
+    ),
+    PlanOption(
+        name="jobs_per_cell", kind="switch", help="a job for each cell, not one for each number of workers"
+    ),
+    PlanOption(
+        name="feed",
+        kind="word",
+        choices=("once", "wait", "depend"),
+        help="where the cluster takes no more jobs: stop there, wait for room, or have a job submit the rest",
+    ),
+    PlanOption(
+        name="max_gpu_hours",
+        kind="number",
+        above=0,
+        help="submit nothing if the jobs may take more than this",
+    ),
+    PlanOption(name="report_job", kind="switch", help="have a last job write the report"),
+    PlanOption(name="apply", kind="switch", help="hand Kubernetes manifests to kubectl, not to stdout alone"),
+    PlanOption(
+        name="kind",
+        kind="word",
+        choices=("job", "statefulset"),
+        help="what is made on Kubernetes; job if left out",
     ),
     PlanOption(
         name="isolation",

@@ -55,7 +55,19 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     target: float | None = None
     block_steps: int | None = None
     quads: int | None = None
-    launcher: Literal["local", "manual"] | None = None
+    launcher: Literal["local", "slurm", "kubernetes", "manual"] | None = None
+    site: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: float | str | None = None
+    """Seconds, or a time like 30m or 2h."""
+    jobs_per_cell: bool | None = None
+    feed: Literal["once", "wait", "depend"] | None = None
+    max_gpu_hours: float | None = None
+    report_job: bool | None = None
+    apply: bool | None = None
+    kind: Literal["job", "statefulset"] | None = None
     isolation: Literal["launch", "cell"] | None = None
     oversubscribe: bool | None = None
     max_time: float | str | None = None

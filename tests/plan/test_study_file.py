@@ -64,7 +64,21 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     target: 0.05
     block_steps: 4
     quads: 3
-    launcher: local
+    launcher: slurm
+    site: cluster.yaml
+    partition: gpu
+    account: me
+    qos: normal
+    time: 2h
+    jobs_per_cell: true
+    feed: wait
+    max_gpu_hours: 100
+    report_job: true
+    apply: false
+    kind: job
+    hang_after: 5m
+    retries: 1
+    prune: false
     isolation: cell
     oversubscribe: false
     max_time: 2h

@@ -290,8 +290,9 @@ IN_A_JOB = msgspec.structs.replace(ENVIRONMENT, allocation="slurm 17")
 RANK_RECORD_2 = msgspec.structs.replace(RANK_RECORD, environment=IN_A_JOB)
 RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
 JOB = Job(
-    job_id="20260102T030400Z-00000c",
-    name="demo-2x8-00000c",
+    job_id="0001-2x8",
+    purpose="feed",
+    name="demo-3fa9-0001-2x8",
     launcher="slurm",
     placement=Placement(nodes=2, gpus_per_node=8),
     plan=1,

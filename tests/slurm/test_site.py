@@ -20,6 +20,11 @@ def site(tmp_path: Path, text: str) -> SiteProfile:
     return read_site(path)
 
 
+@pytest.mark.parametrize("path", sorted(SITES.iterdir()), ids=lambda path: path.stem)
+def test_every_example_is_read(path: Path) -> None:
+    assert read_site(path).partition is not None
+
+
 def test_the_plain_example_says_what_it_says() -> None:
     profile = read_site(SITES / "plain.yaml")
     assert profile.partition == "gpu"
@@ -35,6 +40,12 @@ def test_the_pyxis_example_has_a_container() -> None:
     assert profile.container is not None
     assert profile.container.mounts == ("/shared/bench:/shared/bench", "/local/bench:/local/bench")
     assert profile.directives == {"switches": "1@2:00:00"}
+    assert (profile.python, profile.container.python) == ("/shared/bench/.venv/bin/python", "python3")
+
+
+def test_python_is_the_submitting_one_and_the_images() -> None:
+    assert SiteProfile().python is None
+    assert Container(image="x.sqsh").python == "python3"
 
 
 def test_the_cpu_example_asks_for_no_gpus() -> None:
@@ -71,6 +82,10 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ("memory_per_node: 480 GB", "memory_per_node: '480 GB' is not a size such as 480G, or 0 for all"),
         ('partition: "a\\nb"', "partition: it cannot hold the character '\\n'"),
         ('account: ""', "account: it is empty; leave it out"),
+        ('python: ""', "python: it is empty; leave it out"),
+        ('python: "a\\nb"', "python: it cannot hold the character '\\n'"),
+        ("python: 3.11", "$.python: Expected `str | null`, got `float`; quote it"),
+        ('container: {image: a, python: " "}', "$.container: python: it is empty; leave it out"),
         ("gpu_request: none\ngpu_type: h100", "gpu_request is none, but gpu_type or gpus_per_node is given"),
         ("directives: {gres: 'gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
         ("directives: {output: x}", "directives: output is for the job to decide"),

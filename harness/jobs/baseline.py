@@ -1,0 +1,28 @@
+"""The cell that every allocation times on one device, so that allocations can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from results.cell import Cell
+
+
+def baseline_of(cells: Sequence[Cell]) -> Cell:
+    """The plan's first cell on a single device, or what its smallest cell would be on one.
+
+    The same for all jobs of a plan, whatever cells they run themselves.
+    """
+    alone = [cell for cell in cells if cell.gpus == 1 and cell.strategy == "single"]
+    if alone:
+        return alone[0]
+    return msgspec.structs.replace(
+        min(cells, key=lambda cell: cell.gpus),
+        strategy="single",
+        compression="none",
+        collective="default",
+        gpus=1,
+        node_size=None,
+        link_mbit_per_s=None,
+    )

@@ -1,0 +1,53 @@
+"""Launches whose supervisor is gone: their ends are written down by whoever finds that out."""
+
+from __future__ import annotations
+
+from harness.launch.ending import Stopped, rank_exits
+from results.errors import StoreError
+from results.launch import Attempt, Launch
+from results.store import Study, utc_now
+
+
+def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: str | None = None) -> int:
+    """Write the attempt of every launch of a job that has none. Returns how many there were.
+
+    Only when nothing of the job runs any more: an attempt is written once.
+    """
+    open_launches = [
+        launch
+        for launch in study.launches()
+        if launch.job_id == job_id and not study.has_attempt(launch.launch_id)
+    ]
+    for launch in open_launches:
+        try:
+            study.add_attempt(_attempt(study, launch, stopped, scheduler))
+        except StoreError:
+            # Another process found out at the same time, and has written the same.
+            if not study.has_attempt(launch.launch_id):
+                raise
+    return len(open_launches)
+
+
+def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | None) -> Attempt:
+    folder = study.launch_folder(launch.launch_id)
+    begun = [slot for slot in launch.slots if study.run_folder(slot.cell_id, slot.run_id).exists()]
+    ranks = range(launch.placement.gpus)
+    unfinished = [
+        slot.run_id
+        for slot in begun
+        if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
+    ]
+    return Attempt(
+        launch_id=launch.launch_id,
+        command=(),
+        # The supervisor knew, and took it along.
+        started_at=None,
+        ended_at=utc_now(),
+        exit_code=None,
+        stopped_by=stopped.reason,
+        outcomes=dict.fromkeys(unfinished, stopped.outcome),
+        reasons=dict.fromkeys(unfinished, stopped.reason),
+        ranks=rank_exits(sorted(folder.glob("*.log"))),
+        startup_ns=None,
+        scheduler=scheduler,
+    )

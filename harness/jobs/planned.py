@@ -1,0 +1,72 @@
+"""From the launches that are left to the jobs that run them, and what these will take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.jobs.baseline import baseline_of
+from harness.plan.estimate import Hardware, estimate
+from harness.plan.schedule import PlannedLaunch
+from results.cell import Cell
+from results.plan import Placement, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """One allocation to come, and the launches in it."""
+
+    launches: tuple[PlannedLaunch, ...]
+    baseline: Cell | None
+    """Timed beside its own cells; None if it is one of them."""
+    estimate_s: float
+
+    @property
+    def placement(self) -> Placement:
+        return self.launches[0].placement
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Ids, each once."""
+        return tuple(dict.fromkeys(cell.id for launch in self.launches for cell in launch.cells))
+
+    @property
+    def runs(self) -> int:
+        return sum(len(launch.cells) for launch in self.launches)
+
+
+def planned_jobs(
+    plan: Plan, launches: Sequence[PlannedLaunch], *, per_cell: bool, known_step_ns: Mapping[str, float]
+) -> list[PlannedJob]:
+    """The jobs for `launches`, small placements first: one for each placement, or for each cell.
+
+    All repeats of a cell are in one job.
+    """
+    groups: dict[tuple[Placement, str], list[PlannedLaunch]] = {}
+    for launch in launches:
+        for share in _shares(launch) if per_cell else [launch]:
+            key = (launch.placement, share.cells[0].id if per_cell else "")
+            groups.setdefault(key, []).append(share)
+    baseline = baseline_of(plan.cells)
+    return [_job(groups[key], baseline, known_step_ns) for key in sorted(groups)]
+
+
+def _shares(launch: PlannedLaunch) -> list[PlannedLaunch]:
+    return [
+        PlannedLaunch(placement=launch.placement, repeat=launch.repeat, cells=(cell,))
+        for cell in launch.cells
+    ]
+
+
+def _job(launches: list[PlannedLaunch], baseline: Cell, known_step_ns: Mapping[str, float]) -> PlannedJob:
+    own = {cell.id for launch in launches for cell in launch.cells}
+    extra = [] if baseline.id in own else [baseline_launch(baseline)]
+    costs = estimate([*extra, *launches], known_step_ns=known_step_ns, hardware=Hardware())
+    return PlannedJob(
+        launches=tuple(launches), baseline=baseline if extra else None, estimate_s=costs.seconds
+    )
+
+
+def baseline_launch(cell: Cell) -> PlannedLaunch:
+    """The launch of an allocation's baseline, on one of its devices."""
+    return PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=1, cells=(cell,))

@@ -1,0 +1,160 @@
+"""A study on Slurm: which jobs are left, what they will take, and their submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.console import Console
+from harness.jobs.documents import Document, Documents
+from harness.jobs.planned import planned_jobs
+from harness.jobs.standing import held_by_jobs, recover, standings
+from harness.jobs.submit import Call, Feed, Submitted, Submitter, live_ids
+from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, gpu_hours
+from harness.launch.campaign import Campaign
+from harness.launch.tally import Conditions, Tally
+from harness.plan.options import read_duration_s
+from harness.plan.study_file import StudyFile
+from harness.plan_text import plan_header
+from reports.text import count
+from results.environment import CodeVersion
+from results.errors import UsageError
+from results.job import RunOptions
+from results.plan import Plan
+from results.store import Study
+from slurm.client import Client
+from slurm.site import SiteProfile
+from slurm.site_file import override, read_site
+
+
+def site_of(options: StudyFile) -> SiteProfile:
+    """The profile of the cluster: the file's, with what the flags say. Raises UsageError."""
+    site = read_site(Path(options.site)) if options.site else SiteProfile()
+    limit = None if options.time is None else f"{read_duration_s(options.time, '--time'):g}s"
+    values: Mapping[str, object] = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time.fixed": limit,
+        # Without a profile, a CPU study asks for no GPUs.
+        "gpu_request": "none" if options.device == "cpu" and not options.site else None,
+    }
+    return override(site, values)
+
+
+class SlurmStudy:
+    """The jobs of one `bench matrix --launcher slurm` call."""
+
+    def __init__(
+        self, options: StudyFile, run_options: RunOptions, site: SiteProfile, call: Call, console: Console
+    ) -> None:
+        self._options = options
+        self._run_options = run_options
+        self._site = site
+        self._call = call
+        self._console = console
+        self._feed: Feed = options.feed or "once"
+
+    def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """`--dry-run`: the jobs and their very scripts on stdout. Asks the scheduler nothing."""
+        so_far = self._tally(study, plan, code, held=set())
+        documents = self._documents(study, plan, so_far, code)
+        for line in [*plan_header(study, plan), *self._summary(documents)]:
+            self._console.result(line)
+        if documents:
+            self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
+        for document in documents:
+            self._console.result(f"\n# {document.job.name}")
+            self._console.result(document.script)
+
+    def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
+        """Submit what is left, under the study's lock. Returns the exit code: 1 if a job was refused."""
+        client = Client()
+        found = recover(study, client, standings(study, client))
+        so_far = self._tally(study, plan, code, held=held_by_jobs(found))
+        documents = self._documents(study, plan, so_far, code)
+        for line in [*plan_header(study, plan), *self._summary(documents)]:
+            self._console.note(line)
+        if not documents:
+            live = live_ids(found)
+            told = (
+                f"{count(len(live), 'job')} of it are still live"
+                if live
+                else "every cell has its runs or its reason"
+            )
+            self._console.note(f"nothing to submit: {told}; bench status {study.root}")
+            return 0
+        self._require_within_budget(documents)
+        submitter = Submitter(study, client, self._site, self._console)
+        done = submitter.submit(documents, feed=self._feed)
+        self._follow(study, plan, code, submitter, [*live_ids(found), *done.taken], done)
+        self._tell(study, done)
+        return 1 if done.refused else 0
+
+    def _tally(self, study: Study, plan: Plan, code: CodeVersion, *, held: set[str]) -> Tally:
+        campaign = Campaign(study, plan, self._run_options, self._console)
+        so_far = campaign.tally(study.results(), Conditions.elsewhere(code))
+        so_far.closed |= dict.fromkeys(held, "a job has it")
+        return so_far
+
+    def _documents(self, study: Study, plan: Plan, so_far: Tally, code: CodeVersion) -> list[Document]:
+        campaign = Campaign(study, plan, self._run_options, self._console)
+        planned = planned_jobs(
+            plan,
+            campaign.planned(so_far),
+            per_cell=bool(self._options.jobs_per_cell),
+            known_step_ns=so_far.step_ns,
+        )
+        documents = Documents(study, plan, self._site, self._run_options, code)
+        for job in planned:
+            if job.baseline is not None and study.root.exists():
+                study.add_cell(job.baseline)
+        return [documents.run(job) for job in planned]
+
+    def _summary(self, documents: Sequence[Document]) -> list[str]:
+        return cost_lines(documents, self._site) if documents else ["no jobs are left to submit"]
+
+    def _require_within_budget(self, documents: Sequence[Document]) -> None:
+        budget = self._options.max_gpu_hours
+        if budget is None:
+            return
+        expected, most = gpu_hours(documents)
+        if expected is None or most is None:
+            raise UsageError(
+                "--max-gpu-hours cannot be held: the site is exclusive and its profile has no gpus_per_node, "
+                "so that what whole nodes cost is not known; add it"
+            )
+        if most > budget:
+            raise UsageError(
+                f"--max-gpu-hours {budget:g}: the jobs may take {most:.2f} by their time limits "
+                f"({expected:.2f} expected); ask for fewer sizes or repeats, a shorter --time, or more "
+                f"hours. Nothing was submitted"
+            )
+
+    def _follow(
+        self,
+        study: Study,
+        plan: Plan,
+        code: CodeVersion,
+        submitter: Submitter,
+        after: Sequence[int],
+        done: Submitted,
+    ) -> None:
+        """Submit the jobs that come after the others: one that submits the rest, or one that reports."""
+        if not after:
+            return
+        documents = Documents(study, plan, self._site, self._run_options, code)
+        if done.left and self._feed == "depend":
+            feeder = documents.follow_up("feed", self._call.arguments, self._call.folder)
+            submitter.follow(feeder, after, done)
+        elif self._options.report_job and not done.left:
+            report = documents.follow_up("report", ("report", str(study.root.resolve())), self._call.folder)
+            submitter.follow(report, after, done)
+
+    def _tell(self, study: Study, done: Submitted) -> None:
+        if done.left and self._feed != "depend":
+            self._console.note(
+                f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
+                f"--feed wait waits for room, --feed depend has a job do it"
+            )
+        self._console.note(f"bench status {study.root} says where it stands; then bench report {study.root}")

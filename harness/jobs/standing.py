@@ -1,0 +1,178 @@
+"""Where the jobs of a study stand: what the scheduler says, and what the jobs themselves have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.jobs.closing import close_launches
+from harness.launch.ending import Stopped
+from results.errors import StoreError
+from results.job import Job, JobEnd, Submission
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study, utc_now
+from slurm.client import Client
+from slurm.job_view import JobView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStanding:
+    """One job at the moment of asking."""
+
+    job: Job
+    submission: Submission | None
+    view: JobView | None
+    """What the scheduler says; None if it does not know the job, or was not asked."""
+    ended: JobEnd | None
+    """How it ended for good."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs or may still run: its cells are not to be submitted again."""
+        return self.ended is None and self.submission is not None
+
+    @property
+    def state(self) -> str:
+        """In a word or two."""
+        if self.ended is not None:
+            return str(self.ended.outcome)
+        if self.submission is None:
+            return "not submitted"
+        return "unknown" if self.view is None else str(self.view.phase)
+
+    @property
+    def words(self) -> str:
+        """Why it is there, in the scheduler's words or its own."""
+        if self.ended is not None:
+            return self.ended.reason or ""
+        if self.view is None:
+            return ""
+        held = "held: it will not start by itself; " if self.view.is_held else ""
+        return held + self.view.words
+
+
+def standings(study: Study, client: Client) -> list[JobStanding]:
+    """All jobs of a study, oldest first. Asks the scheduler once, about those that have not ended.
+
+    A job that has ended is written down, with the launches that it left open: the scheduler will forget
+    it. Raises SlurmError if the scheduler does not answer.
+    """
+    store = JobStore(study.root)
+    found = [_kept(store, job) for job in store.jobs()]
+    waiting = {
+        int(standing.submission.scheduler_id): standing
+        for standing in found
+        if standing.ended is None and standing.submission is not None and standing.job.launcher == "slurm"
+    }
+    views = client.query(list(waiting)) if waiting else {}
+    news = {
+        standing.job.job_id: _with_view(study, store, standing, views.get(slurm_id))
+        for slurm_id, standing in waiting.items()
+    }
+    return [news.get(standing.job.job_id, standing) for standing in found]
+
+
+def recover(study: Study, client: Client, found: Sequence[JobStanding]) -> list[JobStanding]:
+    """Find out about jobs of which it is not known whether they were submitted, by their names.
+
+    Under the study's lock: another process may be about to submit. One that the queue does not have was
+    not taken, and is closed.
+    """
+    lost = [standing for standing in found if standing.submission is None and standing.ended is None]
+    if not any(standing.job.launcher == "slurm" for standing in lost):
+        return list(found)
+    by_name = {view.name: view for view in client.own_jobs()}
+    store = JobStore(study.root)
+    news = {standing.job.job_id: _recovered(store, standing, by_name) for standing in lost}
+    return [news.get(standing.job.job_id, standing) for standing in found]
+
+
+def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) -> JobStanding:
+    view = by_name.get(lost.job.name)
+    if view is None:
+        end = _end(lost.job, None, Outcome.CANCELLED, "the scheduler never took it")
+        return _replaced(lost, ended=_written(store, end))
+    submission = Submission(job_id=lost.job.job_id, scheduler_id=str(view.job_id), submitted_at=utc_now())
+    store.add_submission(submission)
+    return JobStanding(job=lost.job, submission=submission, view=view, ended=None)
+
+
+def _kept(store: JobStore, job: Job) -> JobStanding:
+    return JobStanding(
+        job=job, submission=store.submission(job.job_id), view=None, ended=store.ended(job.job_id)
+    )
+
+
+def _with_view(study: Study, store: JobStore, standing: JobStanding, view: JobView | None) -> JobStanding:
+    if view is not None and not view.phase.ended:
+        return _replaced(standing, view=view)
+    stopped = _how_it_ended(store, standing.job, view)
+    close_launches(study, standing.job.job_id, stopped, scheduler=view.words if view else None)
+    end = _end(standing.job, standing.submission, stopped.outcome, stopped.reason)
+    return _replaced(standing, view=view, ended=_written(store, end))
+
+
+def _how_it_ended(store: JobStore, job: Job, view: JobView | None) -> Stopped:
+    """The job's own word where it left one for its last start; else the scheduler's."""
+    starts = store.starts(job.job_id)
+    last = starts[-1] if starts else None
+    restarts = view.restarts if view is not None else None
+    if last is not None and (restarts is None or last.start == restarts):
+        return Stopped(outcome=last.outcome, reason=last.reason or "")
+    if view is None:
+        words = "the scheduler has forgotten the job, and it left no word"
+        return Stopped(outcome=Outcome.UNKNOWN, reason=words)
+    outcome = view.outcome or Outcome.UNKNOWN
+    if outcome is Outcome.OK and job.purpose == "run":
+        # A job that has run its cells says so.
+        outcome = Outcome.UNKNOWN
+    return Stopped(outcome=outcome, reason=f"the scheduler says {view.words}")
+
+
+def _end(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:
+    return JobEnd(
+        job_id=job.job_id,
+        scheduler_id=None if submission is None else submission.scheduler_id,
+        start=None,
+        told_by="scheduler",
+        nodes=(),
+        started_at=None,
+        ended_at=utc_now(),
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _written(store: JobStore, end: JobEnd) -> JobEnd:
+    try:
+        store.add_end(end)
+    except StoreError:
+        # Somebody else asked at the same time; the first word stays.
+        kept = store.ended(end.job_id)
+        if kept is None:
+            raise
+        return kept
+    return end
+
+
+def _replaced(
+    standing: JobStanding, *, view: JobView | None = None, ended: JobEnd | None = None
+) -> JobStanding:
+    return JobStanding(job=standing.job, submission=standing.submission, view=view, ended=ended)
+
+
+def cells_of_live_jobs(study: Study) -> set[str]:
+    """Ids of the cells that a scheduler's jobs are about to run, or run. Asks it only if there may be any.
+
+    Raises SlurmError if it does not answer: they are not to be run twice.
+    """
+    store = JobStore(study.root)
+    if all(store.ended(job.job_id) is not None for job in store.jobs()):
+        return set()
+    return held_by_jobs(standings(study, Client()))
+
+
+def held_by_jobs(standings: Sequence[JobStanding]) -> set[str]:
+    """Ids of the cells that live jobs are about to run, or run."""
+    return {cell for standing in standings if standing.is_live for cell in standing.job.cells}

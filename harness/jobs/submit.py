@@ -1,0 +1,131 @@
+"""Handing jobs to Slurm: as many as it takes, and what becomes of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from harness.console import Console
+from harness.jobs.documents import SCRIPT, Document
+from harness.jobs.standing import JobStanding
+from reports.text import count
+from results.job import JobEnd, Submission
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study, utc_now
+from slurm.client import Client
+from slurm.runner import QueueFullError, RefusedError
+from slurm.site import SiteProfile
+from slurm.states import Phase
+
+Feed = Literal["once", "wait", "depend"]
+POLL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The command of a follow-up job: this call again, and the folder that it was made in."""
+
+    arguments: tuple[str, ...]
+    folder: Path
+
+
+@dataclass
+class Submitted:
+    """What became of the jobs of a call."""
+
+    taken: list[int] = field(default_factory=list)
+    """The scheduler's numbers."""
+    refused: int = 0
+    left: int = 0
+    """For which there was no room."""
+
+
+class Submitter:
+    """Submits the jobs of one call, under the study's lock."""
+
+    def __init__(self, study: Study, client: Client, site: SiteProfile, console: Console) -> None:
+        self._store = JobStore(study.root)
+        self._client = client
+        self._site = site
+        self._console = console
+        self._poll_s = POLL_S
+
+    def submit(self, documents: Sequence[Document], *, feed: Feed) -> Submitted:
+        """Submit the jobs in order, until the queue is full.
+
+        Then, with `wait`, wait for room. Raises NoAnswerError if the scheduler does not answer: what was
+        submitted is kept, and the same command finds out about the last job.
+        """
+        done = Submitted()
+        waiting = list(documents)
+        while waiting:
+            # A job that submits the others needs room as well.
+            needed = 2 if feed == "depend" and len(waiting) > 1 else 1
+            if self._room() >= needed and self._hand_over(waiting[0], (), done):
+                waiting.pop(0)
+            elif feed == "wait":
+                self._console.note(f"{count(len(waiting), 'job')} wait for room in the queue")
+                time.sleep(self._poll_s)
+            else:
+                break
+        done.left = len(waiting)
+        return done
+
+    def follow(self, document: Document, after: Sequence[int], done: Submitted) -> None:
+        """Submit a job that starts when those in `after` have ended, however they did."""
+        self._hand_over(document, after, done)
+
+    def _room(self) -> float:
+        if self._site.submit_limit is None:
+            return float("inf")
+        queued = [view for view in self._client.own_jobs() if view.phase in (Phase.WAITING, Phase.RUNNING)]
+        return self._site.submit_limit - len(queued)
+
+    def _hand_over(self, document: Document, after: Sequence[int], done: Submitted) -> bool:
+        """Submit one job. Returns False if the queue is full."""
+        job = document.job
+        if not (self._store.folder(job.job_id) / "job.json").exists():
+            self._store.add(job, document=document.script, name=SCRIPT)
+        try:
+            slurm_id = self._client.submit(document.script, after=after)
+        except QueueFullError:
+            return False
+        except RefusedError as error:
+            self._console.warn(f"{job.name} was refused: {error}")
+            self._close(document, str(error))
+            done.refused += 1
+            return True
+        self._store.add_submission(
+            Submission(job_id=job.job_id, scheduler_id=str(slurm_id), submitted_at=utc_now())
+        )
+        done.taken.append(slurm_id)
+        self._console.note(f"job {slurm_id}: {job.name}")
+        return True
+
+    def _close(self, document: Document, reason: str) -> None:
+        self._store.add_end(
+            JobEnd(
+                job_id=document.job.job_id,
+                scheduler_id=None,
+                start=None,
+                told_by="scheduler",
+                nodes=(),
+                started_at=None,
+                ended_at=utc_now(),
+                outcome=Outcome.CANCELLED,
+                reason=f"refused: {reason}",
+            )
+        )
+
+
+def live_ids(standings: Sequence[JobStanding]) -> list[int]:
+    """The scheduler's numbers of the jobs that may still run cells."""
+    return [
+        int(standing.submission.scheduler_id)
+        for standing in standings
+        if standing.is_live and standing.submission is not None and standing.job.purpose == "run"
+    ]

@@ -1,0 +1,96 @@
+"""Jobs in words: what they will take before they are submitted, and where they stand afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.jobs.documents import Document
+from harness.jobs.standing import JobStanding
+from reports.text import count, duration
+from results.plan import Placement
+from slurm.site import Price, SiteProfile
+
+COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
+COST_NUMERIC = (False, False, True, True, True, True, True)
+STANDING_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
+STANDING_NUMERIC = (False, True, False, False, True, False)
+
+
+def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
+    """A row a job."""
+    return [
+        [
+            document.job.job_id,
+            place(document.job.placement),
+            str(len(document.job.cells)),
+            duration(document.job.estimate_s * 1e9),
+            duration(document.job.time_limit_s * 1e9),
+            _hours(document.gpu_hours_expected),
+            _hours(document.gpu_hours_at_most),
+        ]
+        for document in documents
+    ]
+
+
+def cost_lines(documents: Sequence[Document], site: SiteProfile) -> list[str]:
+    """The sums over all jobs, with their price, and what to know of the time limits."""
+    expected, most = gpu_hours(documents)
+    sums = f"{count(len(documents), 'job')}: "
+    if site.gpu_request == "none":
+        lines = [sums + "no GPUs are asked for"]
+    elif expected is None or most is None:
+        lines = [sums + "GPU-hours are not known: give gpus_per_node in the profile of an exclusive site"]
+    else:
+        lines = [sums + f"{expected:.2f} GPU-hours expected, {most:.2f} at most (the time limits)"]
+        lines.append(_price(expected, most, site.price))
+    short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
+    if short:
+        lines.append(
+            f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
+        )
+    return lines
+
+
+def gpu_hours(documents: Sequence[Document]) -> tuple[float | None, float | None]:
+    """Expected and at most, of all jobs; None if that of one is not known."""
+    expected = [document.gpu_hours_expected for document in documents]
+    most = [document.gpu_hours_at_most for document in documents]
+    return _sum(expected), _sum(most)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _price(expected: float, most: float, price: Price | None) -> str:
+    if price is None:
+        return "dollars are not known: give a price in the site profile"
+    rate = price.usd_per_gpu_hour
+    return (
+        f"${expected * rate:,.2f} expected, ${most * rate:,.2f} at most, at ${rate:.2f} a GPU-hour "
+        f"({price.source})"
+    )
+
+
+def standing_rows(standings: Sequence[JobStanding]) -> list[list[str]]:
+    """A row a job."""
+    return [
+        [
+            standing.job.job_id,
+            "" if standing.submission is None else standing.submission.scheduler_id,
+            place(standing.job.placement) if standing.job.purpose == "run" else "",
+            standing.state,
+            str(len(standing.job.cells)) if standing.job.purpose == "run" else "",
+            standing.words,
+        ]
+        for standing in standings
+    ]
+
+
+def place(placement: Placement) -> str:
+    return f"{placement.nodes} x {placement.gpus_per_node}"
+
+
+def _hours(hours: float | None) -> str:
+    return "?" if hours is None else f"{hours:.2f}"

@@ -1,0 +1,49 @@
+"""`python -m harness.launch.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
+
+Starts this node's torchrun and stays until it has ended. The nodes meet at HOST:PORT, which is of the first
+one. After a bad end it waits a moment: srun ends the other nodes at once, and they are to find out what
+happened by themselves and to write it down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness.kernel import die_with_parent
+from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.nodes import PATIENCE_S, outlast
+from results.launch import Launch
+from results.schemas import LAUNCH
+
+
+def main() -> int:
+    """Run the node's torchrun. Returns its exit code."""
+    path, endpoint = Path(sys.argv[1]), sys.argv[2]
+    stops: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stops.append(number))
+    torchrun = subprocess.Popen(
+        node_command(LAUNCH.read(path), path, int(os.environ["SLURM_NODEID"]), endpoint),
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+    code = outlast([torchrun], lambda: bool(stops))
+    if code and not stops:
+        time.sleep(PATIENCE_S)
+    return code
+
+
+def node_command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> tuple[str, ...]:
+    """The torchrun of one node; a launch on one node needs nobody to meet."""
+    if launch.placement.nodes == 1:
+        return torchrun_command(launch, path)
+    return torchrun_command(launch, path, rendezvous=Rendezvous(node_rank=node_rank, endpoint=endpoint))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

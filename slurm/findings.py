@@ -1,0 +1,330 @@
+"""What a live cluster says of a site profile: pure, from the facts that `Client.cluster` gathers.
+
+The scheduler has the last word (`Client.check`), but not the only one: with EnforcePartLimits=NO, Slurm's
+default, it takes jobs that can never start, and it never says that figures would be of the wrong nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from slurm.cluster import Association, Cluster, NodeGroup
+from slurm.durations import seconds
+from slurm.site import SiteProfile
+
+Level = Literal["wrong", "doubtful", "fine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was checked."""
+
+    level: Level
+    """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get what nobody meant."""
+    about: str
+    """The key of the profile."""
+    words: str
+    """What was given, what there is, and what to do if it is not fine."""
+
+
+def findings(site: SiteProfile, cluster: Cluster) -> tuple[Finding, ...]:
+    """All that the cluster's description tells of the profile, in the order of its keys."""
+    return (*_partitions(site, cluster), _signal(site, cluster), *_accounting(site, cluster))
+
+
+def _wrong(about: str, words: str) -> Finding:
+    return Finding(level="wrong", about=about, words=words)
+
+
+def _doubtful(about: str, words: str) -> Finding:
+    return Finding(level="doubtful", about=about, words=words)
+
+
+def _fine(about: str, words: str) -> Finding:
+    return Finding(level="fine", about=about, words=words)
+
+
+def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[Finding]:
+    if site.partition is None:
+        advice = _write(group.partition for group in cluster.groups)
+        words = f"left to Slurm, so nodes and times are not checked; to have them checked, {advice}"
+        yield _doubtful("partition", words)
+    for name in _names(site.partition):
+        groups = _of(name, cluster)
+        yield _partition("partition", name, groups, cluster, reserved=site.reservation is not None)
+        if groups:
+            yield from _gpus(site, name, groups)
+            yield from _sizes(site, name, _asked_for(site, groups))
+            yield _time(site, name, groups[0].time_limit_s)
+    for name in _names(site.serial_partition):
+        yield _partition("serial_partition", name, _of(name, cluster), cluster)
+
+
+def _names(partition: str | None) -> list[str]:
+    """Slurm takes several partitions, and starts a job in the first that has room."""
+    return [] if partition is None else [name.strip() for name in partition.split(",")]
+
+
+def _of(name: str, cluster: Cluster) -> list[NodeGroup]:
+    return [group for group in cluster.groups if group.partition == name]
+
+
+_USABLE = re.compile(r"(?:allocated|completing|idle|mixed|planned|powered_down|powering_up)[-+~#!%]?")
+"""States that take jobs, now, after others or after powering up (NODE STATE CODES in sinfo's manual).
+
+The signs: planned (-), completing (+), and powered down, up, or about to be (~ # ! %). Not among them are the
+ones for a node that does not answer (*), is in maintenance ($) or restarts (@ ^).
+"""
+_RESERVED = re.compile(r"reserved|maint|(?:allocated|completing|idle|mixed|planned)\$")
+"""States that take the jobs of a reservation."""
+
+
+def _partition(
+    about: str, name: str, groups: Sequence[NodeGroup], cluster: Cluster, *, reserved: bool = False
+) -> Finding:
+    if not groups:
+        advice = _write(group.partition for group in cluster.groups)
+        return _wrong(about, f"{name} is not one that sinfo shows; {advice}")
+    if not groups[0].is_up:
+        return _wrong(about, f"{name} is not up and starts no jobs; wait for it, or name another")
+    usable = _nodes(groups, lambda group: _is_usable(group.state, reserved))
+    states = _listed(group.state for group in groups)
+    words = f"{usable} of {_nodes(groups)} nodes of {name} are usable ({states})"
+    return _fine(about, words) if usable else _wrong(about, f"{words}; wait for them, or name another")
+
+
+def _is_usable(state: str, reserved: bool) -> bool:
+    return bool(_USABLE.fullmatch(state) or (reserved and _RESERVED.fullmatch(state)))
+
+
+def _nodes(groups: Iterable[NodeGroup], which: Callable[[NodeGroup], bool] = lambda _: True) -> int:
+    return sum(group.nodes for group in groups if which(group))
+
+
+def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[Finding]:
+    having = [group for group in groups if group.gpus]
+    types = _listed((kind for group in having for kind in group.gpus if kind), otherwise="of no named type")
+    if site.gpu_request == "none" and having:
+        there = f"{_nodes(having)} of {_nodes(groups)} nodes of {name} have GPUs ({types})"
+        words = f"none, but {there}; write gres or gpus-per-node, or name a partition without GPUs"
+        yield _doubtful("gpu_request", words)
+    elif site.gpu_request == "none":
+        yield _fine("gpu_request", f"none, and {name} has no GPUs")
+    elif not having:
+        words = f"{site.gpu_request}, but {name} has no GPUs; name a partition that has, or write none"
+        yield _wrong("gpu_request", words)
+    else:
+        yield _gpu_type(site.gpu_type, name, having, types)
+        if fitting := _asked_for(site, groups):
+            yield _gpus_per_node(site, name, fitting)
+
+
+def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> Finding:
+    kinds = {kind for group in having for kind in group.gpus}
+    if kind is None and len(kinds) > 1:
+        return _doubtful("gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one")
+    if kind is None:
+        return _fine("gpu_type", f"left out; all GPUs of {name} are {types}")
+    if kind in kinds:
+        there = _nodes(having, lambda group: kind in group.gpus)
+        return _fine("gpu_type", f"{there} nodes of {name} have {kind}")
+    advice = _write(filter(None, kinds)) if any(kinds) else "leave it out"
+    return _wrong("gpu_type", f"{kind}, but the GPUs of {name} are {types}; {advice}")
+
+
+def _asked_for(site: SiteProfile, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """The nodes that have GPUs as the profile asks for them."""
+    return [group for group in groups if site.gpu_request == "none" or _gpu_count(site, group)]
+
+
+def _gpu_count(site: SiteProfile, group: NodeGroup) -> int:
+    """GPUs of a node that a job of this profile could have."""
+    return sum(group.gpus.values()) if site.gpu_type is None else group.gpus.get(site.gpu_type, 0)
+
+
+def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Finding:
+    about, given = "gpus_per_node", site.gpus_per_node
+    sizes = [(_gpu_count(site, group), group.nodes) for group in groups]
+    most, there = max(sizes)[0], f"nodes of {name} have {_span(sizes)}"
+    if given is None:
+        return _doubtful(about, f"left out; {there}; write {most}")
+    if given < most:
+        return _doubtful(about, f"{given}, but {there}: the others would stay idle; write {most}")
+    return _fit(about, str(given), given, sizes, f"GPUs a node of {name}", f"write {most}")
+
+
+def _sizes(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[Finding]:
+    if groups:
+        yield _cpus(site, name, groups)
+        yield _memory(site.memory_per_node, name, groups)
+
+
+def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Finding:
+    about, each = "cpus_per_gpu", site.cpus_per_gpu
+    workers, what = _workers(site, groups)
+    most = max(group.cpus for group in groups)
+    share = most // workers
+    if each is None and site.exclusive:
+        return _fine(about, f"left out; a job has all {most} CPUs of its nodes of {name} for itself")
+    if each is None:
+        there = f"nodes of {name} have {most} CPUs for {what}"
+        return _doubtful(about, f"left out, so a job may get one CPU a node; {there}; write {max(1, share)}")
+    asked = f"{each} x {what} = {each * workers}"
+    sizes = [(group.cpus, group.nodes) for group in groups]
+    advice = f"write at most {share}" if share else "leave it out"
+    return _fit(about, asked, each * workers, sizes, f"CPUs a node of {name}", advice)
+
+
+def _workers(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[int, str]:
+    """Workers of a full node; without GPUs there is no rule how many, and one is what must fit."""
+    if site.gpu_request == "none":
+        return 1, "1 rank"
+    most = max(_gpu_count(site, group) for group in groups)
+    # More than there are is wrong by itself, and not the CPUs' fault.
+    count = min(site.gpus_per_node or most, most)
+    return count, f"{count} GPU{'s' * (count > 1)}"
+
+
+_UNIT_KB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+
+
+def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> Finding:
+    about, most = "memory_per_node", max(group.memory_mb for group in groups)
+    if size is None:
+        return _fine(about, f"left to Slurm; nodes of {name} have up to {most} MB")
+    unit = size[-1] if size[-1] in _UNIT_KB else "M"
+    # Slurm counts in MiB, which it calls MB, and rounds up.
+    need_mb = -(-int(size.removesuffix(unit)) * _UNIT_KB[unit] // 1024)
+    if not need_mb:
+        return _fine(about, f"{size} is all of a node; nodes of {name} have up to {most} MB")
+    sizes = [(group.memory_mb, group.nodes) for group in groups]
+    advice = f"write at most {most}M, or 0 for all"
+    return _fit(about, f"{size} = {need_mb} MB", need_mb, sizes, f"MB a node of {name}", advice)
+
+
+def _fit(
+    about: str, asked: str, need: int, sizes: Sequence[tuple[int, int]], what: str, advice: str
+) -> Finding:
+    """Whether nodes, given as (size of one, how many), have what is needed of each."""
+    most, least, every = max(sizes)[0], min(sizes)[0], sum(nodes for _, nodes in sizes)
+    enough = sum(nodes for size, nodes in sizes if size >= need)
+    if not enough:
+        return _wrong(about, f"{asked}, but there are at most {most} {what}; {advice}")
+    if enough < every:
+        there = f"{enough} of {every} nodes have as much, the least {least} {what}"
+        return _doubtful(about, f"{asked}; {there}; ask for less, or choose nodes with constraint")
+    return _fine(about, f"{asked}; there are {_span(sizes)} {what}")
+
+
+def _span(sizes: Sequence[tuple[int, int]]) -> str:
+    least, most = min(sizes)[0], max(sizes)[0]
+    return str(most) if least == most else f"{least} to {most}"
+
+
+def _time(site: SiteProfile, name: str, limit_s: int | None) -> Finding:
+    if limit_s is None:
+        return _fine("time", f"sinfo shows no limit of {name}")
+    keys = ("fixed",) if site.time.fixed is not None else ("minimum", "maximum")
+    texts = {key: getattr(site.time, key) for key in keys}
+    too_long = [f"{key} {text}" for key, text in texts.items() if seconds(text) > limit_s]
+    limit = _written(limit_s)
+    if too_long:
+        given = " and ".join(too_long)
+        return _wrong("time", f"{given}, but the limit of {name} is {limit}; write at most {limit}")
+    return _fine("time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
+
+
+def _written(time_s: float) -> str:
+    """A time as a profile has it, in the largest unit without a fraction."""
+    units = {86_400: "d", 3600: "h", 60: "m"}
+    size = next((size for size in units if time_s % size == 0), 1)
+    return f"{time_s / size:g}{units.get(size, 's')}"
+
+
+def _signal(site: SiteProfile, cluster: Cluster) -> Finding:
+    key = "minimum" if site.time.fixed is None else "fixed"
+    shortest_s = site.time.limit_s(0)
+    told_s = site.time.signal_s(shortest_s)
+    if seconds(site.time.signal) > shortest_s / 2:
+        given = f"{site.time.signal}, but a job of time.{key} {_written(shortest_s)}"
+        most = _written(shortest_s / 2)
+        return _doubtful("time.signal", f"{given} is told {told_s} s before its limit; write at most {most}")
+    wait_s = cluster.kill_wait_s
+    end = "KillWait is not known" if wait_s is None else f"it is killed {wait_s} s after it (KillWait)"
+    return _fine("time.signal", f"a job is told {told_s} s before its limit; {end}")
+
+
+def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[Finding]:
+    if cluster.associations is None:
+        why = "you may not ask" if cluster.has_accounting else "the cluster has no accounting"
+        level = _doubtful if cluster.has_accounting and (site.account or site.qos) else _fine
+        yield level("account", f"accounts, QOS and limits are not known here: {why}; they are not checked")
+    elif not cluster.associations:
+        words = "accounting knows no account of yours here; if jobs are refused, ask for one"
+        yield _doubtful("account", words)
+    else:
+        yield from _associated(site, cluster.associations)
+
+
+def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[Finding]:
+    accounts = {each.account for each in mine}
+    chosen = [each for each in mine if site.account is None or _same(each.account, site.account)]
+    if not chosen:
+        yield _wrong("account", f"{site.account} is not one of yours; {_write(accounts)}")
+        return
+    given = "left to Slurm" if site.account is None else site.account
+    yield _fine("account", f"{given}; yours: {_listed(accounts)}")
+    for about, partition in (("partition", site.partition), ("serial_partition", site.serial_partition)):
+        for name in _names(partition):
+            if not any(each.partition in (None, name) for each in chosen):
+                advice = _write(each.partition or "" for each in chosen)
+                yield _wrong(about, f"{name} is not one that your account may use; {advice}")
+    yield _qos(site.qos, chosen)
+    yield _submit_limit(site.submit_limit, chosen)
+
+
+def _qos(qos: str | None, chosen: Sequence[Association]) -> Finding:
+    allowed = {name for each in chosen for name in each.qos}
+    words = f"your account may use {_listed(allowed, otherwise='none that is known')}"
+    if qos is None:
+        return _fine("qos", f"left to Slurm; {words}")
+    if not allowed:
+        return _doubtful("qos", f"{qos}, but {words}; leave it out if jobs are refused")
+    if any(_same(name, qos) for name in allowed):
+        return _fine("qos", f"{qos}; {words}")
+    return _wrong("qos", f"{qos} is not one that your account may use; {_write(allowed)}")
+
+
+def _submit_limit(given: int | None, chosen: Sequence[Association]) -> Finding:
+    about, limits = "submit_limit", [each.max_submit for each in chosen]
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits):
+        asked = "left out" if given is None else str(given)
+        return _fine(about, f"{asked}; no limit of your account's is known")
+    most = max(known)
+    there = f"your account may have {most} jobs in the queue"
+    if given is None:
+        return _doubtful(about, f"left out, but {there}; write {most}")
+    if given > most:
+        return _wrong(about, f"{given}, but {there}; write {most}")
+    return _fine(about, f"{given}; {there}")
+
+
+def _same(one: str, other: str) -> bool:
+    """Slurm keeps names of accounts and QOS in lower case."""
+    return one.lower() == other.lower()
+
+
+def _listed(names: Iterable[str], *, otherwise: str = "none") -> str:
+    return ", ".join(sorted(set(names))) or otherwise
+
+
+def _write(names: Iterable[str]) -> str:
+    """The advice to write one of the names, in the order of the alphabet."""
+    each = sorted(set(names))
+    if not each:
+        return "there is none"
+    return f"write {each[0]}" if len(each) == 1 else f"write one of {', '.join(each)}"
