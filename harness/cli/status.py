@@ -10,6 +10,7 @@ import click
 from harness.code import code_version
 from harness.console import Console
 from harness.launch.tally import Conditions
+from reports.analysis.outcomes import pruned
 from results.outcome import Outcome
 from results.store import Study
 
@@ -32,15 +33,19 @@ def _standing(study: Study) -> list[tuple[str, str, str, str]]:
     outcomes: dict[str, Counter[str]] = {}
     conditions, plans = Conditions.here(code_version()), study.plans()
     virtual = {cell_id for plan in plans for cell_id in plan.virtual_cells}
-    for result in study.results():
+    results = study.results()
+    for result in results:
         there = conditions.allow(result, virtual=result.cell_id in virtual)
         other = result.outcome is Outcome.OK and not there
         kind = "ok under other conditions" if other else str(result.outcome)
         outcomes.setdefault(result.cell_id, Counter())[kind] += 1
+    inferred = pruned(plans, results)
     planned = {cell.id: plan.request.repeats for plan in plans for cell in plan.cells}
     rows = []
     for cell_id, repeats in planned.items():
         found = outcomes.get(cell_id, Counter())
         others = ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if name != Outcome.OK)
+        if cell_id in inferred:
+            others = f"{Outcome.SKIPPED}: {inferred[cell_id]}"
         rows.append((cell_id, str(found[Outcome.OK]), str(repeats), others))
     return rows

@@ -85,7 +85,7 @@ class _SlurmJob:
         return 0 if end.outcome in _FINE else 1
 
     def _worked(self) -> Stopped:
-        starter = SlurmStarter(self._site, self._allocation)
+        starter = SlurmStarter(self._site, self._allocation, self._jobs.folder(self._job.job_id))
         with self._signals():
             try:
                 obstacle = self._allocation.obstacle(self._job, self._jobs.submission(self._job.job_id))

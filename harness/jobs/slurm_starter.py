@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from harness.jobs.allocation import Allocation
 from harness.launch.ending import Stopped
 from results.launch import Launch
 from results.outcome import Outcome
-from slurm.client import Client
-from slurm.job_view import JobView
-from slurm.runner import SlurmError
-from slurm.script import agent_command, rendezvous_port
+from slurm.notices import read_notice
+from slurm.script import agent_command, log_path, rendezvous_port
 from slurm.site import SiteProfile
-from slurm.states import Phase
 
 LOG = "agent"
 """Logs of agents are agent-0.log, agent-1.log and so on."""
-ANSWER_S = 5.0
-"""The scheduler kills soon after it has asked to end."""
+NOTICE_S = 1.0
+"""How long Slurm's notice may take to come to the log after its signal."""
 
 
 class SlurmStarter:
@@ -30,9 +28,11 @@ class SlurmStarter:
     supervisor_pid: int | None = None
     """The scheduler ends what is left when this process ends."""
 
-    def __init__(self, site: SiteProfile, allocation: Allocation) -> None:
+    def __init__(self, site: SiteProfile, allocation: Allocation, job_folder: Path) -> None:
         self._site = site
         self._allocation = allocation
+        self._log = log_path(job_folder, allocation.slurm_id)
+        self._begins_at = _size(self._log)
         self._launches = 0
         # Nobody else's ranks are on the node, or nobody else's can be on its cores.
         confined = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
@@ -48,26 +48,29 @@ class SlurmStarter:
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)
 
     def interruption(self) -> Stopped:
-        slurm_id = self._allocation.slurm_id
-        try:
-            view = Client(timeout_s=ANSWER_S).query([slurm_id]).get(slurm_id)
-        except SlurmError as error:
-            words = f"the job was asked to end, and the scheduler does not say why: {error}"
-            return Stopped(outcome=Outcome.CANCELLED, reason=words)
-        return why_ended(view)
+        """Why Slurm has asked this process to end: it says so in the job's log."""
+        end = time.monotonic() + NOTICE_S
+        while True:
+            notice = read_notice(_tail(self._log, self._begins_at), self._allocation.slurm_id)
+            if notice is not None:
+                return Stopped(outcome=notice[0], reason=f"the job was asked to end: {notice[1]}")
+            if time.monotonic() > end:
+                words = "the job's program got SIGTERM, and Slurm has not said why"
+                return Stopped(outcome=Outcome.CANCELLED, reason=words)
+            time.sleep(0.05)
 
 
-def why_ended(view: JobView | None) -> Stopped:
-    """How to read the scheduler's word for a job that has just been asked to end."""
-    if view is None:
-        return Stopped(outcome=Outcome.UNKNOWN, reason="the job was asked to end; the scheduler forgot it")
-    words = f"the job was asked to end: {view.words}"
-    if view.phase.ended and view.outcome is not None:
-        return Stopped(outcome=view.outcome, reason=words)
-    if view.phase is Phase.WAITING:
-        # It goes back to the queue: others took its nodes, or somebody requeued it.
-        return Stopped(outcome=Outcome.PREEMPTED, reason=words)
-    return Stopped(outcome=Outcome.CANCELLED, reason=words)
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _tail(path: Path, offset: int) -> str:
+    """What was written since this start of the job: an earlier one has its own notice there."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")
 
 
 def python(site: SiteProfile) -> str:
