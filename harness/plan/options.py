@@ -112,6 +112,13 @@ OPTIONS: tuple[PlanOption, ...] = (
         maximum=1,
         help="relative half-width of the interval at which a run stops measuring",
     ),
+    PlanOption(
+        name="warmup_steps",
+        kind="int",
+        minimum=0,
+        maximum=100_000,
+        help="most steps of warm-up; it ends sooner when the step time is steady",
+    ),
     PlanOption(name="block_steps", kind="int", minimum=1, maximum=100_000, help="steps between two barriers"),
     PlanOption(
         name="quads",

@@ -141,6 +141,8 @@ def _check_nodes(request: Request) -> None:
 
 def _steps(options: StudyFile) -> StepPolicy:
     given = {name: getattr(options, name) for name in ("block_steps", "quads")}
+    if options.warmup_steps is not None:
+        given["warmup_max_steps"] = options.warmup_steps
     if options.target is not None:
         given["target"] = float(options.target)
     if options.budget is not None:

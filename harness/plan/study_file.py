@@ -53,6 +53,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     budget: float | str | None = None
     """Seconds, or a time like 30s or 2m."""
     target: float | None = None
+    warmup_steps: int | None = None
     block_steps: int | None = None
     quads: int | None = None
     launcher: Literal["local", "slurm", "kubernetes", "manual"] | None = None

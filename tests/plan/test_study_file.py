@@ -62,6 +62,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     node_size: 1
     budget: 30s
     target: 0.05
+    warmup_steps: 20
     block_steps: 4
     quads: 3
     launcher: slurm
@@ -100,6 +101,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     assert request.scalings == ("weak", "strong")
     assert (request.repeats, request.accumulation, request.seed, request.gpus_per_node) == (5, 2, 7, 2)
     assert (request.precision, request.clip_norm, request.compile) == ("bf16", 1.0, True)
+    assert (request.steps.warmup_max_steps, request.steps.block_steps) == (20, 4)
     assert (request.steps.budget_s, request.steps.target, request.steps.quads) == (30.0, 0.05, 3)
     assert request.exclude == (Pattern(gpus=4, scaling="strong"),)
 
