@@ -10,15 +10,26 @@ import click
 @click.command(name="collect")
 @click.argument("study")
 def command(study: str) -> int:
-    """Delete what was derived in STUDY and derive it anew from the rank records, which are never touched."""
+    """Delete what was derived in STUDY and derive it anew from the rank records, which are never touched.
+
+    Jobs that have ended without a word are closed first, in the scheduler's words.
+    """
     from harness.console import Console
+    from harness.jobs.standing import standings
     from reports.text import count
     from results.lock import study_lock
     from results.store import Study
+    from slurm.client import Client
+    from slurm.runner import SlurmError
 
-    folder = Study.existing(Path(study))
+    folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
+        try:
+            standings(folder, Client())
+        except SlurmError as error:
+            # A study that was copied here has jobs that this machine cannot ask about.
+            console.warn(f"the scheduler was not asked: {error}")
         folder.forget_derived()
         results = folder.collect()
-    Console().result(f"{count(len(results), 'run')} in {folder.root / 'index.jsonl'}")
+    console.result(f"{count(len(results), 'run')} in {folder.root / 'index.jsonl'}")
     return 0

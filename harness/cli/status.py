@@ -2,50 +2,80 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from harness.code import code_version
 from harness.console import Console
+from harness.jobs.progress import CellProgress, progress
+from harness.jobs.standing import JobStanding, standings
+from harness.jobs.words import STANDING_HEADS, STANDING_NUMERIC, standing_rows
 from harness.launch.tally import Conditions
-from reports.analysis.outcomes import pruned
-from results.outcome import Outcome
+from results.job_store import JobStore
 from results.store import Study
+from slurm.client import Client
+from slurm.runner import SlurmError
+
+WATCH_S = 10.0
+CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 
 
 @click.command(name="status")
 @click.argument("study")
-def command(study: str) -> int:
-    """Say how many runs of each cell of STUDY are done, and what became of the others.
+@click.option("--watch", is_flag=True, help="say it again every 10 seconds, until no job is live")
+@click.option("--json", "as_json", is_flag=True, help="the same as JSON")
+def command(study: str, *, watch: bool, as_json: bool) -> int:
+    """Say where the cells of STUDY stand, and its jobs, if a scheduler has some.
 
-    Runs of other code or versions than the present ones are counted apart: they are not pooled with new
-    ones. Exit code 1 if a cell is without one of its runs.
+    The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
+    counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
     """
-    rows = _standing(Study.existing(Path(study)))
-    Console().table(["cell", "ok", "planned", "others"], rows, numeric=[False, True, True, False])
-    return int(any(int(done) < int(planned) for _, done, planned, _ in rows))
+    folder, console = Study.existing(Path(study)), Console()
+    while True:
+        jobs = _jobs(folder, console)
+        cells = progress(folder, folder.plans(), _conditions(folder), jobs)
+        if as_json:
+            console.result(json.dumps(_json(cells, jobs)))
+        else:
+            _show(console, cells, jobs)
+        if not watch or not any(standing.is_live for standing in jobs):
+            return int(any(cell.ok < cell.planned for cell in cells))
+        time.sleep(WATCH_S)
+        console.result()
 
 
-def _standing(study: Study) -> list[tuple[str, str, str, str]]:
-    """Cell, runs that are ok, runs that were planned, and the outcomes of the other runs."""
-    outcomes: dict[str, Counter[str]] = {}
-    conditions, plans = Conditions.here(code_version()), study.plans()
-    virtual = {cell_id for plan in plans for cell_id in plan.virtual_cells}
-    results = study.results()
-    for result in results:
-        there = conditions.allow(result, virtual=result.cell_id in virtual)
-        other = result.outcome is Outcome.OK and not there
-        kind = "ok under other conditions" if other else str(result.outcome)
-        outcomes.setdefault(result.cell_id, Counter())[kind] += 1
-    inferred = pruned(plans, results)
-    planned = {cell.id: plan.request.repeats for plan in plans for cell in plan.cells}
-    rows = []
-    for cell_id, repeats in planned.items():
-        found = outcomes.get(cell_id, Counter())
-        others = ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if name != Outcome.OK)
-        if cell_id in inferred:
-            others = f"{Outcome.SKIPPED}: {inferred[cell_id]}"
-        rows.append((cell_id, str(found[Outcome.OK]), str(repeats), others))
-    return rows
+def _jobs(study: Study, console: Console) -> list[JobStanding]:
+    try:
+        return standings(study, Client())
+    except SlurmError as error:
+        # The cells can be told all the same.
+        console.warn(f"the scheduler did not say where the jobs stand: {error}")
+        return []
+
+
+def _conditions(study: Study) -> Conditions:
+    """A study of jobs ran on other machines than this one."""
+    code = code_version()
+    return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
+
+
+def _show(console: Console, cells: list[CellProgress], jobs: list[JobStanding]) -> None:
+    if jobs:
+        console.table(STANDING_HEADS, standing_rows(jobs), numeric=STANDING_NUMERIC)
+        console.result()
+    rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
+    console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
+
+
+def _json(cells: list[CellProgress], jobs: list[JobStanding]) -> dict[str, Any]:
+    return {
+        "jobs": [dict(zip(STANDING_HEADS, row, strict=True)) for row in standing_rows(jobs)],
+        "cells": [
+            {name: getattr(cell, name) for name in ("cell", "state", "ok", "planned", "others")}
+            for cell in cells
+        ],
+    }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.code import checkout, code_hash
-from results.job import Job, Submission
+from results.job import Job, JobEnd, Submission
 from slurm.hosts import expand
 
 
@@ -38,9 +38,11 @@ class Allocation:
             address=variables["MASTER_ADDR"],
         )
 
-    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
+    def obstacle(self, job: Job, submission: Submission | None, ended: JobEnd | None) -> str | None:
         """Why the job must not be run here; None if it may."""
         again = "run the same bench matrix command again"
+        if ended is not None:
+            return f"it was closed before ({ended.outcome}: {ended.reason}), and its cells are with others"
         if code_hash(checkout()) != job.code.code_hash:
             return f"the code of bench was edited while the job was waiting: {again}"
         placement = job.placement

@@ -88,7 +88,7 @@ class _SlurmJob:
         starter = SlurmStarter(self._site, self._allocation, self._jobs.folder(self._job.job_id))
         with self._signals():
             try:
-                obstacle = self._allocation.obstacle(self._job, self._jobs.submission(self._job.job_id))
+                obstacle = self._obstacle()
                 if obstacle is not None:
                     return Stopped(outcome=Outcome.CANCELLED, reason=obstacle)
                 self._close_earlier_start()
@@ -102,6 +102,11 @@ class _SlurmJob:
         if self._deadline.is_over:
             return Stopped(outcome=Outcome.TIMED_OUT, reason=self._deadline.reason)
         return Stopped(outcome=Outcome.OK, reason="")
+
+    def _obstacle(self) -> str | None:
+        job_id = self._job.job_id
+        submission, ended = self._jobs.submission(job_id), self._jobs.ended(job_id)
+        return self._allocation.obstacle(self._job, submission, ended)
 
     def _close_earlier_start(self) -> None:
         reason = (

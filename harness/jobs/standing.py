@@ -89,7 +89,11 @@ def recover(study: Study, client: Client, found: Sequence[JobStanding]) -> list[
 
 
 def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) -> JobStanding:
-    view = by_name.get(lost.job.name)
+    view, starts = by_name.get(lost.job.name), store.starts(lost.job.job_id)
+    if view is None and starts:
+        # It was taken, has run, and the scheduler has forgotten it.
+        last = starts[-1]
+        return _replaced(lost, ended=_written(store, _end(lost.job, None, last.outcome, last.reason or "")))
     if view is None:
         end = _end(lost.job, None, Outcome.CANCELLED, "the scheduler never took it")
         return _replaced(lost, ended=_written(store, end))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.pooling import Pool
 from results.cell import Cell
 from results.outcome import Outcome
-from results.plan import Skip
+from results.plan import Plan, Skip
+from results.pruning import inferred_out_of_memory, pruning_reason
 from results.run import RunResult
 
 NOT_RUN = "not run"
@@ -23,7 +24,7 @@ class Failure:
 
     cell: Cell
     outcome: str
-    """The newest run's outcome, or `not run`, or `unusable`."""
+    """The newest run's outcome, or `not run`, or `skipped`, or `unusable`."""
     reason: str
     runs: int
     """Runs that were tried."""
@@ -46,9 +47,29 @@ class SkippedSizes:
     gpus: tuple[int, ...]
 
 
-def failures(pools: Iterable[Pool]) -> list[Failure]:
+def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     """The cells that have no figure."""
-    return [_failure(pool) for pool in pools if not pool.runs]
+    runs = [run for pool in pools for run in (*pool.runs, *pool.lost)]
+    inferred = pruned(plans, runs)
+    return [_failure(pool, inferred.get(pool.cell.id)) for pool in pools if not pool.runs]
+
+
+def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str]:
+    """Why planned cells without a run need none, by id: a smaller batch of the same plan ran out of memory.
+
+    That is what a plan's runs leave out; a cell that was run all the same has an outcome of its own.
+    """
+    newest: dict[str, Outcome] = {}
+    for result in sorted(results, key=lambda result: (result.started_at or "", result.run_id)):
+        if newest.get(result.cell_id) is not Outcome.OK:
+            newest[result.cell_id] = result.outcome
+    exhausted = {cell_id for cell_id, outcome in newest.items() if outcome is Outcome.OUT_OF_MEMORY}
+    return {
+        cell_id: pruning_reason(cause)
+        for plan in plans
+        for cell_id, cause in inferred_out_of_memory(plan.cells, exhausted).items()
+        if cell_id not in newest
+    }
 
 
 def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
@@ -87,7 +108,9 @@ def words(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
-def _failure(pool: Pool) -> Failure:
+def _failure(pool: Pool, inferred: str | None) -> Failure:
+    if inferred is not None:
+        return Failure(cell=pool.cell, outcome=Outcome.SKIPPED, reason=inferred, runs=0)
     if not pool.lost:
         reason = "the study ended before it; run the same command again to go on"
         return Failure(cell=pool.cell, outcome=NOT_RUN, reason=reason, runs=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reports.analysis.allocations import Drift, drift
 from reports.analysis.figures import CellFigures, figures
 from reports.analysis.outcomes import (
     Failure,
@@ -42,8 +43,10 @@ class StudyFigures:
     failures: tuple[Failure, ...]
     lost: tuple[LostRun, ...]
     skipped: tuple[SkippedSizes, ...]
+    drift: Drift | None
+    """How the allocations differ that a scheduler gave; None without two."""
     strangers: tuple[str, ...]
-    """Ids of cells that have results but stand in no plan."""
+    """Ids of cells that have results but stand in no plan and are no baseline of allocations."""
 
     @property
     def devices_word(self) -> str:
@@ -65,7 +68,9 @@ def analyse(name: str, plans: Sequence[Plan], results: Sequence[RunResult]) -> S
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     pools = _pools(cells, plans, results)
     found = {cell_id: one for cell_id, pool in pools.items() if (one := figures(pool)) is not None}
-    failed = failures(pools.values())
+    drifted = drift(results)
+    known = cells.keys() | ({drifted.cell_id} if drifted else set())
+    failed = failures(plans, pools.values())
     return StudyFigures(
         name=name,
         plans=tuple(plans),
@@ -77,7 +82,8 @@ def analyse(name: str, plans: Sequence[Plan], results: Sequence[RunResult]) -> S
         failures=tuple(failed),
         lost=tuple(lost_runs(pools.values())),
         skipped=tuple(skipped_sizes(standing_skips(plans))),
-        strangers=tuple(sorted({result.cell_id for result in results} - cells.keys())),
+        drift=drifted,
+        strangers=tuple(sorted({result.cell_id for result in results} - known)),
     )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from reports.analysis.allocations import Allocation, Drift
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import LeftOut, machine_facts
 from reports.analysis.study import StudyFigures
 from reports.page.tables import CellWords
 from reports.table import Shown, TextColumn, TextTable, figures, table, words
-from reports.text import NOTHING, count, number, size
+from reports.text import NOTHING, count, duration, number, size
 from results.cell import Cell
 from results.environment import Environment
 from results.run import RunResult
@@ -38,6 +39,32 @@ def environment_table(study: StudyFigures) -> TextTable:
         columns=tuple(TextColumn(title=title) for title in ("fact", *heads)),
         rows=tuple((name, *(fact[name] for fact in facts)) for name in names),
     )
+
+
+def allocations_table(drift: Drift) -> TextTable:
+    """One row an allocation."""
+    columns: list[Shown[Allocation]] = [
+        words("allocation", attrgetter("name")),
+        words("host of the baseline", lambda row: ", ".join(row.hosts)),
+        figures("runs", lambda row: f"{row.runs:,}"),
+        figures("step time", lambda row: duration(row.step_ns), anchor="method-step-time"),
+        figures("against the median", lambda row: f"{row.ratio:.3f}", anchor="method-allocations"),
+    ]
+    return table(drift.allocations, columns)
+
+
+def allocations_finding(drift: Drift) -> str:
+    """What the comparison comes to, in words."""
+    finding = (
+        f"Each of {len(drift.allocations)} allocations timed the cell {drift.cell_id} on one of its devices: "
+        f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A difference between cells of "
+        f"different allocations that is not larger may be one between allocations."
+    )
+    if drift.others:
+        finding += (
+            f" {count(drift.others, 'allocation')} with other machines, software or code: not compared."
+        )
+    return finding
 
 
 def left_out_table(study: StudyFigures) -> TextTable:

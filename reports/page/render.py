@@ -115,6 +115,9 @@ def render_figures(study: StudyFigures) -> str:
         warnings=conditions.warnings_table(study),
         disturbed=conditions.disturbed_table(study),
         environment=conditions.environment_table(study),
+        allocations=None
+        if study.drift is None
+        else (conditions.allocations_finding(study.drift), conditions.allocations_table(study.drift)),
         left_out=conditions.left_out_table(study),
         downloads={"cells.csv": _data(cells_csv(study)), "runs.csv": _data(runs_csv(study))},
     )

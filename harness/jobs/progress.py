@@ -1,0 +1,115 @@
+"""How far the cells of a study are: what is done, what a job has in hand, what failed and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.jobs.standing import JobStanding
+from harness.launch.follow import LaunchState, LogTail
+from harness.launch.tally import Conditions
+from reports.analysis.outcomes import pruned
+from results.outcome import Outcome
+from results.plan import Plan
+from results.run import RunResult
+from results.store import Study
+from slurm.states import Phase
+
+State = Literal["done", "running", "waiting", "failed", "skipped", "to do"]
+OTHER_CONDITIONS = "ok under other conditions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellProgress:
+    """One planned cell."""
+
+    cell: str
+    state: State
+    ok: int
+    planned: int
+    others: str
+    """The outcomes of the other runs, and why the last one failed."""
+
+
+def progress(
+    study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStanding]
+) -> list[CellProgress]:
+    """All planned cells, in the order of the plans. Writes nothing.
+
+    Runs that could not be pooled with new ones are counted apart.
+    """
+    results = study.results()
+    found: dict[str, list[RunResult]] = {}
+    for result in results:
+        found.setdefault(result.cell_id, []).append(result)
+    left_out, in_hand = pruned(plans, results), _in_hand(study, jobs)
+    virtual = {cell for plan in plans for cell in plan.virtual_cells}
+    planned: dict[str, int] = {}
+    for plan in plans:
+        planned |= {cell.id: plan.request.repeats for cell in plan.cells}
+    rows = []
+    for cell, repeats in planned.items():
+        runs = found.get(cell, [])
+        kinds = Counter(_kind(run, conditions, virtual=cell in virtual) for run in runs)
+        ok = kinds.pop(str(Outcome.OK), 0)
+        others = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+        rows.append(
+            CellProgress(
+                cell=cell,
+                state=_state(cell, ok >= repeats, runs, left_out, in_hand),
+                ok=ok,
+                planned=repeats,
+                others=left_out.get(cell) or _with_reason(others, runs),
+            )
+        )
+    return rows
+
+
+def _kind(run: RunResult, conditions: Conditions, *, virtual: bool) -> str:
+    other = run.outcome is Outcome.OK and not conditions.allow(run, virtual=virtual)
+    return OTHER_CONDITIONS if other else str(run.outcome)
+
+
+def _with_reason(others: str, runs: Sequence[RunResult]) -> str:
+    failed = [run for run in runs if run.outcome is not Outcome.OK]
+    return f"{others}: {failed[-1].reason}" if failed and failed[-1].reason else others
+
+
+def _state(
+    cell: str,
+    done: bool,
+    runs: Sequence[RunResult],
+    left_out: Mapping[str, str],
+    in_hand: Mapping[str, State],
+) -> State:
+    if done:
+        return "done"
+    if cell in in_hand:
+        return in_hand[cell]
+    if cell in left_out:
+        return "skipped"
+    last = runs[-1].outcome if runs else Outcome.OK
+    return "to do" if last is Outcome.OK or last.runs_again else "failed"
+
+
+def _in_hand(study: Study, jobs: Sequence[JobStanding]) -> dict[str, State]:
+    """The cells of live jobs: the one that runs, and those that wait."""
+    cells: dict[str, State] = {}
+    for standing in jobs:
+        if standing.is_live:
+            cells |= dict.fromkeys(standing.job.cells, "waiting")
+    running = {
+        standing.job.job_id
+        for standing in jobs
+        if standing.is_live and standing.view is not None and standing.view.phase is Phase.RUNNING
+    }
+    for launch in study.launches() if running else []:
+        if launch.job_id in running and not study.has_attempt(launch.launch_id):
+            state = LaunchState()
+            for event in LogTail(study.launch_folder(launch.launch_id) / "rank-00000.jsonl").events():
+                state.take(event)
+            if state.cell_id in cells:
+                cells[state.cell_id] = "running"
+    return cells

@@ -1,0 +1,84 @@
+"""The same cell in several allocations, with planted times."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reports.analysis.allocations import drift
+from reports.page.conditions import allocations_finding
+from results.environment import CodeVersion, Environment
+from results.outcome import Evidence, Outcome
+from results.run import RunResult
+from results.statistics import Metric
+
+
+def ran(cell: str, allocation: str | None, step_ms: float, **changes: object) -> RunResult:
+    environment = Environment(
+        host="n1",
+        os="Linux",
+        python="3.11",
+        torch="2.13",
+        device_name="d",
+        device_memory_bytes=None,
+        cpu_model="d",
+        cores=1,
+        threads=1,
+        code=CodeVersion(code_hash="c"),
+        allocation=allocation,
+    )
+    result = RunResult(
+        cell_id=cell,
+        run_id=f"{cell}-{allocation}-{step_ms}",
+        launch_id="l",
+        repeat=1,
+        outcome=Outcome.OK,
+        reason=None,
+        evidence=Evidence.MEASURED,
+        started_at=None,
+        ranks_expected=1,
+        ranks_present=1,
+        environment=environment,
+        hosts=("n1",),
+        fingerprint="f",
+        step_ns=Metric(value=step_ms * 1e6, unit="ns", low=None, high=None, samples=1, interval=None),
+    )
+    return msgspec.structs.replace(result, **changes)
+
+
+def test_allocations_are_compared_by_the_cell_that_most_of_them_ran() -> None:
+    found = drift(
+        [
+            ran("base", "slurm 1", 9.0),
+            # The mean of 10 and 14 is 12.
+            ran("base", "slurm 2", 10.0),
+            ran("base", "slurm 2", 14.0),
+            ran("base", "slurm 3", 10.0),
+            ran("other", "slurm 2", 99.0),
+            ran("other", "slurm 3", 1.0),
+        ]
+    )
+    assert found is not None
+    assert found.cell_id == "base"
+    # The median of 9, 12 and 10 is 10.
+    assert [(one.name, one.runs, one.ratio) for one in found.allocations] == [
+        ("slurm 1", 1, pytest.approx(0.9)),
+        ("slurm 2", 2, pytest.approx(1.2)),
+        ("slurm 3", 1, pytest.approx(1.0)),
+    ]
+    assert "from 0.900 to 1.200 of their median" in allocations_finding(found)
+
+
+def test_what_cannot_be_compared_is_not() -> None:
+    one = [ran("base", "slurm 1", 9.0), ran("base", "slurm 1", 9.0), ran("base", None, 9.0)]
+    assert drift(one) is None
+    failed = ran("base", "slurm 2", 1.0, outcome=Outcome.CRASHED)
+    assert drift([*one, failed]) is None
+    elsewhere = [ran("base", "slurm 2", 9.0), ran("base", "slurm 3", 1.0, fingerprint="other")]
+    found = drift([*one, *elsewhere])
+    assert found is not None
+    assert [each.name for each in found.allocations] == ["slurm 1", "slurm 2"]
+    assert found.others == 1
+    assert allocations_finding(found).endswith(
+        "1 allocation with other machines, software or code: not compared."
+    )

@@ -1,0 +1,98 @@
+"""Cells without a figure, and those that need none because a smaller batch ran out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.cli.status import _standing
+from reports.analysis.outcomes import pruned
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.frames import cells_csv
+from reports.page.tables import failures_table
+from results.cell import Cell
+from results.outcome import Outcome
+from results.pruning import pruning_reason
+
+EXHAUSTED = {"outcome": Outcome.OUT_OF_MEMORY, "reason": "no memory"}
+Timing = Callable[..., Any]
+
+
+@pytest.fixture
+def cells(planted: Any) -> list[Cell]:
+    """Three batches of one cell: 4, 8 and 16."""
+    found = [planted.series("weak", "ddp", [2], batch=batch)[0] for batch in (4, 8, 16)]
+    planted.plan(repeats=2)
+    return found
+
+
+def _figures(planted: Any) -> StudyFigures:
+    return analyse("s", planted.study.plans(), planted.study.results())
+
+
+def _outcomes(planted: Any) -> dict[str, tuple[str, str, int]]:
+    return {one.cell.id: (one.outcome, one.reason, one.runs) for one in _figures(planted).failures}
+
+
+def test_larger_batches_without_runs_are_skipped_in_words(
+    planted: Any, new_timing: Timing, cells: list[Cell]
+) -> None:
+    four, eight, sixteen = cells
+    planted.run(four, new_timing(step_ms=1.0))
+    planted.run(eight, new_timing(step_ms=1.0, **EXHAUSTED))
+    words = f"inferred out of memory: {eight.id} has a smaller batch and ran out of it"
+    assert _outcomes(planted)[sixteen.id] == ("skipped", words, 0)
+    assert _outcomes(planted)[eight.id] == ("out_of_memory", "rank 0: no memory", 1)
+    assert four.id not in _outcomes(planted)
+    figures = _figures(planted)
+    assert ("skipped", words) in {(row[-3], row[-1]) for row in failures_table(figures).rows}
+    rows = {line.split(",")[1]: line for line in cells_csv(figures).splitlines()}
+    assert words in rows[sixteen.id]
+    (gap,) = next(
+        curve.gaps for curve in figures.curves if any("inferred" in gap.reason for gap in curve.gaps)
+    )
+    assert gap.reason == f"skipped: {words}"
+    standing = {row[0]: row[1:] for row in _standing(planted.study)}
+    assert standing[sixteen.id] == ("0", "2", f"skipped: {words}")
+    assert standing[eight.id] == ("0", "2", "1 out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [(Outcome.OUT_OF_MEMORY, "out_of_memory"), (Outcome.CRASHED, "crashed"), (Outcome.OK, None)],
+)
+def test_a_larger_batch_that_was_run_all_the_same_has_its_own_outcome(
+    planted: Any, new_timing: Timing, cells: list[Cell], outcome: Outcome, shown: str | None
+) -> None:
+    planted.run(cells[1], new_timing(step_ms=1.0, **EXHAUSTED))
+    planted.run(cells[2], new_timing(step_ms=1.0, outcome=outcome, reason="its own"))
+    assert _outcomes(planted).get(cells[2].id, (None,))[0] == shown
+    assert not any("skipped" in row[3] for row in _standing(planted.study))
+
+
+def test_nothing_is_inferred_from_a_cell_that_ran_or_that_failed_otherwise_since(
+    planted: Any, new_timing: Timing, cells: list[Cell]
+) -> None:
+    planted.run(cells[0], new_timing(step_ms=1.0, **EXHAUSTED))
+    planted.run(cells[0], new_timing(step_ms=1.0))
+    planted.run(cells[1], new_timing(step_ms=1.0, **EXHAUSTED))
+    planted.run(cells[1], new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="other"))
+    assert _outcomes(planted)[cells[2].id][0] == "not run"
+
+
+def test_plans_infer_from_their_own_cells(planted: Any, new_timing: Timing) -> None:
+    (small,) = planted.series("weak", "ddp", [2], batch=4)
+    planted.plan()
+    (large,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.plan()
+    planted.run(small, new_timing(step_ms=1.0, **EXHAUSTED))
+    assert _outcomes(planted)[large.id][0] == "not run"
+    results, (first, second) = planted.study.results(), planted.study.plans()
+    joined = first.__class__(**{**_fields(first), "cells": first.cells + second.cells})
+    assert pruned([joined], results) == {large.id: pruning_reason(small.id)}
+
+
+def _fields(plan: Any) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}
