@@ -118,7 +118,10 @@ class Matrix:
             require_torch()
         code = code_version()
         # Once before anything is written: a wrong call leaves no folder behind.
-        self._plan(Study.for_planning(self._root))
+        study = Study.for_planning(self._root)
+        plan = self._plan(study)
+        if self._site is not None:
+            self._slurm(self._site).check(study, plan, code)
         with study_lock(self._root) as lock, _sigterm_is_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)

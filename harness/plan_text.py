@@ -29,23 +29,23 @@ def plan_summary(
     study: Study, plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]
 ) -> list[str]:
     """A few lines: the study, its size, what is left, and what that takes."""
-    left = sum(len(launch.cells) for launch in launches)
-    total = len(plan.cells) * plan.request.repeats
-    lines = [*plan_header(study, plan), f"{left} of {count(total, 'run')} to do"]
+    lines = plan_header(study, plan, launches)
     if launches:
         lines += _cost(_estimated(plan, launches, known_step_ns), launches)
     return lines
 
 
-def plan_header(study: Study, plan: Plan) -> list[str]:
-    """The study, its size, and what is skipped."""
+def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
+    """The study, its size, what is left of it in these launches, and what is skipped."""
     request = plan.request
+    left = sum(len(launch.cells) for launch in launches)
+    total = len(plan.cells) * request.repeats
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {_sizes(plan)}, "
         f"{' and '.join(request.scalings)} scaling, {request.precision}, {request.dataset} data",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
-        f"{count(len(plan.skips), 'point')} skipped",
+        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
     return lines + [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.code import checkout, code_hash
+from reports.text import count
 from results.job import Job, JobEnd, Submission
 from slurm.hosts import expand
 
@@ -48,7 +49,7 @@ class Allocation:
         placement = job.placement
         if len(self.nodes) != placement.nodes:
             return (
-                f"the allocation has {len(self.nodes)} nodes and the job is for {placement.nodes}: "
+                f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}: "
                 f"its script was edited; {again}"
             )
         if self.gpus_per_node is not None and self.gpus_per_node < placement.gpus_per_node:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.console import Console
+from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import Document, Documents
 from harness.jobs.planned import planned_jobs
 from harness.jobs.standing import held_by_jobs, recover, standings
@@ -14,6 +15,7 @@ from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, 
 from harness.launch.campaign import Campaign
 from harness.launch.tally import Conditions, Tally
 from harness.plan.options import read_duration_s
+from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_header
 from reports.text import count
@@ -57,9 +59,8 @@ class SlurmStudy:
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: the jobs and their very scripts on stdout. Asks the scheduler nothing."""
-        so_far = self._tally(study, plan, code, held=set())
-        documents = self._documents(study, plan, so_far, code)
-        for line in [*plan_header(study, plan), *self._summary(documents)]:
+        launches, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
+        for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
             self._console.result(line)
         if documents:
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
@@ -67,13 +68,19 @@ class SlurmStudy:
             self._console.result(f"\n# {document.job.name}")
             self._console.result(document.script)
 
+    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """Raise UsageError where a new study would take more than was allowed: before it is written."""
+        if not study.plan_paths():
+            _, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
+            self._require_within_budget(documents)
+
     def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
         """Submit what is left, under the study's lock. Returns the exit code: 1 if a job was refused."""
         client = Client()
         found = recover(study, client, standings(study, client))
         so_far = self._tally(study, plan, code, held=held_by_jobs(found))
-        documents = self._documents(study, plan, so_far, code)
-        for line in [*plan_header(study, plan), *self._summary(documents)]:
+        launches, documents = self._left(study, plan, so_far, code)
+        for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
             self._console.note(line)
         if not documents:
             live = live_ids(found)
@@ -85,6 +92,7 @@ class SlurmStudy:
             self._console.note(f"nothing to submit: {told}; bench status {study.root}")
             return 0
         self._require_within_budget(documents)
+        study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
         self._follow(study, plan, code, submitter, [*live_ids(found), *done.taken], done)
@@ -97,19 +105,19 @@ class SlurmStudy:
         so_far.closed |= dict.fromkeys(held, "a job has it")
         return so_far
 
-    def _documents(self, study: Study, plan: Plan, so_far: Tally, code: CodeVersion) -> list[Document]:
-        campaign = Campaign(study, plan, self._run_options, self._console)
+    def _left(
+        self, study: Study, plan: Plan, so_far: Tally, code: CodeVersion
+    ) -> tuple[list[PlannedLaunch], list[Document]]:
+        """The launches that are left, and the jobs for them."""
+        launches = Campaign(study, plan, self._run_options, self._console).planned(so_far)
         planned = planned_jobs(
             plan,
-            campaign.planned(so_far),
+            launches,
             per_cell=bool(self._options.jobs_per_cell),
             known_step_ns=so_far.step_ns,
         )
         documents = Documents(study, plan, self._site, self._run_options, code)
-        for job in planned:
-            if job.baseline is not None and study.root.exists():
-                study.add_cell(job.baseline)
-        return [documents.run(job) for job in planned]
+        return launches, [documents.run(job) for job in planned]
 
     def _summary(self, documents: Sequence[Document]) -> list[str]:
         return cost_lines(documents, self._site) if documents else ["no jobs are left to submit"]

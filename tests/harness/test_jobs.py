@@ -1,0 +1,383 @@
+"""Jobs on the side that plans and submits them: which there are, what they cost, how their ends are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.code import checkout, code_hash
+from harness.jobs.allocation import Allocation
+from harness.jobs.baseline import baseline_of
+from harness.jobs.closing import close_launches
+from harness.jobs.documents import Document, Documents
+from harness.jobs.planned import planned_jobs
+from harness.jobs.standing import JobStanding, held_by_jobs, recover, standings
+from harness.jobs.words import cost_lines, cost_rows, gpu_hours
+from harness.launch.ending import Stopped
+from harness.plan.estimate import estimate
+from harness.plan.expand import expand
+from harness.plan.request import StudyFile, make_request
+from harness.plan.schedule import schedule
+from results.environment import CodeVersion
+from results.job import Job, JobEnd, RunOptions, Submission
+from results.job_store import JobStore
+from results.launch import Launch, Slot
+from results.outcome import Evidence, Outcome
+from results.plan import Placement, Plan
+from results.store import Study
+from slurm.job_view import JobView
+from slurm.site import Price, SiteProfile
+
+CODE = CodeVersion(code_hash="c0de")
+
+
+def plan_of(**options: object) -> Plan:
+    file = StudyFile(workload="mlp", batch_size=8, device="cpu", **options)  # type: ignore[arg-type]
+    request = make_request(file, machine_has_cuda=False, source_folder=Path())
+    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+
+
+def test_a_placement_is_a_job_with_all_its_repeats_and_the_same_baseline_everywhere() -> None:
+    plan = plan_of(gpus="1..4", gpus_per_node=2, strategy="single,ddp,scratch-ddp", repeats=2)
+    launches = schedule(plan.cells, repeats=2, gpus_per_node=2)
+    jobs = planned_jobs(plan, launches, per_cell=False, known_step_ns={})
+    assert [(job.placement.nodes, job.placement.gpus_per_node) for job in jobs] == [(1, 1), (1, 2), (2, 2)]
+    assert [(len(job.cells), job.runs) for job in jobs] == [(1, 2), (2, 4), (2, 4)]
+    alone = next(cell for cell in plan.cells if cell.strategy == "single")
+    # The first job runs it anyhow.
+    assert [job.baseline and job.baseline.id for job in jobs] == [None, alone.id, alone.id]
+    # Its time is that of its launches, the baseline's among them.
+    own = estimate(jobs[1].launches, known_step_ns={}).seconds
+    assert jobs[1].estimate_s > own
+    assert jobs[0].estimate_s == estimate(jobs[0].launches, known_step_ns={}).seconds
+
+
+def test_a_job_a_cell_has_all_repeats_of_that_cell() -> None:
+    plan = plan_of(gpus="1..2", strategy="single,ddp,scratch-ddp", repeats=3)
+    jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, known_step_ns={})
+    assert sorted(job.cells for job in jobs) == sorted((cell.id,) for cell in plan.cells)
+    assert {job.runs for job in jobs} == {3}
+
+
+def test_a_plan_without_a_single_device_gets_one_as_baseline() -> None:
+    plan = plan_of(gpus="2,4", strategy="ddp", compression="bf16", collective="ring")
+    baseline = baseline_of(plan.cells)
+    assert (baseline.gpus, baseline.strategy, baseline.compression, baseline.collective) == (
+        1,
+        "single",
+        "none",
+        "default",
+    )
+    assert baseline.id == plan_of(gpus="1", strategy="single").cells[0].id
+
+
+SITE = SiteProfile(gpus_per_node=8, exclusive=True, price=Price(usd_per_gpu_hour=2.5, source="a list, 2026"))
+
+
+def documents_of(tmp_path: Path, site: SiteProfile, **options: object) -> list[Document]:
+    plan = plan_of(**options)
+    launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
+    jobs = planned_jobs(plan, launches, per_cell=False, known_step_ns={})
+    made = Documents(Study(tmp_path / "s"), plan, site, RunOptions(), CODE)
+    return [made.run(job) for job in jobs]
+
+
+def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alone(tmp_path: Path) -> None:
+    documents = documents_of(tmp_path, SITE, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
+    planted = [
+        replace(document, job=msgspec.structs.replace(document.job, estimate_s=360.0, time_limit_s=1800.0))
+        for document in documents
+    ]
+    # 8 GPUs for 0.1 h and 16 for 0.1 h; at most half an hour of each.
+    assert gpu_hours(planted) == (pytest.approx(2.4), pytest.approx(12.0))
+    assert cost_lines(planted, SITE) == [
+        "2 jobs: 2.40 GPU-hours expected, 12.00 at most (the time limits)",
+        "$6.00 expected, $30.00 at most, at $2.50 a GPU-hour (a list, 2026)",
+    ]
+    assert cost_rows(planted)[1][-2:] == ["1.60", "8.00"]
+
+
+def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
+    [document] = documents_of(tmp_path, SITE, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
+    short = replace(
+        document, job=msgspec.structs.replace(document.job, estimate_s=7200.0, time_limit_s=3600.0)
+    )
+    assert "1 job may not end within the time limit; the same command goes on after it" in cost_lines(
+        [short], SITE
+    )
+
+
+def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path: Path) -> None:
+    site = SiteProfile(exclusive=True)
+    documents = documents_of(tmp_path, site, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
+    assert gpu_hours(documents) == (None, None)
+    assert "GPU-hours are not known" in cost_lines(documents, site)[0]
+
+
+def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_path: Path) -> None:
+    first = documents_of(tmp_path, SITE, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
+    again = documents_of(tmp_path, SITE, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
+    assert first == again
+    assert [document.job.job_id for document in first] == ["0001-1x8", "0002-2x8"]
+    store = JobStore(tmp_path / "s")
+    store.add(first[0].job, document=first[0].script, name="script.sh")
+    [third, _] = documents_of(tmp_path, SITE, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
+    assert third.job.job_id == "0002-1x8"
+    other = documents_of(tmp_path / "elsewhere", SITE, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
+    # Two studies of one name, in two folders: the scheduler's names differ.
+    assert other[0].job.name != first[0].job.name
+
+
+# How ends are found out. A queue that answers as told stands for states that are hard to come by in a lab.
+
+
+class Queue:
+    """What a scheduler says."""
+
+    def __init__(self, *views: JobView) -> None:
+        self._views = views
+        self.asked: list[list[int]] = []
+
+    def query(self, job_ids: Collection[int]) -> dict[int, JobView]:
+        self.asked.append(sorted(job_ids))
+        return {view.job_id: view for view in self._views if view.job_id in job_ids}
+
+    def own_jobs(self) -> Sequence[JobView]:
+        return self._views
+
+
+def view_of(state: str, *, job_id: int = 17, name: str = "j", **facts: object) -> JobView:
+    plain = JobView(
+        job_id=job_id,
+        name=name,
+        state=state,
+        reason=None,
+        exit_code=None,
+        signal=None,
+        nodes=(),
+        restarts=0,
+        start=None,
+        end=None,
+        source="squeue",
+    )
+    return replace(plain, **facts)  # type: ignore[arg-type]
+
+
+def job_of(job_id: str = "0001-1x1", **changes: object) -> Job:
+    plain = Job(
+        job_id=job_id,
+        name=f"name-{job_id}",
+        launcher="slurm",
+        placement=Placement(nodes=1, gpus_per_node=1),
+        plan=1,
+        cells=("cell-a",),
+        baseline=None,
+        options=RunOptions(retries=2),
+        code=CODE,
+        estimate_s=1.0,
+        time_limit_s=60.0,
+        billed_gpus=0,
+        site={},
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def submitted(tmp_path: Path, job: Job, scheduler_id: str | None = "17") -> Study:
+    store = JobStore(tmp_path)
+    store.add(job, document="#!/bin/bash\n", name="script.sh")
+    if scheduler_id is not None:
+        at = "2026-01-01T00:00:00Z"
+        store.add_submission(Submission(job_id=job.job_id, scheduler_id=scheduler_id, submitted_at=at))
+    return Study(tmp_path)
+
+
+def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
+    return JobEnd(
+        job_id=job.job_id,
+        scheduler_id="17",
+        start=start,
+        told_by="job",
+        nodes=("n1",),
+        started_at=None,
+        ended_at="2026-01-01T00:00:00Z",
+        outcome=outcome,
+        reason="its own word",
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (view_of("NODE_FAIL"), Outcome.NODE_FAILED),
+        (view_of("BOOT_FAIL"), Outcome.NODE_FAILED),
+        (view_of("PREEMPTED"), Outcome.PREEMPTED),
+        (view_of("OUT_OF_MEMORY"), Outcome.OUT_OF_MEMORY),
+        (view_of("DEADLINE"), Outcome.TIMED_OUT),
+        (view_of("FAILED", exit_code=1), Outcome.CRASHED),
+        # It ended well, and yet the program in it has not said so.
+        (view_of("COMPLETED", exit_code=0), Outcome.UNKNOWN),
+        (None, Outcome.UNKNOWN),
+    ],
+)
+def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
+    tmp_path: Path, view: JobView | None, outcome: Outcome
+) -> None:
+    study = submitted(tmp_path, job_of())
+    [standing] = standings(study, Queue(*([view] if view else [])))  # type: ignore[arg-type]
+    assert standing.ended is not None
+    assert (standing.ended.outcome, standing.is_live) == (outcome, False)
+    # Written down: the scheduler is not asked again, and will have forgotten.
+    silent = Queue()
+    assert standings(study, silent)[0].ended == standing.ended  # type: ignore[arg-type]
+    assert silent.asked == []
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "MOONLIGHT"])
+def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) -> None:
+    study = submitted(tmp_path, job_of())
+    found = standings(study, Queue(view_of(state)))  # type: ignore[arg-type]
+    assert (found[0].is_live, held_by_jobs(found)) == (True, {"cell-a"})
+    assert JobStore(tmp_path).ended("0001-1x1") is None
+
+
+def test_the_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(tmp_path: Path) -> None:
+    job = job_of()
+    study = submitted(tmp_path, job)
+    JobStore(tmp_path).add_end(end_of(job, Outcome.TIMED_OUT))
+    [standing] = standings(study, Queue(view_of("COMPLETED", exit_code=0)))  # type: ignore[arg-type]
+    assert (standing.state, standing.words) == ("timed_out", "its own word")
+
+
+def test_a_word_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
+    job = job_of()
+    study = submitted(tmp_path, job)
+    JobStore(tmp_path).add_end(end_of(job, Outcome.PREEMPTED))
+    [standing] = standings(study, Queue(view_of("NODE_FAIL", restarts=1)))  # type: ignore[arg-type]
+    assert standing.state == "node_failed"
+
+
+def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        study = submitted(tmp_path, job_of(f"000{number}-1x1"), str(number))
+    queue = Queue()
+    standings(study, queue)  # type: ignore[arg-type]
+    assert queue.asked == [[1, 2, 3]]
+
+
+def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: Path) -> None:
+    study = submitted(tmp_path, job_of(), None)
+    queue = Queue(view_of("RUNNING", job_id=23, name="name-0001-1x1"))
+    [lost] = standings(study, queue)  # type: ignore[arg-type]
+    assert lost.state == "not submitted"
+    [found] = recover(study, queue, [lost])  # type: ignore[arg-type]
+    assert (found.is_live, JobStore(tmp_path).submission("0001-1x1")) == (True, found.submission)
+    assert found.submission is not None
+    assert found.submission.scheduler_id == "23"
+
+
+def test_a_job_that_was_never_taken_is_closed(tmp_path: Path) -> None:
+    study = submitted(tmp_path, job_of(), None)
+    [found] = recover(study, Queue(), standings(study, Queue()))  # type: ignore[arg-type]
+    assert (found.state, found.words) == ("cancelled", "the scheduler never took it")
+
+
+def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) -> None:
+    job = job_of()
+    study = submitted(tmp_path, job, None)
+    JobStore(tmp_path).add_end(end_of(job, Outcome.OK))
+    [found] = recover(study, Queue(), standings(study, Queue()))  # type: ignore[arg-type]
+    assert found.state == "ok"
+
+
+def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> None:
+    plan = plan_of(gpus=1, strategy="single", repeats=1)
+    [cell] = plan.cells
+    study = Study(tmp_path)
+    study.add_plan(plan)
+    slots = tuple(Slot(cell_id=cell.id, run_id=run_id, repeat=1) for run_id in ("begun", "not-begun"))
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=1),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=slots,
+        code=CODE,
+        job_id="0001-1x1",
+    )
+    study.add_launch(launch)
+    study.add_launch(msgspec.structs.replace(launch, launch_id="m", job_id="0002-1x1"))
+    study.start_run(cell.id, "begun")
+    stopped = Stopped(outcome=Outcome.NODE_FAILED, reason="n1 went away")
+    assert close_launches(study, "0001-1x1", stopped, scheduler="NODE_FAIL") == 1
+    assert close_launches(study, "0001-1x1", stopped) == 0
+    [result] = study.results()
+    assert (result.run_id, result.outcome, result.reason) == ("begun", Outcome.NODE_FAILED, "n1 went away")
+    assert (study.has_attempt("l"), study.has_attempt("m")) == (True, False)
+
+
+# What a job looks at before it begins.
+
+HERE = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_GPUS_ON_NODE": "8",
+    "MASTER_ADDR": "10.0.0.1",
+}
+GOOD = job_of(
+    placement=Placement(nodes=2, gpus_per_node=8), code=CodeVersion(code_hash=code_hash(checkout()))
+)
+
+
+def test_an_allocation_is_read_from_slurms_variables() -> None:
+    allocation = Allocation.here({**HERE, "SLURM_RESTART_COUNT": "2"})
+    assert allocation == Allocation(
+        slurm_id=17, start=2, nodes=("n1", "n2"), gpus_per_node=8, address="10.0.0.1"
+    )
+    assert Allocation.here({}) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "variables", "submission", "reason"),
+    [
+        (GOOD, {}, "17", None),
+        # The one who submitted it has not written so yet.
+        (GOOD, {}, None, None),
+        (msgspec.structs.replace(GOOD, code=CODE), {}, "17", "the code of bench was edited while"),
+        (GOOD, {"SLURM_JOB_NODELIST": "n1"}, "17", "the allocation has 1 node and the job is for 2"),
+        (GOOD, {"SLURM_GPUS_ON_NODE": "4"}, "17", "a node has 4 GPUs here and the job needs 8"),
+        (GOOD, {}, "16", "it was submitted as job 16, and this is 17"),
+        (GOOD, {"SLURM_RESTART_COUNT": "2"}, "17", None),
+        (GOOD, {"SLURM_RESTART_COUNT": "3"}, "17", "it has been put back into the queue 3 times"),
+    ],
+)
+def test_a_job_is_not_run_where_it_does_not_belong(
+    job: Job, variables: dict[str, str], submission: str | None, reason: str | None
+) -> None:
+    allocation = Allocation.here({**HERE, **variables})
+    assert allocation is not None
+    at = "2026-01-01T00:00:00Z"
+    told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
+    found = allocation.obstacle(job, told, None)
+    assert found is None if reason is None else str(found).startswith(reason)
+
+
+def test_a_job_that_was_given_up_is_not_run() -> None:
+    allocation = Allocation.here(HERE)
+    assert allocation is not None
+    words = allocation.obstacle(GOOD, None, end_of(GOOD, Outcome.CANCELLED))
+    assert words == "it was closed before (cancelled: its own word), and its cells are with others"
+
+
+def test_a_standing_says_what_is_held() -> None:
+    held = JobStanding(
+        job=job_of(),
+        submission=None,
+        view=view_of("PENDING", reason="JobHeldUser"),
+        ended=None,
+    )
+    assert held.words == "held: it will not start by itself; PENDING, JobHeldUser"

@@ -1,0 +1,43 @@
+"""Why Slurm ended a job, from the lines that Slurm 22.05 wrote into the logs of jobs that it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.outcome import Outcome
+from slurm.notices import read_notice
+
+START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "words"),
+    [
+        ("", Outcome.CANCELLED, "it was cancelled"),
+        (" DUE TO TIME LIMIT", Outcome.TIMED_OUT, "Slurm ended it due to time limit"),
+        (" DUE TO PREEMPTION", Outcome.PREEMPTED, "Slurm ended it due to preemption"),
+        (" DUE TO JOB REQUEUE", Outcome.PREEMPTED, "Slurm ended it due to job requeue"),
+        (
+            " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS",
+            Outcome.NODE_FAILED,
+            "Slurm ended it due to node failure, see slurmctld log for details",
+        ),
+        # Not one that Slurm is known to write.
+        (" DUE TO MOONLIGHT", Outcome.UNKNOWN, "Slurm ended it due to moonlight"),
+    ],
+)
+def test_each_notice_has_its_outcome(end: str, outcome: Outcome, words: str) -> None:
+    assert read_notice(f"training\n{START}{end} ***\nmore\n", 7) == (outcome, words)
+
+
+def test_the_last_notice_of_the_job_itself_counts() -> None:
+    other = START.replace("JOB 7", "JOB 71")
+    log = f"{START} DUE TO PREEMPTION ***\n{START} DUE TO TIME LIMIT ***\n{other} ***\n"
+    assert read_notice(log, 7) == (Outcome.TIMED_OUT, "Slurm ended it due to time limit")
+    assert read_notice(log, 1) is None
+    assert read_notice("*** all is well ***", 7) is None
+
+
+def test_a_step_that_is_cancelled_is_not_the_job() -> None:
+    step = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T10:31:18 ***"
+    assert read_notice(step, 7) is None
