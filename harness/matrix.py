@@ -23,7 +23,7 @@ from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.expand import expand
 from harness.plan.naming import plain_name, study_name
-from harness.plan.options import read_duration_s
+from harness.plan.options import BY_NAME, read_duration_s
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_summary, plan_tables
@@ -40,6 +40,11 @@ from results.store import Study, utc_now
 from slurm.site import SiteProfile
 
 RUNS = Path("runs")
+_FOR_JOBS = (
+    *("site", "partition", "account", "qos", "time", "jobs_per_cell", "feed", "max_gpu_hours", "report_job"),
+    *("apply", "kind"),
+)
+"""Options that say how jobs are submitted."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
@@ -75,7 +80,11 @@ class Matrix:
         return request
 
     def _check(self) -> None:
-        """Refuse what the launcher cannot do."""
+        """Refuse what the launcher cannot do, and tell what it has no use for."""
+        unused = [name for name in _FOR_JOBS if getattr(self._options, name) is not None]
+        if unused and self._launcher in ("local", "manual"):
+            flags = ", ".join(BY_NAME[name].flag for name in unused)
+            self._console.warn(f"no effect without jobs (--launcher slurm or kubernetes): {flags}")
         request, local = self._request, self._launcher == "local"
         most, per_node = max(request.gpus), request.gpus_per_node
         if per_node is not None and per_node < most and local:

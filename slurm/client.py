@@ -169,7 +169,7 @@ class Client:
         return done.stdout
 
 
-_SINFO = ("sinfo", "--exact", "--noconvert", "--noheader", f"--format={SINFO_FORMAT}")
+_SINFO = ("sinfo", "--all", "--exact", "--noconvert", "--noheader", f"--format={SINFO_FORMAT}")
 _SQUEUE = ("--all", "--states=all", "--noheader", f"--Format={SQUEUE_FORMAT}")
 
 

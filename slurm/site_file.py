@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from results.strict_yaml import Form
+from results.strict_yaml import FileKind
 from slurm.site import SiteProfile
 
-_FORM = Form(
+_FILE = FileKind(
     type=SiteProfile,
     name="site profile",
     example="partition: gpu",
@@ -21,12 +21,12 @@ def read_site(path: Path) -> SiteProfile:
 
     Raises UsageError: one line with the path, the offending key (`$.time.maximum`) or line, and the rule.
     """
-    return _FORM.read(path)
+    return _FILE.read(path)
 
 
 def profile(data: object, where: str) -> SiteProfile:
     """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
-    return _FORM.converted(data, where)
+    return _FILE.converted(data, where)
 
 
 def override(site: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
@@ -34,4 +34,4 @@ def override(site: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
 
     Raises UsageError as `read_site` does.
     """
-    return _FORM.overridden(site, values, "options of the site")
+    return _FILE.overridden(site, values, "options of the site")

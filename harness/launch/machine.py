@@ -54,7 +54,7 @@ class Machine:
 def _hint(device: Device) -> str:
     larger = "on several hosts --launcher manual runs it"
     if shutil.which("sbatch"):
-        larger = "a Slurm cluster is here, and --launcher manual gives the commands for a job script"
+        larger = "a Slurm cluster is here: --launcher slurm submits it"
     if device == "cpu":
         return f"--oversubscribe runs it emulated, {larger}"
     return larger

@@ -57,7 +57,7 @@ MATRIX_ERRORS = [
     (["--gpus", "1", "--dataset", "imagenet"], "'imagenet'", "synthetic"),
     (["--gpus", "1", "--workload", "py:absent:build"], "absent.py", "found neither"),
     (["--gpus", "1", "--budget", "soon"], "'soon'", "90s"),
-    (["--gpus", "1", "--launcher", "slum"], "'slum'", "'local', 'manual'"),
+    (["--gpus", "1", "--launcher", "slum"], "'slum'", "'local', 'slurm', 'kubernetes', 'manual'"),
     (["--gpu", "1"], "--gpu", "--gpus"),
     (["absent.yaml"], "absent.yaml", "check the name"),
 ]
