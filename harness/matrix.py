@@ -11,6 +11,7 @@ import msgspec
 
 from harness.code import checkout, code_version
 from harness.console import Console
+from harness.jobs.kubernetes_study import KubernetesStudy, profile_of
 from harness.jobs.slurm_study import SlurmStudy, site_of
 from harness.jobs.standing import cells_of_live_jobs
 from harness.jobs.submit import Call
@@ -37,7 +38,6 @@ from results.lock import study_lock
 from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now
-from slurm.site import SiteProfile
 
 RUNS = Path("runs")
 _FOR_JOBS = (
@@ -60,23 +60,29 @@ class Matrix:
         self._launcher = options.launcher or "local"
         self._machine = Machine.here()
         self._console = Console()
-        self._site = site_of(options) if self._launcher == "slurm" else None
+        self._call = Call(arguments=arguments, folder=Path.cwd())
+        self._cluster = self._cluster_of(options)
         folder = study_file.parent if study_file else Path()
         self._request = self._requested(options, folder.resolve())
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / study_name(self._request, name=self._name)
         self._run_options = _run_options(options)
-        self._call = Call(arguments=arguments, folder=Path.cwd())
         self._check()
 
+    def _cluster_of(self, options: StudyFile) -> SlurmStudy | KubernetesStudy | None:
+        """What submits jobs; None where there are none."""
+        if self._launcher == "slurm":
+            return SlurmStudy(options, _run_options(options), site_of(options), self._call, self._console)
+        if self._launcher == "kubernetes":
+            return KubernetesStudy(options, _run_options(options), profile_of(options), self._console)
+        return None
+
     def _requested(self, options: StudyFile, folder: Path) -> Request:
-        if self._site is None:
-            return make_request(options, machine_has_cuda=bool(self._machine.gpu_names), source_folder=folder)
-        has_gpus = self._site.gpu_request != "none"
-        request = make_request(options, machine_has_cuda=has_gpus, source_folder=folder)
-        per_node = self._site.gpus_per_node
-        if request.gpus_per_node is None and per_node is not None:
-            return msgspec.structs.replace(request, gpus_per_node=per_node)
+        cluster = self._cluster
+        cuda = bool(self._machine.gpu_names) if cluster is None else cluster.has_gpus
+        request = make_request(options, machine_has_cuda=cuda, source_folder=folder)
+        if cluster is not None and request.gpus_per_node is None and cluster.gpus_per_node is not None:
+            return msgspec.structs.replace(request, gpus_per_node=cluster.gpus_per_node)
         return request
 
     def _check(self) -> None:
@@ -107,8 +113,8 @@ class Matrix:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
         plan = self._plan(study)
-        if self._site is not None:
-            self._slurm(self._site).show(study, plan, code_version())
+        if self._cluster is not None:
+            self._cluster.show(study, plan, code_version())
             return
         campaign = Campaign(study, plan, self._run_options, self._console)
         so_far = campaign.tally(study.results(), Conditions.here(code_version()))
@@ -129,14 +135,14 @@ class Matrix:
         # Once before anything is written: a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
         plan = self._plan(study)
-        if self._site is not None:
-            self._slurm(self._site).check(study, plan, code)
+        if self._cluster is not None:
+            self._cluster.check(study, plan, code)
         with study_lock(self._root) as lock, _sigterm_is_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
             plan = self._kept_plan(study)
-            if self._site is not None:
-                return self._slurm(self._site).submit(study, plan, code)
+            if self._cluster is not None:
+                return self._cluster.submit(study, plan, code)
             if self._launcher == "manual":
                 write_launches(study, plan, self._run_options, code, self._console)
                 return 0
@@ -165,9 +171,6 @@ class Matrix:
     def _announce(self, study: Study, plan: Plan, campaign: Campaign, so_far: Tally) -> None:
         for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
             self._console.note(line)
-
-    def _slurm(self, site: SiteProfile) -> SlurmStudy:
-        return SlurmStudy(self._options, self._run_options, site, self._call, self._console)
 
     def _plan(self, study: Study) -> Plan:
         earlier = study.plans()

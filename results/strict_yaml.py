@@ -22,7 +22,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*)`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form(Generic[T]):
+class FileKind(Generic[T]):
     """A kind of YAML file: what it holds, and how errors speak of it."""
 
     type: type[T]

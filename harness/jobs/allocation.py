@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.code import checkout, code_hash
 from reports.text import count
-from results.job import Job, JobEnd, Submission
+from results.job import Job, Submission
 from slurm.hosts import expand
+
+AGAIN = "run the same bench matrix command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +40,22 @@ class Allocation:
             address=variables["MASTER_ADDR"],
         )
 
-    def obstacle(self, job: Job, submission: Submission | None, ended: JobEnd | None) -> str | None:
-        """Why the job must not be run here; None if it may."""
-        again = "run the same bench matrix command again"
-        if ended is not None:
-            return f"it was closed before ({ended.outcome}: {ended.reason}), and its cells are with others"
-        if code_hash(checkout()) != job.code.code_hash:
-            return f"the code of bench was edited while the job was waiting: {again}"
+    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
+        """Why the allocation is not the job's; None if it is."""
         placement = job.placement
         if len(self.nodes) != placement.nodes:
             return (
                 f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}: "
-                f"its script was edited; {again}"
+                f"its script was edited; {AGAIN}"
             )
         if self.gpus_per_node is not None and self.gpus_per_node < placement.gpus_per_node:
             return (
                 f"a node has {self.gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}: "
-                f"its script was edited; {again}"
+                f"its script was edited; {AGAIN}"
             )
         if submission is not None and submission.scheduler_id != str(self.slurm_id):
             return (
                 f"it was submitted as job {submission.scheduler_id}, and this is {self.slurm_id}: "
-                f"a script is not submitted by hand; {again}"
+                f"a script is not submitted by hand; {AGAIN}"
             )
-        if self.start > job.options.retries:
-            return f"it has been put back into the queue {self.start} times (--retries {job.options.retries})"
         return None

@@ -1,4 +1,4 @@
-"""The records and scripts of a study's Slurm jobs: the same for the same plan and the same jobs before."""
+"""The records of jobs and what is submitted for them: the same for the same plan and the same jobs before."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from harness.code import checkout
 from harness.jobs.planned import PlannedJob
+from harness.launch.kubernetes.manifest import Form, manifest
+from harness.launch.kubernetes.profile import KubernetesProfile
 from harness.plan.naming import plain_name
 from results.environment import CodeVersion
-from results.job import Job, Purpose, RunOptions
+from results.job import Job, Launcher, Purpose, RunOptions
 from results.job_store import JobStore
 from results.plan import Placement, Plan
 from results.store import Study
 from slurm import script
-from slurm.site import SiteProfile
+from slurm.site import SiteProfile, Times
 
-SCRIPT = "script.sh"
-_SMALL = Placement(nodes=1, gpus_per_node=1)
+SCRIPT, MANIFEST = "script.sh", "manifest.yaml"
 _FOLLOW_UP_S = 900.0
 """Time for submitting what is left, or for writing a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A job and the script that is submitted for it."""
+    """A job, and the script or the manifest that is submitted for it."""
 
     job: Job
-    script: str
+    text: str
 
     @property
     def gpu_hours_expected(self) -> float | None:
@@ -47,96 +49,135 @@ class Document:
         return None if self.job.billed_gpus is None else self.job.billed_gpus * seconds / 3600
 
 
-class Documents:
-    """Makes the jobs of one call."""
+class JobMaker:
+    """Numbers and names the jobs of one call."""
+
+    def __init__(
+        self, study: Study, plan: Plan, launcher: Launcher, options: RunOptions, code: CodeVersion
+    ) -> None:
+        plans = study.plans()
+        self.root = study.root.resolve()
+        self._plan = plan
+        self._number = plans.index(plan) + 1 if plan in plans else len(plans) + 1
+        self._launcher: Launcher = launcher
+        self._options = options
+        self._code = code
+        self._made = len(list(self.root.glob("jobs/*")))
+
+    def run(self, planned: PlannedJob, time: Times, *, billed_gpus: int | None, site: object) -> Job:
+        """The job of an allocation to come."""
+        place = planned.placement
+        return self._job(
+            f"{place.nodes}x{place.gpus_per_node}",
+            placement=place,
+            cells=planned.cells,
+            baseline=None if planned.baseline is None else planned.baseline.id,
+            estimate_s=planned.estimate_s,
+            time_limit_s=time.limit_s(planned.estimate_s),
+            billed_gpus=billed_gpus,
+            site=msgspec.to_builtins(site),
+        )
+
+    def follow_up(self, purpose: Purpose, time_limit_s: float, site: object) -> Job:
+        """A job without cells that comes after others."""
+        return self._job(
+            purpose,
+            purpose=purpose,
+            placement=Placement(nodes=1, gpus_per_node=1),
+            cells=(),
+            baseline=None,
+            estimate_s=time_limit_s,
+            time_limit_s=time_limit_s,
+            billed_gpus=0,
+            site=msgspec.to_builtins(site),
+        )
+
+    def _job(self, kind: str, **facts: Any) -> Job:
+        self._made += 1
+        job_id = f"{self._made:04d}-{kind}"
+        return Job(
+            job_id=job_id,
+            name=f"{plain_name(self._plan.study)[:40]}-{self._digest}-{job_id}",
+            launcher=self._launcher,
+            plan=self._number,
+            options=self._options,
+            code=self._code,
+            **facts,
+        )
+
+    @property
+    def _digest(self) -> str:
+        """Of the study's folder: two studies may have one name, two jobs of a user may not."""
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:4]
+
+
+class SlurmDocuments:
+    """Makes the jobs of one call and their scripts."""
 
     def __init__(
         self, study: Study, plan: Plan, site: SiteProfile, options: RunOptions, code: CodeVersion
     ) -> None:
-        self._study = study
-        self._plan = plan
-        plans = study.plans()
-        self._number = plans.index(plan) + 1 if plan in plans else len(plans) + 1
+        self._jobs = JobMaker(study, plan, "slurm", options, code)
         self._site = site
-        self._options = options
-        self._code = code
-        self._folder = study.root.resolve()
-        self._made = len(list(self._folder.glob("jobs/*")))
 
     def run(self, planned: PlannedJob) -> Document:
         """The job of an allocation to come."""
-        limit_s = self._site.time.limit_s(planned.estimate_s)
-        job = self._job(
-            "run",
-            placement=planned.placement,
-            cells=planned.cells,
-            estimate_s=planned.estimate_s,
-            time_limit_s=limit_s,
-            billed_gpus=self._site.billed_gpus(planned.placement),
-            baseline=None if planned.baseline is None else planned.baseline.id,
-        )
-        folder = JobStore(self._folder).folder(job.job_id)
+        site, root = self._site, self._jobs.root
+        job = self._jobs.run(planned, site.time, billed_gpus=site.billed_gpus(planned.placement), site=site)
+        folder = JobStore(root).folder(job.job_id)
         text = script.job_script(
-            self._site,
+            site,
             script.Job(
                 name=job.name,
-                placement=planned.placement,
-                time_limit_s=limit_s,
-                folder=self._folder,
+                placement=job.placement,
+                time_limit_s=job.time_limit_s,
+                folder=root,
                 log_folder=folder,
                 command=self._command("harness.jobs.program", str(folder)),
-                requeue=self._options.retries > 0,
+                requeue=job.options.retries > 0,
             ),
         )
-        return Document(job=job, script=text)
+        return Document(job=job, text=text)
 
     def follow_up(self, purpose: Purpose, arguments: Sequence[str], folder: Path) -> Document:
         """A small job that calls `bench` in `folder` after others."""
-        job = self._job(purpose, placement=_SMALL, time_limit_s=_FOLLOW_UP_S, billed_gpus=0)
+        job = self._jobs.follow_up(purpose, _FOLLOW_UP_S, self._site)
         text = script.follow_up_script(
             self._site,
             script.FollowUp(
                 name=job.name,
                 time_limit_s=_FOLLOW_UP_S,
                 folder=folder,
-                log_folder=JobStore(self._folder).folder(job.job_id),
+                log_folder=JobStore(self._jobs.root).folder(job.job_id),
                 command=self._command("harness.cli", *arguments),
             ),
         )
-        return Document(job=job, script=text)
-
-    def _job(
-        self,
-        purpose: Purpose,
-        *,
-        placement: Placement,
-        time_limit_s: float,
-        billed_gpus: int | None,
-        **more: object,
-    ) -> Job:
-        self._made += 1
-        kind = f"{placement.nodes}x{placement.gpus_per_node}" if purpose == "run" else purpose
-        job_id = f"{self._made:04d}-{kind}"
-        return Job(
-            job_id=job_id,
-            purpose=purpose,
-            name=f"{plain_name(self._plan.study)[:40]}-{self._digest}-{job_id}",
-            launcher="slurm",
-            placement=placement,
-            plan=self._number,
-            options=self._options,
-            code=self._code,
-            time_limit_s=time_limit_s,
-            billed_gpus=billed_gpus,
-            site=msgspec.to_builtins(self._site),
-            **{"cells": (), "baseline": None, "estimate_s": time_limit_s, **more},  # type: ignore[arg-type]
-        )
-
-    @property
-    def _digest(self) -> str:
-        """Of the study's folder: two studies may have one name, two jobs of a user may not."""
-        return hashlib.sha256(str(self._folder).encode()).hexdigest()[:4]
+        return Document(job=job, text=text)
 
     def _command(self, module: str, *arguments: str) -> tuple[str, ...]:
         python = self._site.python or sys.executable
         return ("env", f"PYTHONPATH={checkout()}", python, "-m", module, *arguments)
+
+
+class KubernetesDocuments:
+    """Makes the jobs of one call and their manifests."""
+
+    def __init__(
+        self, study: Study, plan: Plan, profile: KubernetesProfile, options: RunOptions, code: CodeVersion
+    ) -> None:
+        self._jobs = JobMaker(study, plan, "kubernetes", options, code)
+        self._profile = profile
+
+    def run(self, planned: PlannedJob, form: Form) -> Document:
+        """The job of the pods to come."""
+        profile = self._profile
+        billed = profile.billed_gpus(planned.placement)
+        job = self._jobs.run(planned, profile.time, billed_gpus=billed, site=profile)
+        folder = f"{self.study_folder}/jobs/{job.job_id}"
+        return Document(job=job, text=manifest(profile, job, form=form, folder=folder))
+
+    @property
+    def study_folder(self) -> str:
+        """Where pods find the study: at its own path if that is on the volume, else by its folder's name."""
+        root, volume = self._jobs.root, Path(self._profile.mount_path)
+        return str(root if root.is_relative_to(volume) else volume / root.name)

@@ -1,7 +1,8 @@
 """`python -m harness.jobs.program JOB-FOLDER`: what a job does in its allocation.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
-SIGUSR1 says that its time is nearly over, SIGTERM that it is over now.
+SIGUSR1 says that its time is nearly over, SIGTERM that it is over now. On Kubernetes every pod runs it: the
+first supervises, and the others take part in its launches.
 """
 
 from __future__ import annotations
@@ -16,53 +17,63 @@ import msgspec
 
 from harness.code import checkout
 from harness.console import Console
-from harness.jobs.allocation import Allocation
 from harness.jobs.closing import close_launches
+from harness.jobs.places import Place, PodPlace, SlurmPlace, meeting_of, obstacle, pod_number, stranger_to
 from harness.jobs.planned import baseline_launch
-from harness.jobs.slurm_starter import SlurmStarter
 from harness.launch.campaign import Campaign, Surroundings
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
+from harness.launch.kubernetes.pods import follow, is_over
 from harness.launch.supervise import GRACE_S, Interrupted
-from results.errors import BenchError, MachineError
+from results.errors import BenchError
 from results.job import Job, JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.plan import Plan
 from results.store import Study, utc_now
-from slurm.site import SiteProfile
-from slurm.site_file import profile
 
 END_S = GRACE_S + 10.0
-"""What ending a launch and writing it down may take, off the time between Slurm's word and its kill."""
-_FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED, Outcome.PREEMPTED}
+"""What ending a launch and writing it down may take, off the time between the notice and the end."""
+_FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
+"""Ends that are not the program's fault, and that the scheduler is not to mend by another try."""
 
 
 def main() -> int:
     """Run the job. Returns the exit code: 0 if nothing is wrong with the program or the machine."""
     folder = Path(sys.argv[1]).resolve()
     study = Study(folder.parents[1])
-    return _SlurmJob(study, JobStore(study.root).job(folder.name)).run()
+    store = JobStore(study.root)
+    job = store.job(folder.name)
+    if job.launcher == "slurm":
+        return _Start(study, job, SlurmPlace(job, store)).run()
+    number = pod_number()
+    if number:
+        return follow(study, job, number, meeting_of(job))
+    if is_over(store, job.job_id):
+        # The pod of a StatefulSet is started again, whatever its end was.
+        return 0
+    return _Start(study, job, PodPlace(job, store)).run()
 
 
-class _SlurmJob:
+class _Start:
     """One start of a job."""
 
-    def __init__(self, study: Study, job: Job) -> None:
-        allocation = Allocation.here()
-        if allocation is None:
-            raise MachineError(
-                f"{job.name} is for an allocation of Slurm, and this is none: bench matrix submits it"
-            )
+    def __init__(self, study: Study, job: Job, place: Place) -> None:
         self._study = study
         self._job = job
         self._jobs = JobStore(study.root)
-        self._allocation = allocation
-        self._site: SiteProfile = profile(job.site, f"the profile of {job.name}")
+        self._place = place
         self._deadline = Deadline(job.options.max_time_s, "--max-time was over")
+        if place.notice_s is None:
+            self._end_before(job.time_limit_s)
         self._console = Console()
 
     def run(self) -> int:
+        stranger = stranger_to(self._jobs.submission(self._job.job_id), self._place)
+        if stranger is not None:
+            # It leaves no word: the files of the job's starts are those of its own allocation.
+            self._console.warn(f"{self._job.name}: {stranger}")
+            return 1
         started_at = utc_now()
         end = Stopped(outcome=Outcome.CRASHED, reason="the job's program failed; see its log")
         try:
@@ -71,32 +82,34 @@ class _SlurmJob:
             self._jobs.add_end(
                 JobEnd(
                     job_id=self._job.job_id,
-                    scheduler_id=str(self._allocation.slurm_id),
-                    start=self._allocation.start,
+                    scheduler_id=self._place.scheduler_id,
+                    start=self._place.start,
                     told_by="job",
-                    nodes=self._allocation.nodes,
+                    nodes=self._place.nodes,
                     started_at=started_at,
                     ended_at=utc_now(),
                     outcome=end.outcome,
-                    reason=end.reason,
+                    reason=end.reason or None,
                 )
             )
         self._console.note(f"{self._job.name}: {end.outcome}" + (f": {end.reason}" if end.reason else ""))
         return 0 if end.outcome in _FINE else 1
 
     def _worked(self) -> Stopped:
-        starter = SlurmStarter(self._site, self._allocation, self._jobs.folder(self._job.job_id))
         with self._signals():
             try:
-                obstacle = self._obstacle()
-                if obstacle is not None:
-                    return Stopped(outcome=Outcome.CANCELLED, reason=obstacle)
+                reason = self._obstacle()
+                if reason is not None:
+                    return Stopped(outcome=Outcome.CANCELLED, reason=reason)
                 self._close_earlier_start()
-                self._campaign().run(self._surroundings(starter))
+                campaign = Campaign(
+                    self._study, self._plan(), self._job.options, self._console, deadline=self._deadline
+                )
+                campaign.run(self._surroundings())
             except Interrupted as error:
                 return error.stopped
             except KeyboardInterrupt:
-                return starter.interruption()
+                return self._place.starter.interruption()
             except BenchError as error:
                 return Stopped(outcome=Outcome.CRASHED, reason=str(error))
         if self._deadline.is_over:
@@ -106,17 +119,14 @@ class _SlurmJob:
     def _obstacle(self) -> str | None:
         job_id = self._job.job_id
         submission, ended = self._jobs.submission(job_id), self._jobs.ended(job_id)
-        return self._allocation.obstacle(self._job, submission, ended)
+        return obstacle(self._job, self._place, submission, ended)
 
     def _close_earlier_start(self) -> None:
         reason = (
-            f"the job was started anew (restart {self._allocation.start}), and its supervisor had left no "
-            f"word: its first node failed"
+            f"the job began again (start {self._place.start}), and its supervisor had left no word: its "
+            f"first node failed"
         )
         close_launches(self._study, self._job.job_id, Stopped(outcome=Outcome.NODE_FAILED, reason=reason))
-
-    def _campaign(self) -> Campaign:
-        return Campaign(self._study, self._plan(), self._job.options, self._console, deadline=self._deadline)
 
     def _plan(self) -> Plan:
         """The job's part of the study's plan."""
@@ -124,32 +134,35 @@ class _SlurmJob:
         cells = tuple(cell for cell in plan.cells if cell.id in self._job.cells)
         return msgspec.structs.replace(plan, cells=cells)
 
-    def _surroundings(self, starter: SlurmStarter) -> Surroundings:
+    def _surroundings(self) -> Surroundings:
         baseline = self._job.baseline
         return Surroundings(
-            starter=starter,
+            starter=self._place.starter,
             checkout=checkout(),
             code=self._job.code,
             job_id=self._job.job_id,
             first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
         )
 
+    def _end_before(self, left_s: float) -> None:
+        """The job's time is over in so many seconds: leave some of them for the end itself."""
+        self._deadline.bring_forward(max(0.0, left_s - END_S), "the job's time limit was near")
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def near(number: int, frame: object) -> None:
-            notice_s = self._site.time.signal_s(self._job.time_limit_s)
-            self._deadline.bring_forward(max(0.0, notice_s - END_S), "the job's time limit was near")
+            self._end_before(self._place.notice_s or 0.0)
 
         def over(number: int, frame: object) -> None:
             raise KeyboardInterrupt
 
-        before = {signal.SIGUSR1: signal.signal(signal.SIGUSR1, near)}
-        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, over)
+        signal.signal(signal.SIGUSR1, near)
+        signal.signal(signal.SIGTERM, over)
         try:
             yield
         finally:
             # Until this process ends, what has been found out is not to be lost.
-            for number in before:
+            for number in (signal.SIGUSR1, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
 
 

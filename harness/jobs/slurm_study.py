@@ -7,11 +7,11 @@ from pathlib import Path
 
 from harness.console import Console
 from harness.jobs.baseline import baseline_of
-from harness.jobs.documents import Document, Documents
+from harness.jobs.documents import Document, SlurmDocuments
 from harness.jobs.planned import planned_jobs
 from harness.jobs.standing import held_by_jobs, recover, standings
 from harness.jobs.submit import Call, Feed, Submitted, Submitter, live_ids
-from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, gpu_hours
+from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, require_within_budget
 from harness.launch.campaign import Campaign
 from harness.launch.tally import Conditions, Tally
 from harness.plan.options import read_duration_s
@@ -27,6 +27,9 @@ from results.store import Study
 from slurm.client import Client
 from slurm.site import SiteProfile
 from slurm.site_file import override, read_site
+
+FEEDING = 3
+"""Jobs at once where one submits the others."""
 
 
 def site_of(options: StudyFile) -> SiteProfile:
@@ -57,6 +60,14 @@ class SlurmStudy:
         self._console = console
         self._feed: Feed = options.feed or "once"
 
+    @property
+    def has_gpus(self) -> bool:
+        return self._site.gpu_request != "none"
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        return self._site.gpus_per_node
+
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: the jobs and their very scripts on stdout. Asks the scheduler nothing."""
         launches, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
@@ -66,13 +77,13 @@ class SlurmStudy:
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
         for document in documents:
             self._console.result(f"\n# {document.job.name}")
-            self._console.result(document.script)
+            self._console.result(document.text)
 
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """Raise UsageError where a new study would take more than was allowed: before it is written."""
         if not study.plan_paths():
             _, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
-            self._require_within_budget(documents)
+            require_within_budget(documents, self._options.max_gpu_hours)
 
     def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
         """Submit what is left, under the study's lock. Returns the exit code: 1 if a job was refused."""
@@ -91,12 +102,12 @@ class SlurmStudy:
             )
             self._console.note(f"nothing to submit: {told}; bench status {study.root}")
             return 0
-        self._require_within_budget(documents)
+        require_within_budget(documents, self._options.max_gpu_hours)
         study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
-        self._follow(study, plan, code, submitter, [*live_ids(found), *done.taken], done)
-        self._tell(study, done)
+        followed = self._follow(study, plan, code, submitter, [*live_ids(found), *done.taken], done)
+        self._tell(study, done, fed=followed and self._feed == "depend")
         return 1 if done.refused else 0
 
     def _tally(self, study: Study, plan: Plan, code: CodeVersion, *, held: set[str]) -> Tally:
@@ -116,27 +127,21 @@ class SlurmStudy:
             per_cell=bool(self._options.jobs_per_cell),
             known_step_ns=so_far.step_ns,
         )
-        documents = Documents(study, plan, self._site, self._run_options, code)
+        documents = SlurmDocuments(study, plan, self._site, self._run_options, code)
         return launches, [documents.run(job) for job in planned]
 
     def _summary(self, documents: Sequence[Document]) -> list[str]:
-        return cost_lines(documents, self._site) if documents else ["no jobs are left to submit"]
+        if not documents:
+            return ["no jobs are left to submit"]
+        return cost_lines(documents, self._site.price, gpus=self.has_gpus)
 
-    def _require_within_budget(self, documents: Sequence[Document]) -> None:
-        budget = self._options.max_gpu_hours
-        if budget is None:
-            return
-        expected, most = gpu_hours(documents)
-        if expected is None or most is None:
+    def _require_room_for_feeders(self, documents: Sequence[Document]) -> None:
+        """One that runs, the job that it submits, and the next one that waits for that."""
+        limit = self._site.submit_limit
+        if self._feed == "depend" and limit is not None and limit < min(len(documents), FEEDING):
             raise UsageError(
-                "--max-gpu-hours cannot be held: the site is exclusive and its profile has no gpus_per_node, "
-                "so that what whole nodes cost is not known; add it"
-            )
-        if most > budget:
-            raise UsageError(
-                f"--max-gpu-hours {budget:g}: the jobs may take {most:.2f} by their time limits "
-                f"({expected:.2f} expected); ask for fewer sizes or repeats, a shorter --time, or more "
-                f"hours. Nothing was submitted"
+                f"--feed depend needs room for three jobs, and the site takes {limit} (submit_limit): "
+                f"--feed wait waits for room here. Nothing was submitted"
             )
 
     def _follow(
@@ -147,20 +152,24 @@ class SlurmStudy:
         submitter: Submitter,
         after: Sequence[int],
         done: Submitted,
-    ) -> None:
-        """Submit the jobs that come after the others: one that submits the rest, or one that reports."""
+    ) -> bool:
+        """Submit the job that comes after the others: one that submits the rest, or one that reports.
+
+        Returns whether it was taken.
+        """
         if not after:
-            return
-        documents = Documents(study, plan, self._site, self._run_options, code)
+            return False
+        documents = SlurmDocuments(study, plan, self._site, self._run_options, code)
         if done.left and self._feed == "depend":
             feeder = documents.follow_up("feed", self._call.arguments, self._call.folder)
-            submitter.follow(feeder, after, done)
+            return submitter.follow(feeder, after, done)
         elif self._options.report_job and not done.left:
             report = documents.follow_up("report", ("report", str(study.root.resolve())), self._call.folder)
-            submitter.follow(report, after, done)
+            return submitter.follow(report, after, done)
+        return False
 
-    def _tell(self, study: Study, done: Submitted) -> None:
-        if done.left and self._feed != "depend":
+    def _tell(self, study: Study, done: Submitted, *, fed: bool) -> None:
+        if done.left and not fed:
             self._console.note(
                 f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
                 f"--feed wait waits for room, --feed depend has a job do it"

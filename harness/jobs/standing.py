@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.jobs.closing import close_launches
 from harness.launch.ending import Stopped
+from harness.launch.kubernetes.pods import is_over
 from results.errors import StoreError
 from results.job import Job, JobEnd, Submission
 from results.job_store import JobStore
@@ -30,7 +31,15 @@ class JobStanding:
     @property
     def is_live(self) -> bool:
         """Whether it runs or may still run: its cells are not to be submitted again."""
+        if self.job.launcher == "kubernetes":
+            # Its manifest may be applied by hand at any time.
+            return self.ended is None
         return self.ended is None and self.submission is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is written and was not handed over yet."""
+        return self.is_live and self.submission is None
 
     @property
     def state(self) -> str:
@@ -39,6 +48,8 @@ class JobStanding:
             return str(self.ended.outcome)
         if self.submission is None:
             return "not submitted"
+        if self.job.launcher == "kubernetes":
+            return "applied"
         return "unknown" if self.view is None else str(self.view.phase)
 
     @property
@@ -59,7 +70,7 @@ def standings(study: Study, client: Client) -> list[JobStanding]:
     it. Raises SlurmError if the scheduler does not answer.
     """
     store = JobStore(study.root)
-    found = [_kept(store, job) for job in store.jobs()]
+    found = [_kept(study, store, job) for job in store.jobs()]
     waiting = {
         int(standing.submission.scheduler_id): standing
         for standing in found
@@ -102,10 +113,13 @@ def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) 
     return JobStanding(job=lost.job, submission=submission, view=view, ended=None)
 
 
-def _kept(store: JobStore, job: Job) -> JobStanding:
-    return JobStanding(
-        job=job, submission=store.submission(job.job_id), view=None, ended=store.ended(job.job_id)
-    )
+def _kept(study: Study, store: JobStore, job: Job) -> JobStanding:
+    ended = store.ended(job.job_id)
+    standing = JobStanding(job=job, submission=store.submission(job.job_id), view=None, ended=ended)
+    if job.launcher == "kubernetes" and ended is None and is_over(store, job.job_id):
+        # Nobody asks Kubernetes: the job's own word is all that is known.
+        return _with_view(study, store, standing, None)
+    return standing
 
 
 def _with_view(study: Study, store: JobStore, standing: JobStanding, view: JobView | None) -> JobStanding:
@@ -128,6 +142,10 @@ def _how_it_ended(store: JobStore, job: Job, view: JobView | None) -> Stopped:
         words = "the scheduler has forgotten the job, and it left no word"
         return Stopped(outcome=Outcome.UNKNOWN, reason=words)
     outcome = view.outcome or Outcome.UNKNOWN
+    if outcome is Outcome.CRASHED and view.signal is not None:
+        # Somebody ended the job's own program, and that is no fault of a cell: it is run again.
+        words = f"the job's program was killed: the scheduler says {view.words}"
+        return Stopped(outcome=Outcome.CANCELLED, reason=words)
     if outcome is Outcome.OK and job.purpose == "run":
         # A job that has run its cells says so.
         outcome = Outcome.UNKNOWN

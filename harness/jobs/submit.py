@@ -75,9 +75,13 @@ class Submitter:
         done.left = len(waiting)
         return done
 
-    def follow(self, document: Document, after: Sequence[int], done: Submitted) -> None:
-        """Submit a job that starts when those in `after` have ended, however they did."""
-        self._hand_over(document, after, done)
+    def follow(self, document: Document, after: Sequence[int], done: Submitted) -> bool:
+        """Submit a job that starts when those in `after` have ended, however they did.
+
+        Returns whether it was taken.
+        """
+        refused = done.refused
+        return self._hand_over(document, after, done) and done.refused == refused
 
     def _room(self) -> float:
         if self._site.submit_limit is None:
@@ -89,9 +93,9 @@ class Submitter:
         """Submit one job. Returns False if the queue is full."""
         job = document.job
         if not (self._store.folder(job.job_id) / "job.json").exists():
-            self._store.add(job, document=document.script, name=SCRIPT)
+            self._store.add(job, document=document.text, name=SCRIPT)
         try:
-            slurm_id = self._client.submit(document.script, after=after)
+            slurm_id = self._client.submit(document.text, after=after)
         except QueueFullError:
             return False
         except RefusedError as error:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from harness.jobs.documents import Document
 from harness.jobs.standing import JobStanding
 from reports.text import count, duration
+from results.errors import UsageError
 from results.plan import Placement
-from slurm.site import Price, SiteProfile
+from slurm.site import Price
 
 COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
 COST_NUMERIC = (False, False, True, True, True, True, True)
@@ -32,23 +33,44 @@ def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
     ]
 
 
-def cost_lines(documents: Sequence[Document], site: SiteProfile) -> list[str]:
-    """The sums over all jobs, with their price, and what to know of the time limits."""
+def cost_lines(documents: Sequence[Document], price: Price | None, *, gpus: bool) -> list[str]:
+    """The sums over all jobs, with their price, and what to know of the time limits.
+
+    `gpus` says whether the cluster has some.
+    """
     expected, most = gpu_hours(documents)
     sums = f"{count(len(documents), 'job')}: "
-    if site.gpu_request == "none":
+    if not gpus:
         lines = [sums + "no GPUs are asked for"]
     elif expected is None or most is None:
         lines = [sums + "GPU-hours are not known: give gpus_per_node in the profile of an exclusive site"]
     else:
         lines = [sums + f"{expected:.2f} GPU-hours expected, {most:.2f} at most (the time limits)"]
-        lines.append(_price(expected, most, site.price))
+        lines.append(_price(expected, most, price))
     short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
     if short:
         lines.append(
             f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
         )
     return lines
+
+
+def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: float | None) -> None:
+    """Raises UsageError if the jobs may take more GPU-hours than are allowed (None: any number)."""
+    if gpu_hours_allowed is None:
+        return
+    expected, most = gpu_hours(documents)
+    if expected is None or most is None:
+        raise UsageError(
+            "--max-gpu-hours cannot be held: the site is exclusive and its profile has no gpus_per_node, "
+            "so that what whole nodes cost is not known; add it"
+        )
+    if most > gpu_hours_allowed:
+        raise UsageError(
+            f"--max-gpu-hours {gpu_hours_allowed:g}: the jobs may take {most:.2f} by their time limits "
+            f"({expected:.2f} expected); ask for fewer sizes or repeats, a shorter --time, or more "
+            f"hours. Nothing was submitted"
+        )
 
 
 def gpu_hours(documents: Sequence[Document]) -> tuple[float | None, float | None]:

@@ -33,6 +33,9 @@ def main() -> int:
         preexec_fn=die_with_parent,
     )
     code = outlast([torchrun], lambda: bool(stops))
+    if torchrun.returncode < 0 and not stops:
+        # It has told nothing itself, and srun hands on the largest exit code alone.
+        print(f"torchrun was killed by {signal.Signals(-torchrun.returncode).name}", flush=True)
     if code and not stops:
         time.sleep(PATIENCE_S)
     return code

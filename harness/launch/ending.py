@@ -18,6 +18,11 @@ _FAILURE = re.compile(
     r"\s*error_file: (?P<file>.+)$",
     re.MULTILINE,
 )
+_ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)$", re.MULTILINE)
+"""What a torchrun says that has ended its ranks because a signal asked it to."""
+_TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
+"""What an agent says; srun hands on the largest exit code of all nodes, which need not be of that one."""
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NO_RENDEZVOUS = re.compile(
     r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
     r"client socket has timed out[^\n]*|address already in use",
@@ -35,7 +40,7 @@ class Stopped:
 
 def rank_exits(logs: Sequence[Path]) -> tuple[RankExit, ...]:
     """The ranks that closing reports of torchruns name as failed, with the exception each left."""
-    text = "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+    text = _text(logs)
     found = {int(match["rank"]): (int(match["code"]), match["file"]) for match in _FAILURE.finditer(text)}
     return tuple(
         RankExit(
@@ -75,18 +80,100 @@ def no_rendezvous(folder: Path) -> str | None:
     return None
 
 
-def reading(exits: Sequence[RankExit], stopped: Stopped | None) -> tuple[Outcome, str]:
-    """The outcome of a run that was going on when its launch ended and that left no complete records."""
+def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:
+    """Whether the torchruns of all nodes say that a signal asked them to end."""
+    return len(_ASKED_TO_END.findall(_text(logs))) >= nodes
+
+
+def torchrun_killed(logs: Sequence[Path]) -> str | None:
+    """The signal that has killed the torchrun of a node, if its agent says so."""
+    match = _TORCHRUN_KILLED.search(_text(logs))
+    return None if match is None else match["signal"]
+
+
+def _text(logs: Sequence[Path]) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What else is seen of a launch that has ended."""
+
+    exit_code: int | None = None
+    """Of the process that was started; of a signal the number below zero."""
+    asked_to_end: bool = False
+    """Whether its torchruns say so."""
+    torchrun_killed: str | None = None
+    """The signal that has killed the torchrun of a node, if that is known."""
+    recorded: frozenset[int] = frozenset()
+    """Ranks that have written down how the run ended for them: that they left tells no more."""
+    out_of_memory_kills: int | None = None
+    """Processes that kernels ended for want of memory meanwhile; None: not known."""
+
+
+def reading(
+    exits: Sequence[RankExit], stopped: Stopped | None, signs: Signs | None = None
+) -> tuple[Outcome, str]:
+    """The outcome of a run that was going on when its launch ended and that left no complete records.
+
+    Only what is recognised has an outcome of its own; the rest is unknown, and is shown.
+    """
     if stopped is not None:
         return stopped.outcome, stopped.reason
+    signs = signs or Signs()
+    exits = [rank for rank in exits if rank.signal is not None or rank.rank not in signs.recorded]
     # torchrun itself ends the other ranks with SIGTERM when one has failed.
-    culprits = [rank for rank in exits if rank.signal != "SIGTERM"] or list(exits)
+    culprits = [rank for rank in exits if rank.signal != "SIGTERM"]
     killed = [rank for rank in culprits if rank.signal is not None]
     if killed:
-        first = killed[0]
-        hint = "; often the kernel's out-of-memory killer" if first.signal == "SIGKILL" else ""
-        return Outcome.CRASHED, f"rank {first.rank} was killed by {first.signal}{hint}"
+        return _killed(killed, signs)
     if culprits:
         first = next((rank for rank in culprits if rank.message), culprits[0])
-        return Outcome.CRASHED, f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
-    return Outcome.UNKNOWN, "the launch ended without a word; see its logs"
+        return _failed(first)
+    if exits or signs.asked_to_end:
+        return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
+    return _launcher_lost(signs)
+
+
+def _killed(killed: Sequence[RankExit], signs: Signs) -> tuple[Outcome, str]:
+    by_kernel = [rank for rank in killed if rank.signal == "SIGKILL"]
+    if by_kernel and signs.out_of_memory_kills:
+        return _out_of_memory(f"rank {by_kernel[0].rank}", signs.out_of_memory_kills)
+    return Outcome.CRASHED, f"rank {killed[0].rank} was killed by {killed[0].signal}"
+
+
+def _failed(rank: RankExit) -> tuple[Outcome, str]:
+    reason = f"rank {rank.rank}: {rank.message or f'exit code {rank.exit_code}'}"
+    if rank.message and _DISK_FULL.search(rank.message):
+        # Not the cell's fault: it is run again when there is room.
+        return Outcome.CANCELLED, f"the disk is full: {reason}"
+    return Outcome.CRASHED, reason
+
+
+def _launcher_lost(signs: Signs) -> tuple[Outcome, str]:
+    """No rank was named: what the process that started them tells by its own end."""
+    if signs.torchrun_killed is not None:
+        return _torchrun_killed(signs.torchrun_killed, signs)
+    code = signs.exit_code
+    if code is None or code >= 0:
+        return Outcome.UNKNOWN, "the launch ended without a word; see its logs"
+    name = _signal_name(-code)
+    if name == "SIGKILL" and signs.out_of_memory_kills:
+        return _out_of_memory("the process that started the ranks", signs.out_of_memory_kills)
+    if name == "SIGTERM":
+        return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
+    return Outcome.UNKNOWN, f"the process that started the ranks was killed by {name}"
+
+
+def _torchrun_killed(name: str, signs: Signs) -> tuple[Outcome, str]:
+    if name == "SIGKILL" and signs.out_of_memory_kills:
+        return _out_of_memory("a node's torchrun", signs.out_of_memory_kills)
+    return Outcome.UNKNOWN, f"a node's torchrun was killed by {name}"
+
+
+def _out_of_memory(who: str, kills: int) -> tuple[Outcome, str]:
+    return (
+        Outcome.OUT_OF_MEMORY,
+        f"{who} was killed by SIGKILL, and meanwhile the kernel of its hosts ended "
+        f"{kills} process{'es' if kills > 1 else ''} for want of memory",
+    )

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PHASES = {"proof": "proof", "warm-up": "warm-up", "measure": "measuring", "exposed": "on and off"}
+_PHASES = {
+    "proof": "proof",
+    "warm-up": "warm-up",
+    "measure": "measuring",
+    "exposed": "on and off",
+    "recorded": "ending",
+}
 
 
 class LogTail:
@@ -18,7 +26,10 @@ class LogTail:
         self._offset = 0
 
     def events(self) -> Iterator[dict[str, object]]:
-        """The events since the last call; a last line without its end waits for the next call."""
+        """The events since the last call; a last line without its end waits for the next call.
+
+        A line that was cut off and gone on with, as on a full disk, is no event.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -30,7 +41,8 @@ class LogTail:
             return
         self._offset += len(whole) + 1
         for line in whole.split(b"\n"):
-            yield json.loads(line)
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 @dataclass
@@ -59,6 +71,32 @@ class LaunchState:
             self.phase = _PHASES.get(str(name), self.phase)
 
 
-def last_change(folder: Path) -> float:
-    """When any rank's log last grew, as a modification time; 0 before the first."""
-    return max((path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=0.0)
+class Pulse:
+    """For how long each rank has said nothing, by this process's own monotonic clock.
+
+    What counts is that a log changes: its times are those of other hosts' clocks, or of one that was set.
+    """
+
+    def __init__(self, folder: Path, ranks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths = [folder / f"rank-{rank:05d}.jsonl" for rank in range(ranks)]
+        self._clock = clock
+        self._seen = [_standing(path) for path in self._paths]
+        self._changed = [clock()] * ranks
+
+    def silence_s(self) -> dict[int, float]:
+        """Seconds since each rank's log was seen to change, or since this watch began, by rank."""
+        now = self._clock()
+        for rank, path in enumerate(self._paths):
+            standing = _standing(path)
+            if standing != self._seen[rank]:
+                self._seen[rank], self._changed[rank] = standing, now
+        return {rank: now - changed for rank, changed in enumerate(self._changed)}
+
+
+def _standing(path: Path) -> tuple[int, int] | None:
+    """Size and modification time; None if it is not there yet."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,12 @@ import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.ending import Stopped, rank_exits, reading
-from harness.launch.follow import LaunchState, LogTail, last_change
+from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading, torchrun_killed
+from harness.launch.follow import LaunchState, LogTail, Pulse
+from harness.launch.hang import hang_reason, heartbeats
+from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.starter import Starter
+from harness.worker.vigil import MARGIN_S
 from results.launch import Attempt, Launch
 from results.outcome import Outcome
 from results.store import Study, utc_now
@@ -60,6 +63,7 @@ class Supervisor:
         self._tail = LogTail(self._folder / "rank-00000.jsonl")
         self._state = LaunchState()
         self._ready_at: float | None = None
+        self._kills_before: int | None = None
 
     def run(self) -> tuple[Attempt, LaunchState]:
         """Start the workers and stay until they have ended.
@@ -69,6 +73,7 @@ class Supervisor:
         path = self._study.add_launch(self._launch).resolve()
         command = self._starter.command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
+        self._kills_before = out_of_memory_kills()
         with (self._folder / "torchrun.log").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -102,7 +107,7 @@ class Supervisor:
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
-        began = time.time()
+        pulse = Pulse(self._folder, self._launch.placement.gpus)
         while True:
             ended = process.poll() is not None
             self._read_log()
@@ -111,9 +116,27 @@ class Supervisor:
                 return None
             if self._watch.deadline.is_over:
                 return Stopped(outcome=Outcome.TIMED_OUT, reason=self._watch.deadline.reason)
-            silence = time.time() - max(began, last_change(self._folder))
-            if silence > self._launch.silence_s:
-                return Stopped(outcome=Outcome.HUNG, reason=f"no rank said anything for {silence:.0f} s")
+            hung = self._hung(pulse)
+            if hung is not None:
+                return hung
+            time.sleep(POLL_S)
+
+    def _hung(self, pulse: Pulse) -> Stopped | None:
+        """How to read a silence that was too long; None while some rank says something."""
+        if min(pulse.silence_s().values()) <= self._launch.silence_s:
+            return None
+        self._await_recordings()
+        silence_s = pulse.silence_s()
+        if min(silence_s.values()) <= self._launch.silence_s:
+            return None
+        return Stopped(outcome=Outcome.HUNG, reason=hang_reason(self._folder, silence_s))
+
+    def _await_recordings(self) -> None:
+        """Ranks that stand still are about to write down where, if they can."""
+        end = time.monotonic() + MARGIN_S
+        while time.monotonic() < end:
+            if len(list(self._folder.glob("flight-*.json"))) == self._launch.placement.gpus:
+                return
             time.sleep(POLL_S)
 
     def _read_log(self) -> None:
@@ -132,9 +155,17 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
-        exits = rank_exits(sorted(self._folder.glob("*.log")))
+        logs = sorted(self._folder.glob("*.log"))
+        exits, kills = rank_exits(logs), self._out_of_memory_kills(logs)
+        signs = Signs(
+            exit_code=exit_code,
+            asked_to_end=asked_to_end(logs, nodes=self._launch.placement.nodes),
+            torchrun_killed=torchrun_killed(logs),
+            recorded=self._recorded(),
+            out_of_memory_kills=kills,
+        )
         unfinished = [run for run in self._state.started if not self._complete(run)]
-        outcome, reason = reading(exits, stopped)
+        outcome, reason = reading(exits, stopped, signs)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,
@@ -145,13 +176,28 @@ class Supervisor:
             outcomes=dict.fromkeys(unfinished, outcome),
             reasons=dict.fromkeys(unfinished, reason),
             ranks=exits,
+            heartbeats={str(rank): at for rank, at in heartbeats(self._folder).items()},
+            out_of_memory_kills=kills,
             startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
         )
 
+    def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
+        """On this host since the start, and on others whose agents have told."""
+        now, told = out_of_memory_kills(), kills_told(logs)
+        here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
+        return None if here is None and told is None else (here or 0) + (told or 0)
+
     def _complete(self, run_id: str) -> bool:
+        return len(self._records(run_id)) == self._launch.placement.gpus
+
+    def _recorded(self) -> frozenset[int]:
+        """Ranks that have a record of the last run that began."""
+        return self._records(self._state.started[-1]) if self._state.started else frozenset()
+
+    def _records(self, run_id: str) -> frozenset[int]:
         cell_id = next(slot.cell_id for slot in self._launch.slots if slot.run_id == run_id)
         ranks = range(self._launch.placement.gpus)
-        return all(self._study.rank_path(cell_id, run_id, rank).exists() for rank in ranks)
+        return frozenset(rank for rank in ranks if self._study.rank_path(cell_id, run_id, rank).exists())
 
 
 @contextmanager

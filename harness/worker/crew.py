@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from harness.code import checkout, code_hash
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
+from harness.worker.flight import write_recording
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
@@ -25,8 +27,9 @@ from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=15)
-STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.CANCELLED}
+LEEWAY_S = 60.0
+"""A collective waits this much longer than the supervisor does: that one tells what hung."""
+STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.HUNG, Outcome.CANCELLED}
 """Outcomes after which the process is not trusted with another cell."""
 
 
@@ -40,10 +43,13 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     study = Study(launch_path.parents[2])
     torch.set_num_threads(launch.threads)
     device = _device(launch, rank)
-    vigil = Vigil(launch.silence_s)
-    log = RankLog(launch_path.parent / f"rank-{rank.rank:05d}.jsonl", rank.rank, vigil)
+    log = _log(launch_path.parent, launch, rank)
+    # Ranks may wait for each other from here on.
+    log.event("joining")
     dist.init_process_group(
-        launch.backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if device.type == "cuda" else None
+        launch.backend,
+        timeout=timedelta(seconds=launch.silence_s + LEEWAY_S),
+        device_id=device if device.type == "cuda" else None,
     )
     surroundings = Surroundings(
         launch=launch,
@@ -61,6 +67,12 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         return _run_slots(study, surroundings)
     finally:
         log.close()
+
+
+def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
+    number = f"{rank.rank:05d}"
+    record = partial(write_recording, folder / f"flight-{number}.json", launch.backend)
+    return RankLog(folder / f"rank-{number}.jsonl", rank.rank, Vigil(launch.silence_s, record))
 
 
 def _run_slots(study: Study, around: Surroundings) -> int:

@@ -18,6 +18,10 @@ _PEER_LOST = re.compile(
     r"Application timeout caused pair closure|ncclRemoteError",
     re.IGNORECASE,
 )
+# What the one says that waited in a collective for longer than the group's time-out.
+_NOBODY_CAME = re.compile(
+    r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout", re.IGNORECASE
+)
 
 
 def classify(error: BaseException) -> tuple[Outcome, str]:
@@ -31,6 +35,8 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
         return Outcome.DIVERGED, text
     if out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, reason
+    if isinstance(error, RuntimeError) and _NOBODY_CAME.search(text):
+        return Outcome.HUNG, f"a collective was not joined by all ranks in time: {reason}"
     if isinstance(error, RuntimeError) and _PEER_LOST.search(text):
         return Outcome.CANCELLED, f"another rank went away: {reason}"
     return Outcome.CRASHED, reason

@@ -1,4 +1,4 @@
-"""Jobs on the side that plans and submits them: which there are, what they cost, how their ends are found out."""
+"""Jobs as they are planned and submitted: which there are, what they cost, how their ends are found out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from harness.code import checkout, code_hash
 from harness.jobs.allocation import Allocation
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches
-from harness.jobs.documents import Document, Documents
+from harness.jobs.documents import Document, SlurmDocuments
+from harness.jobs.places import PodPlace, obstacle
 from harness.jobs.planned import planned_jobs
 from harness.jobs.standing import JobStanding, held_by_jobs, recover, standings
 from harness.jobs.words import cost_lines, cost_rows, gpu_hours
 from harness.launch.ending import Stopped
+from harness.launch.kubernetes.profile import KubernetesProfile
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand
 from harness.plan.request import StudyFile, make_request
@@ -82,7 +84,7 @@ def documents_of(tmp_path: Path, site: SiteProfile, **options: object) -> list[D
     plan = plan_of(**options)
     launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
     jobs = planned_jobs(plan, launches, per_cell=False, known_step_ns={})
-    made = Documents(Study(tmp_path / "s"), plan, site, RunOptions(), CODE)
+    made = SlurmDocuments(Study(tmp_path / "s"), plan, site, RunOptions(), CODE)
     return [made.run(job) for job in jobs]
 
 
@@ -94,7 +96,7 @@ def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alon
     ]
     # 8 GPUs for 0.1 h and 16 for 0.1 h; at most half an hour of each.
     assert gpu_hours(planted) == (pytest.approx(2.4), pytest.approx(12.0))
-    assert cost_lines(planted, SITE) == [
+    assert cost_lines(planted, SITE.price, gpus=True) == [
         "2 jobs: 2.40 GPU-hours expected, 12.00 at most (the time limits)",
         "$6.00 expected, $30.00 at most, at $2.50 a GPU-hour (a list, 2026)",
     ]
@@ -107,7 +109,7 @@ def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
         document, job=msgspec.structs.replace(document.job, estimate_s=7200.0, time_limit_s=3600.0)
     )
     assert "1 job may not end within the time limit; the same command goes on after it" in cost_lines(
-        [short], SITE
+        [short], SITE.price, gpus=True
     )
 
 
@@ -115,7 +117,7 @@ def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path: Path) -> None:
     site = SiteProfile(exclusive=True)
     documents = documents_of(tmp_path, site, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
     assert gpu_hours(documents) == (None, None)
-    assert "GPU-hours are not known" in cost_lines(documents, site)[0]
+    assert "GPU-hours are not known" in cost_lines(documents, site.price, gpus=True)[0]
 
 
 def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_
     assert first == again
     assert [document.job.job_id for document in first] == ["0001-1x8", "0002-2x8"]
     store = JobStore(tmp_path / "s")
-    store.add(first[0].job, document=first[0].script, name="script.sh")
+    store.add(first[0].job, document=first[0].text, name="script.sh")
     [third, _] = documents_of(tmp_path, SITE, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
     assert third.job.job_id == "0002-1x8"
     other = documents_of(tmp_path / "elsewhere", SITE, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
@@ -347,12 +349,9 @@ def test_an_allocation_is_read_from_slurms_variables() -> None:
         (GOOD, {}, "17", None),
         # The one who submitted it has not written so yet.
         (GOOD, {}, None, None),
-        (msgspec.structs.replace(GOOD, code=CODE), {}, "17", "the code of bench was edited while"),
         (GOOD, {"SLURM_JOB_NODELIST": "n1"}, "17", "the allocation has 1 node and the job is for 2"),
         (GOOD, {"SLURM_GPUS_ON_NODE": "4"}, "17", "a node has 4 GPUs here and the job needs 8"),
         (GOOD, {}, "16", "it was submitted as job 16, and this is 17"),
-        (GOOD, {"SLURM_RESTART_COUNT": "2"}, "17", None),
-        (GOOD, {"SLURM_RESTART_COUNT": "3"}, "17", "it has been put back into the queue 3 times"),
     ],
 )
 def test_a_job_is_not_run_where_it_does_not_belong(
@@ -362,15 +361,29 @@ def test_a_job_is_not_run_where_it_does_not_belong(
     assert allocation is not None
     at = "2026-01-01T00:00:00Z"
     told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
-    found = allocation.obstacle(job, told, None)
+    found = allocation.obstacle(job, told)
     assert found is None if reason is None else str(found).startswith(reason)
 
 
-def test_a_job_that_was_given_up_is_not_run() -> None:
-    allocation = Allocation.here(HERE)
-    assert allocation is not None
-    words = allocation.obstacle(GOOD, None, end_of(GOOD, Outcome.CANCELLED))
-    assert words == "it was closed before (cancelled: its own word), and its cells are with others"
+@pytest.mark.parametrize(
+    ("job", "start", "ended", "reason"),
+    [
+        (GOOD, 2, None, None),
+        (GOOD, 3, None, "it has begun again 3 times (--retries 2)"),
+        (msgspec.structs.replace(GOOD, code=CODE), 0, None, "the code of bench was edited while"),
+        (GOOD, 0, Outcome.CANCELLED, "it was closed before (cancelled: its own word), and its cells are"),
+    ],
+)
+def test_a_job_is_not_run_again_and_again_nor_with_other_code(
+    tmp_path: Path, job: Job, start: int, ended: Outcome | None, reason: str | None
+) -> None:
+    store = submitted(tmp_path, job, None)
+    for number in range(start):
+        JobStore(store.root).add_end(end_of(job, Outcome.PREEMPTED, start=number))
+    profile = KubernetesProfile(image="bench:1", volume_claim="results")
+    pod = PodPlace(msgspec.structs.replace(job, site=msgspec.to_builtins(profile)), JobStore(store.root))
+    found = obstacle(job, pod, None, None if ended is None else end_of(job, ended))
+    assert found is None if reason is None else str(found).startswith(reason)
 
 
 def test_a_standing_says_what_is_held() -> None:

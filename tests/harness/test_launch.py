@@ -16,10 +16,12 @@ from harness.console import Standing
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.ending import Stopped, rank_exits, reading
-from harness.launch.follow import LaunchState, LogTail
+from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading
+from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
+from harness.launch.starter import LocalStarter
+from harness.launch.supervise import Supervisor, Watch
 from harness.launch.tally import Conditions, tally
 from harness.plan.estimate import LaunchEstimate
 from results.environment import CodeVersion, Environment
@@ -28,6 +30,7 @@ from results.launch import Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
+from results.store import Study
 
 
 def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
@@ -106,9 +109,7 @@ def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path:
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
     ]
-    outcome, reason = reading(exits, None)
-    assert outcome is Outcome.CRASHED
-    assert reason.startswith("rank 1 was killed by SIGKILL; often")
+    assert reading(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
@@ -119,8 +120,13 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> Non
     (tmp_path / "torchrun.log").write_text(report)
     exits = rank_exits([tmp_path / "torchrun.log"])
     assert reading(exits, None) == (
+        Outcome.CANCELLED,
+        "the disk is full: rank 1: OSError: [Errno 28] No space left on device",
+    )
+    error.write_text(json.dumps({"message": {"message": "ValueError: no room in the model"}}))
+    assert reading(rank_exits([tmp_path / "torchrun.log"]), None) == (
         Outcome.CRASHED,
-        "rank 1: OSError: [Errno 28] No space left on device",
+        "rank 1: ValueError: no room in the model",
     )
 
 
@@ -130,8 +136,77 @@ def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
     assert reading(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
 
 
-def test_an_end_without_a_word_is_unknown() -> None:
-    assert reading((), None)[0] is Outcome.UNKNOWN
+def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankExit:
+    return RankExit(rank=rank, exit_code=code, signal=by, message=None)
+
+
+OUTSIDE = "its processes were asked to end by a signal from outside"
+UNSAID = "the launch ended without a word; see its logs"
+
+
+@pytest.mark.parametrize(
+    ("exits", "signs", "outcome", "reason"),
+    [
+        (
+            [_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")],
+            Signs(out_of_memory_kills=2),
+            Outcome.OUT_OF_MEMORY,
+            "rank 1 was killed by SIGKILL, and meanwhile the kernel of its hosts ended 2 processes for want"
+            " of memory",
+        ),
+        (
+            [_exit(1, by="SIGKILL")],
+            Signs(out_of_memory_kills=0),
+            Outcome.CRASHED,
+            "rank 1 was killed by SIGKILL",
+        ),
+        # Another process of the host was ended for want of memory: no evidence on these ranks.
+        (
+            [_exit(1, by="SIGSEGV")],
+            Signs(out_of_memory_kills=1),
+            Outcome.CRASHED,
+            "rank 1 was killed by SIGSEGV",
+        ),
+        ([_exit(1, code=3)], Signs(out_of_memory_kills=1), Outcome.CRASHED, "rank 1: exit code 3"),
+        ([_exit(0, by="SIGTERM"), _exit(1, by="SIGTERM")], Signs(exit_code=1), Outcome.CANCELLED, OUTSIDE),
+        ([], Signs(exit_code=1, asked_to_end=True), Outcome.CANCELLED, OUTSIDE),
+        ([], Signs(exit_code=-15), Outcome.CANCELLED, OUTSIDE),
+        (
+            [],
+            Signs(exit_code=-9, out_of_memory_kills=0),
+            Outcome.UNKNOWN,
+            "the process that started the ranks was killed by SIGKILL",
+        ),
+        (
+            [],
+            Signs(exit_code=-9, out_of_memory_kills=1),
+            Outcome.OUT_OF_MEMORY,
+            "the process that started the ranks was killed by SIGKILL, and meanwhile the kernel of its hosts"
+            " ended 1 process for want of memory",
+        ),
+        ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
+        ([], Signs(), Outcome.UNKNOWN, UNSAID),
+        ([], None, Outcome.UNKNOWN, UNSAID),
+    ],
+)
+def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(
+    exits: list[RankExit], signs: Signs | None, outcome: Outcome, reason: str
+) -> None:
+    assert reading(exits, None, signs) == (outcome, reason)
+
+
+def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path: Path) -> None:
+    # The last line of what torchrun 2.13 prints after `kill`.
+    words = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 714 got signal: 15\n"
+    logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
+    logs[0].write_text(words)
+    logs[1].write_text("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n")
+    assert asked_to_end(logs[:1], nodes=1)
+    assert not asked_to_end(logs, nodes=2)
+    logs[1].write_text(words)
+    assert asked_to_end(logs, nodes=2)
+    logs[1].write_text(words.replace("15", "11"))
+    assert not asked_to_end(logs, nodes=2)
 
 
 def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
@@ -147,6 +222,39 @@ def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     for event in tail.events():
         state.take(event)
     assert (state.phase, state.finished) == ("measuring", True)
+
+
+def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_text('{"event": "ready"}\n{"event": "ru{"event": "finished"}\n{"event": "proof"}\n')
+    assert [event["event"] for event in LogTail(path).events()] == ["ready", "proof"]
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
+    speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
+    folder = tmp_path / "launches" / launch.launch_id
+    folder.mkdir(parents=True)
+    watch = Watch(report=lambda state: None, deadline=Deadline(None, ""))
+    supervisor = Supervisor(Study(tmp_path), launch, tmp_path, LocalStarter(), watch)
+    now = [0.0]
+    pulse = Pulse(folder, 2, clock=lambda: now[0])
+
+    def wait() -> None:
+        now[0] += 2
+        if speaks:
+            (folder / "rank-00001.jsonl").write_text('{"event": "joining"}\n')
+
+    monkeypatch.setattr(supervisor, "_await_recordings", wait)
+    now[0] = 10.0
+    assert supervisor._hung(pulse) is None
+    assert now[0] == 10.0
+    now[0] = 10.5
+    stopped = supervisor._hung(pulse)
+    reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
+    assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
 
 
 def test_a_nearly_full_disk_is_refused_before_anything_runs(

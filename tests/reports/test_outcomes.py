@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.cli.status import _standing
+from harness.jobs.progress import progress
+from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import cells_csv
@@ -32,6 +33,12 @@ def _figures(planted: Any) -> StudyFigures:
     return analyse("s", planted.study.plans(), planted.study.results())
 
 
+def _standing(planted: Any) -> dict[str, tuple[str, str]]:
+    """State and words of each cell, as `bench status` shows them."""
+    rows = progress(planted.study, planted.study.plans(), Conditions(code_hash="c0de"), [])
+    return {row.cell: (row.state, row.others) for row in rows}
+
+
 def _outcomes(planted: Any) -> dict[str, tuple[str, str, int]]:
     return {one.cell.id: (one.outcome, one.reason, one.runs) for one in _figures(planted).failures}
 
@@ -54,9 +61,8 @@ def test_larger_batches_without_runs_are_skipped_in_words(
         curve.gaps for curve in figures.curves if any("inferred" in gap.reason for gap in curve.gaps)
     )
     assert gap.reason == f"skipped: {words}"
-    standing = {row[0]: row[1:] for row in _standing(planted.study)}
-    assert standing[sixteen.id] == ("0", "2", f"skipped: {words}")
-    assert standing[eight.id] == ("0", "2", "1 out_of_memory")
+    assert _standing(planted)[sixteen.id] == ("skipped", words)
+    assert _standing(planted)[eight.id] == ("failed", "1 out_of_memory: rank 0: no memory")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_a_larger_batch_that_was_run_all_the_same_has_its_own_outcome(
     planted.run(cells[1], new_timing(step_ms=1.0, **EXHAUSTED))
     planted.run(cells[2], new_timing(step_ms=1.0, outcome=outcome, reason="its own"))
     assert _outcomes(planted).get(cells[2].id, (None,))[0] == shown
-    assert not any("skipped" in row[3] for row in _standing(planted.study))
+    assert "skipped" not in {state for state, _ in _standing(planted).values()}
 
 
 def test_nothing_is_inferred_from_a_cell_that_ran_or_that_failed_otherwise_since(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from harness.worker.crew import STARTS_AFRESH
 from harness.worker.exchange import open_exchange
 from harness.worker.failure import classify
 from harness.worker.measure import DivergedError
@@ -32,51 +36,99 @@ HOST_MEMORY = (
 )
 PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537]"
 
-
-@pytest.mark.parametrize(
-    ("error", "outcome", "reason"),
-    [
-        (
-            torch.OutOfMemoryError(CUDA_MEMORY),
-            Outcome.OUT_OF_MEMORY,
-            f"OutOfMemoryError: {CUDA_MEMORY}",
-        ),
-        (MemoryError(), Outcome.OUT_OF_MEMORY, "MemoryError"),
-        (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
-        (
-            RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),
-            Outcome.CANCELLED,
-            f"another rank went away: RuntimeError: {PAIR} Read error [127.0.0.1]:53137:"
-            " Connection reset by peer.",
-        ),
-        (
-            RuntimeError(f"{PAIR} Connection closed by peer [127.0.0.1]:8721"),
-            Outcome.CANCELLED,
-            f"another rank went away: RuntimeError: {PAIR} Connection closed by peer [127.0.0.1]:8721",
-        ),
-        (
-            dist.DistBackendError("NCCL error: remote process exited or there was a network error"),
-            Outcome.CANCELLED,
-            "another rank went away: DistBackendError: NCCL error: remote process exited or there was a"
-            " network error",
-        ),
-        (
-            DivergedError(),
-            Outcome.DIVERGED,
-            "the loss is not a finite number (NaN or infinity)",
-        ),
-        (ValueError("not a\n  shape"), Outcome.CRASHED, "ValueError: not a shape"),
-        (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, "RuntimeError: mat1 and mat2 shapes"),
-        (AssertionError(), Outcome.CRASHED, "AssertionError"),
-        # Words alone are not enough: a user's model may raise what it likes.
-        (ValueError("not enough memory cells"), Outcome.CRASHED, "ValueError: not enough memory cells"),
-        (KeyError("Broken pipe"), Outcome.CRASHED, "KeyError: 'Broken pipe'"),
-    ],
+BUFFER = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78]"
+# As ProcessGroupNCCL.cpp words it.
+WATCHDOG = (
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1,"
+    " NumelOut=1, Timeout(ms)=960000) ran for 960012 milliseconds before timing out."
 )
+
+
+ERRORS: list[tuple[Exception, Outcome, str]] = [
+    (
+        torch.OutOfMemoryError(CUDA_MEMORY),
+        Outcome.OUT_OF_MEMORY,
+        f"OutOfMemoryError: {CUDA_MEMORY}",
+    ),
+    (MemoryError(), Outcome.OUT_OF_MEMORY, "MemoryError"),
+    (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
+    (
+        RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),
+        Outcome.CANCELLED,
+        f"another rank went away: RuntimeError: {PAIR} Read error [127.0.0.1]:53137:"
+        " Connection reset by peer.",
+    ),
+    (
+        RuntimeError(f"{PAIR} Connection closed by peer [127.0.0.1]:8721"),
+        Outcome.CANCELLED,
+        f"another rank went away: RuntimeError: {PAIR} Connection closed by peer [127.0.0.1]:8721",
+    ),
+    (
+        dist.DistBackendError("NCCL error: remote process exited or there was a network error"),
+        Outcome.CANCELLED,
+        "another rank went away: DistBackendError: NCCL error: remote process exited or there was a"
+        " network error",
+    ),
+    (
+        RuntimeError(f"{PAIR} Application timeout caused pair closure"),
+        Outcome.CANCELLED,
+        f"another rank went away: RuntimeError: {PAIR} Application timeout caused pair closure",
+    ),
+    (
+        RuntimeError(f"{BUFFER} Timed out waiting 75000ms for recv operation to complete"),
+        Outcome.HUNG,
+        f"a collective was not joined by all ranks in time: RuntimeError: {BUFFER} Timed out waiting"
+        " 75000ms for recv operation to complete",
+    ),
+    (
+        dist.DistBackendError(f"[Rank 1] {WATCHDOG}"),
+        Outcome.HUNG,
+        f"a collective was not joined by all ranks in time: DistBackendError: [Rank 1] {WATCHDOG}",
+    ),
+    (
+        OSError(errno.ENOSPC, "No space left on device", "rank-00000.jsonl"),
+        Outcome.CANCELLED,
+        "the disk is full: OSError: [Errno 28] No space left on device: 'rank-00000.jsonl'",
+    ),
+    (
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        Outcome.CANCELLED,
+        "the disk is full: OSError: [Errno 122] Disk quota exceeded",
+    ),
+    (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "data"),
+        Outcome.CRASHED,
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data'",
+    ),
+    (
+        DivergedError(),
+        Outcome.DIVERGED,
+        "the loss is not a finite number (NaN or infinity)",
+    ),
+    (ValueError("not a\n  shape"), Outcome.CRASHED, "ValueError: not a shape"),
+    (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, "RuntimeError: mat1 and mat2 shapes"),
+    (AssertionError(), Outcome.CRASHED, "AssertionError"),
+    # Words alone are not enough: a user's model may raise what it likes.
+    (ValueError("not enough memory cells"), Outcome.CRASHED, "ValueError: not enough memory cells"),
+    (
+        ValueError("Timed out waiting 1ms for tea"),
+        Outcome.CRASHED,
+        "ValueError: Timed out waiting 1ms for tea",
+    ),
+    (KeyError("Broken pipe"), Outcome.CRASHED, "KeyError: 'Broken pipe'"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "reason"), ERRORS)
 def test_an_error_has_its_outcome_and_one_line_that_says_why(
     error: Exception, outcome: Outcome, reason: str
 ) -> None:
     assert classify(error) == (outcome, reason)
+
+
+def test_a_process_goes_on_after_a_run_that_diverged_and_after_no_other_failure() -> None:
+    # All ranks know of that one; of any other, one may not, and wait for this rank.
+    assert {outcome for _, outcome, _ in ERRORS} - {Outcome.DIVERGED} == STARTS_AFRESH
 
 
 def test_a_long_message_is_cut() -> None:
@@ -84,15 +136,15 @@ def test_a_long_message_is_cut() -> None:
     assert line == "ValueError: " + "x" * 400
 
 
-def exhaust_host_memory(rank: int) -> tuple[str, str, str]:
+def exhaust_host_memory(rank: int, by_torch: bool) -> tuple[str, str, str]:
     """On a rank: an allocation of 1 GiB where the kernel gives at most 256 MiB more."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     used_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used_kib * 1024 + 256 * MIB, before[1]))
     try:
-        torch.ones(256 * MIB)
-    except RuntimeError as error:
+        torch.ones(256 * MIB) if by_torch else bytearray(1024 * MIB)
+    except (RuntimeError, MemoryError) as error:
         return type(error).__name__, *classify(error)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
@@ -100,9 +152,12 @@ def exhaust_host_memory(rank: int) -> tuple[str, str, str]:
 
 
 def test_what_the_allocator_really_says_is_out_of_memory(ranks: Ranks) -> None:
-    [(kind, outcome, reason)] = ranks(1, exhaust_host_memory)
+    [(kind, outcome, reason)] = ranks(1, exhaust_host_memory, True)
     assert (kind, outcome) == ("RuntimeError", Outcome.OUT_OF_MEMORY)
     assert "you tried to allocate 1073741824 bytes" in reason
+    # As a data loader may meet it, outside of torch.
+    answer = ("MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError")
+    assert ranks(1, exhaust_host_memory, False) == [answer]
 
 
 def lose_a_peer_at_a_barrier(rank: int) -> tuple[str, str]:
@@ -141,3 +196,23 @@ def test_what_is_really_seen_of_a_killed_peer_is_cancelled(
     assert died is None
     assert outcome == Outcome.CANCELLED
     assert reason.startswith("another rank went away: RuntimeError: ")
+
+
+def wait_in_vain(rank: int) -> tuple[str, str]:
+    """On a rank: rank 1 comes to a sum a second after rank 0 has lost patience."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(2)
+    try:
+        dist.all_reduce(torch.ones(1), group=group)
+    except RuntimeError as error:
+        return classify(error)
+    return "nothing", ""
+
+
+def test_a_collective_that_really_times_out_has_hung_and_the_late_rank_is_a_victim(ranks: Ranks) -> None:
+    # The group is broken afterwards: none of its ranks is used again.
+    waited, late = ranks(2, wait_in_vain, dying=(0, 1))
+    assert waited[0] == Outcome.HUNG
+    assert "Timed out waiting 1000ms for" in waited[1]
+    assert late[0] == Outcome.CANCELLED

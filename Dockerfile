@@ -1,0 +1,39 @@
+# syntax=docker/dockerfile:1
+# The image of a node, with bench and torch:
+#
+#   docker build --build-arg VARIANT=cuda --tag bench:0.1.0-cuda .
+#
+# VARIANT is cpu, or cuda: then torch's wheels bring CUDA and NCCL along, and the host only the driver.
+# Images are pinned by version; whoever must build the same bits again pins their digests.
+# There is no compiler in it: studies with --compile need an image made from this one with g++ in it.
+ARG VARIANT=cpu
+ARG PYTHON=3.11.13-slim-bookworm
+
+FROM python:${PYTHON} AS venv
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python3 -m venv /opt/bench
+ENV PATH=/opt/bench/bin:$PATH
+
+FROM venv AS torch-cpu
+ARG TORCH=2.13.0
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==${TORCH}
+
+FROM venv AS torch-cuda
+ARG TORCH=2.13.0
+RUN pip install --no-cache-dir torch==${TORCH}
+
+# Only the stage that is named here is built.
+# hadolint ignore=DL3006
+FROM torch-${VARIANT} AS build
+WORKDIR /src
+COPY . .
+RUN pip install --no-cache-dir .
+
+FROM python:${PYTHON}
+# By number, so that Kubernetes can tell that it is not root.
+RUN useradd --uid 1000 --user-group --create-home bench
+COPY --from=build /opt/bench /opt/bench
+ENV PATH=/opt/bench/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+USER 1000:1000
+WORKDIR /results
+ENTRYPOINT ["bench"]

@@ -1,0 +1,59 @@
+"""How many processes the kernel has ended for want of memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_TOLD = re.compile(r"out-of-memory kills on this host: (\d+)")
+
+
+def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Processes of this process's control group that were ended so, or, where it does not count, of the host.
+
+    Since the group was made, or since the host started: what counts is the difference over a launch. None
+    if the kernel does not tell. Sources: cgroup-v2.rst, memory.events (with the groups below);
+    cgroup-v1/memory.rst, memory.oom_control (this group alone); /proc/vmstat.
+    """
+    counted = (_count(path) for path in (*_of_own_group(proc, cgroups), proc / "vmstat"))
+    return next((kills for kills in counted if kills is not None), None)
+
+
+def kills_told(logs: Sequence[Path]) -> int | None:
+    """What the agents of other hosts say in the logs of a launch, together; None if none says anything."""
+    told = [
+        int(number)
+        for log in logs
+        for number in _TOLD.findall(log.read_text(encoding="utf-8", errors="replace"))
+    ]
+    return sum(told) if told else None
+
+
+def _of_own_group(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """The files that may count, the best first."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield from _below(cgroups / "memory", path, "memory.oom_control")
+        elif not controllers:
+            yield from _below(cgroups, path, "memory.events")
+
+
+def _below(root: Path, path: str, name: str) -> Iterator[Path]:
+    yield root / path.lstrip("/") / name
+    # In a container the group's own folder is often mounted as the root.
+    yield root / name
+
+
+def _count(path: Path) -> int | None:
+    found = _KILLS.search(_text(path))
+    return None if found is None else int(found[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,210 @@
+"""Launches in the pods of a job: each pod starts a torchrun of its own, and pod 0 says when.
+
+Pod 0 supervises. A launch is there for the others when its file is on the shared volume, and over when the
+supervisor's word on it is; the nodes meet at a port that all of them work out from the launch's id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness.code import checkout
+from harness.kernel import die_with_parent
+from harness.launch.agent import node_command
+from harness.launch.command import worker_environment
+from harness.launch.ending import Stopped
+from harness.launch.kubernetes.profile import PORTS
+from results.errors import NewerSchemaError, StoreError
+from results.job import Job
+from results.job_store import JobStore
+from results.launch import Launch
+from results.outcome import Outcome
+from results.schemas import LAUNCH
+from results.store import Study
+
+POLL_S = 0.5
+PATIENCE_S = 10.0
+"""For a torchrun to end by itself, and its ranks to write what they know, once its launch is over."""
+GRACE_S = 10.0
+"""Between asking a torchrun to end and killing it."""
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a pod that was asked to end; Kubernetes would count 0 as work that is done."""
+
+_COMES_BACK = {Outcome.PREEMPTED, Outcome.NODE_FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the nodes of a job's launches meet."""
+
+    address: str
+    """Of pod 0."""
+    first_port: int
+
+    def endpoint(self, launch_id: str) -> str:
+        """HOST:PORT of one launch. The port that a launch leaves may linger; the next one has another."""
+        return f"{self.address}:{self.first_port + zlib.crc32(launch_id.encode()) % PORTS}"
+
+
+class PodStarter:
+    """Starts the launches of one job, in pod 0."""
+
+    hosts = True
+    supervisor_pid: int | None = None
+    """What is left in a pod ends with its first process."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        # The kubelet gives some pods cores that nobody else is on ("Control CPU Management Policies").
+        self.pins = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return node_command(launch, path, 0, self._meeting.endpoint(launch.launch_id))
+
+    def interruption(self) -> Stopped:
+        return Stopped(
+            outcome=Outcome.PREEMPTED,
+            reason="the pod was asked to end: it was evicted, preempted or deleted, or its time was over",
+        )
+
+
+def is_over(store: JobStore, job_id: str) -> bool:
+    """Whether the job has ended for good: whoever takes part in it has nothing more to do.
+
+    After an end that the cluster brought about, pod 0 is started again.
+    """
+    try:
+        ends = store.starts(job_id)
+        return store.ended(job_id) is not None or any(end.outcome not in _COMES_BACK for end in ends)
+    except NewerSchemaError:
+        raise
+    except StoreError:
+        # A shared file system may show a name before its content; the next look sees both.
+        return False
+
+
+def follow(study: Study, job: Job, node_rank: int, meeting: Meeting) -> int:
+    """Take part in the job's launches, as node `node_rank` from 1, until the job is over.
+
+    Returns the exit code of the pod's program: 0 when the job is over, STOPPED after SIGTERM, when this
+    node's share of a launch has ended with it.
+    """
+    stops: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    follower = _Follower(study, job, node_rank, meeting, lambda: bool(stops))
+    store = JobStore(study.root)
+    try:
+        while not stops and not is_over(store, job.job_id):
+            launch = follower.next()
+            if launch is None:
+                time.sleep(POLL_S)
+            else:
+                follower.join(launch)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return STOPPED if stops else 0
+
+
+class _Follower:
+    """One node of a job, other than the first."""
+
+    def __init__(
+        self, study: Study, job: Job, node_rank: int, meeting: Meeting, stopped: Callable[[], bool]
+    ) -> None:
+        self._study = study
+        self._job = job
+        self._rank = node_rank
+        self._meeting = meeting
+        self._stopped = stopped
+        self._settled: set[str] = set()
+        """Ids of launches that need no more of this node."""
+
+    def next(self) -> Launch | None:
+        """The oldest launch that waits for this node."""
+        names = {path.name for path in self._study.root.glob("launches/*")} - self._settled
+        for name in sorted(names):
+            launch = self._readable(name)
+            if launch is None:
+                continue
+            if self._is_ours(launch) and not self._is_over(name):
+                return launch
+            self._settled.add(name)
+        return None
+
+    def _readable(self, launch_id: str) -> Launch | None:
+        """A launch; None if its file is not there yet, or not whole to see."""
+        try:
+            return LAUNCH.read(self._study.launch_folder(launch_id) / "launch.json")
+        except NewerSchemaError:
+            raise
+        except StoreError:
+            return None
+
+    def _is_ours(self, launch: Launch) -> bool:
+        return launch.job_id == self._job.job_id and self._rank < launch.placement.nodes
+
+    def _is_over(self, launch_id: str) -> bool:
+        return self._study.has_attempt(launch_id)
+
+    def join(self, launch: Launch) -> None:
+        """Run this node's torchrun until it has ended, or the launch is over, or this pod is to end."""
+        self._settled.add(launch.launch_id)
+        folder = self._study.launch_folder(launch.launch_id)
+        try:
+            log = (folder / f"agent-{self._rank}.log").open("xb")
+        except FileExistsError:
+            # This pod was started again. Who meets there has met its predecessor, and cannot meet it.
+            return
+        with log:
+            command = node_command(
+                launch,
+                (folder / "launch.json").resolve(),
+                self._rank,
+                self._meeting.endpoint(launch.launch_id),
+            )
+            torchrun = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=worker_environment(launch, checkout()),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+            self._outlast(torchrun, launch.launch_id)
+
+    def _outlast(self, torchrun: subprocess.Popen[bytes], launch_id: str) -> None:
+        over_at: float | None = None
+        while torchrun.poll() is None:
+            now = time.monotonic()
+            if over_at is None and self._is_over(launch_id):
+                over_at = now
+            if self._stopped() or (over_at is not None and now - over_at > PATIENCE_S):
+                end(torchrun)
+                return
+            time.sleep(POLL_S)
+
+
+def end(torchrun: subprocess.Popen[bytes]) -> None:
+    """Ask a torchrun to end its ranks, and kill what is left of them after GRACE_S."""
+    ranks = psutil.Process(torchrun.pid).children(recursive=True)
+    torchrun.terminate()
+    try:
+        torchrun.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        torchrun.kill()
+        torchrun.wait()
+    for rank in ranks:
+        # Each is in a session of its own.
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()

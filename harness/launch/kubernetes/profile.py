@@ -1,0 +1,194 @@
+"""A profile of a Kubernetes cluster: what its jobs ask for, written once by its users."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from harness.launch.kubernetes.names import check_key, check_label, check_subdomain, check_value
+from results.plan import Placement
+from results.strict_yaml import FileKind
+from slurm.site import Price, Times
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+PORTS = 1000
+"""Launches meet at one of so many ports, from the profile's on."""
+
+OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_OWN_VARIABLES = {"JOB_COMPLETION_INDEX", "POD_NAME", "PYTHONPATH", "PYTHONSAFEPATH", "USER"}
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti|k|M|G|T)")
+_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/:\0]+)+")
+
+
+def _check(name: str, rule: Callable[[str], None], value: str | None) -> None:
+    """Have a rule refuse a value, if one is given, as a ValueError that names its key."""
+    try:
+        if value is not None:
+            rule(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _word(text: str) -> None:
+    if not text or not text.isprintable() or " " in text:
+        raise ValueError(f"{text!r} is not one printable word")
+
+
+def _text(text: str) -> None:
+    if re.search(r"[\0\ud800-\udfff]", text):
+        raise ValueError(f"{text!a} has a character that no variable can hold")
+
+
+def _size(text: str) -> None:
+    if not _SIZE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a size such as 480Gi")
+
+
+def _path(text: str) -> None:
+    if not _PATH.fullmatch(text):
+        raise ValueError(f"{text!r} is not a path such as /results, without colons and a slash at its end")
+
+
+def _resource(text: str) -> None:
+    if text != "none":
+        check_key(text)
+        if "/" not in text:
+            raise ValueError(f"{text!r} is not a resource such as nvidia.com/gpu, or none")
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not _VARIABLE.fullmatch(name) or name in _OWN_VARIABLES:
+        raise ValueError(f"environment: {name!r} is not a variable that a profile may set")
+    _check(f"environment.{name}", _text, value)
+
+
+class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A taint of nodes that pods may be scheduled on all the same."""
+
+    key: str | None = None
+    """Left out: any."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Left out: any."""
+
+    def __post_init__(self) -> None:
+        _check("key", check_key, self.key)
+        _check("value", check_value, self.value)
+        if (self.operator == "Equal") != (self.value is not None):
+            raise ValueError("operator Equal needs a value, and Exists has none")
+        if self.key is None and self.operator == "Equal":
+            raise ValueError("without a key, operator is Exists")
+
+
+class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cluster, or one way to use it. What is left out is left to the cluster's defaults."""
+
+    image: str
+    """A reference with a tag or a digest; the same code of bench is in it as submits."""
+    python: str = "python3"
+    """Python inside the image."""
+    code_path: str | None = None
+    """The folder of bench in the image; left out: its Python finds it."""
+
+    namespace: str = "default"
+    volume_claim: str
+    """PersistentVolumeClaim of the results: all pods write to it at once (ReadWriteMany)."""
+    mount_path: str = "/results"
+    """Where pods see it."""
+    user: Count = 1000
+    """Number of the user and group that pods run as, and that can write to the volume."""
+
+    gpu_resource: str = "nvidia.com/gpu"
+    """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
+    gpus_per_node: Count | None = None
+    """GPUs that a node has; left out: not known."""
+    cpus_per_gpu: Count | None = None
+    """CPUs of one worker; without GPUs, of one rank."""
+    memory_per_node: str | None = None
+    """Such as 480Gi."""
+    shared_memory: str = "2Gi"
+    """Size of /dev/shm, which NCCL needs; what is in it counts as memory of the pod. Runtimes give 64 MiB."""
+    one_pod_per_host: bool = True
+    """Whether pods of a job are kept on different hosts; if not, figures of `nodes` may be those of one."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    service_account: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    priority_class: str | None = None
+    queue: str | None = None
+    """LocalQueue of Kueue that jobs wait in."""
+    labels: dict[str, str] = {}
+    """Of all objects."""
+    environment: dict[str, str] = {}
+    """Variables of every pod, such as NCCL_SOCKET_IFNAME; nothing in them is expanded."""
+    port: Annotated[int, msgspec.Meta(ge=1024, le=32_768 - PORTS)] = 20_000
+    """The first of the 1000 ports that nodes of a launch meet at."""
+
+    time: Times = Times()
+    price: Price | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("image", "python"):
+            _check(name, _word, getattr(self, name))
+        for name in ("mount_path", "code_path"):
+            _check(name, _path, getattr(self, name))
+        for name in ("memory_per_node", "shared_memory"):
+            _check(name, _size, getattr(self, name))
+        _check("namespace", check_label, self.namespace)
+        _check("queue", check_label, self.queue)
+        for name in ("volume_claim", "service_account", "priority_class"):
+            _check(name, check_subdomain, getattr(self, name))
+        for secret in self.image_pull_secrets:
+            _check("image_pull_secrets", check_subdomain, secret)
+        self._check_resources()
+        self._check_mappings()
+
+    def _check_resources(self) -> None:
+        _check("gpu_resource", _resource, self.gpu_resource)
+        if self.gpu_resource == "none" and self.gpus_per_node:
+            raise ValueError("gpu_resource is none, but gpus_per_node is given; keep one of them")
+
+    def _check_mappings(self) -> None:
+        for name in ("node_selector", "labels"):
+            for key, value in getattr(self, name).items():
+                _check(name, check_key, key)
+                _check(f"{name}.{key}", check_value, value)
+        for key in (*OWN_LABELS, QUEUE_LABEL):
+            if key in self.labels:
+                raise ValueError(f"labels: {key} is set by bench; leave it out")
+        for name, text in self.environment.items():
+            _check_variable(name, text)
+
+    def billed_gpus(self, placement: Placement) -> int:
+        """GPUs that a job of this placement asks for, and keeps from others."""
+        return 0 if self.gpu_resource == "none" else placement.gpus
+
+
+_FILE = FileKind(
+    type=KubernetesProfile,
+    name="profile of a Kubernetes cluster",
+    example="volume_claim: results",
+    advice="docs/sites/kubernetes.yaml is an example",
+)
+
+
+def read_profile(path: Path) -> KubernetesProfile:
+    """The profile in a YAML file.
+
+    Raises UsageError: one line with the path, the offending key (`$.time.maximum`) or line, and the rule.
+    """
+    return _FILE.read(path)
+
+
+def profile(data: object, where: str) -> KubernetesProfile:
+    """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
+    return _FILE.converted(data, where)

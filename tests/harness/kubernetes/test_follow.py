@@ -1,0 +1,282 @@
+"""What the other pods do. Shell commands stand in for torchruns; test_pods.py has real ones."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.launch.kubernetes import pods
+from harness.launch.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
+from results.environment import CodeVersion
+from results.job import Job, JobEnd
+from results.job_store import JobStore
+from results.launch import Attempt, Launch
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
+from results.schemas import LAUNCH
+from results.store import Study
+
+MEETING = Meeting(address="127.0.0.1", first_port=20_000)
+JOB_ID = "0001-2x8"
+
+
+def launch(name: str, *, job_id: str | None = JOB_ID, nodes: int = 2) -> Launch:
+    return Launch(
+        launch_id=name,
+        placement=Placement(nodes=nodes, gpus_per_node=1),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(),
+        code=CodeVersion(code_hash="0"),
+        job_id=job_id,
+    )
+
+
+def attempt(name: str) -> Attempt:
+    return Attempt(
+        launch_id=name,
+        command=(),
+        started_at=None,
+        ended_at="2026-01-01T00:00:00.000Z",
+        exit_code=0,
+        stopped_by=None,
+        outcomes={},
+        reasons={},
+        ranks=(),
+        startup_ns=None,
+    )
+
+
+def job_end(outcome: Outcome, start: int | None = 0) -> JobEnd:
+    return JobEnd(
+        job_id=JOB_ID,
+        scheduler_id=None,
+        start=start,
+        told_by="job",
+        nodes=(),
+        started_at=None,
+        ended_at="2026-01-01T00:00:00.000Z",
+        outcome=outcome,
+        reason=None,
+    )
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path)
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a shell command in the place of every torchrun, told the launch, the node and the endpoint."""
+    monkeypatch.setattr(pods, "POLL_S", 0.02)
+
+    def put(script: str) -> None:
+        def command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> tuple[str, ...]:
+            return ("bash", "-c", script, "torchrun", launch.launch_id, str(node_rank), endpoint, str(path))
+
+        monkeypatch.setattr(pods, "node_command", command)
+
+    return put
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def log(study: Study, name: str) -> str:
+    path = study.launch_folder(name) / "agent-1.log"
+    return path.read_text() if path.exists() else ""
+
+
+def following(study: Study, job: Job, play: Callable[[], None]) -> int:
+    """The exit code of `follow` while `play` runs beside it, whose failure ends both."""
+    failures: list[BaseException] = []
+
+    def beside() -> None:
+        try:
+            play()
+        except BaseException as error:
+            failures.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=beside)
+    before = signal.getsignal(signal.SIGTERM)
+    thread.start()
+    code = follow(study, job, 1, MEETING)
+    thread.join()
+    assert not failures, failures
+    assert signal.getsignal(signal.SIGTERM) is before
+    return code
+
+
+def test_a_node_takes_part_in_its_jobs_launches_and_no_others(
+    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
+) -> None:
+    torchrun('echo "$@"; exit 7')
+    for given in (
+        launch("a-of-another-job", job_id="0002-2x8"),
+        launch("b-of-no-job", job_id=None),
+        launch("c-on-one-node", nodes=1),
+        launch("d-over"),
+        launch("e-joined-by-a-predecessor"),
+        launch("f"),
+    ):
+        study.add_launch(given)
+    study.add_attempt(attempt("d-over"))
+    (study.launch_folder("e-joined-by-a-predecessor") / "agent-1.log").touch()
+    half = study.launch_folder("g") / "launch.json"
+    half.parent.mkdir()
+    half.touch()
+    (study.launch_folder("h")).mkdir()
+
+    def play() -> None:
+        until(lambda: log(study, "f"))
+        # What is half to see is looked at again, and so is a folder without its launch.
+        half.with_name("whole").write_bytes(LAUNCH.encode(launch("g")))
+        half.with_name("whole").replace(half)
+        until(lambda: log(study, "g"))
+        study.add_launch(launch("h"))
+        until(lambda: log(study, "h"))
+        JobStore(study.root).add_end(job_end(Outcome.OK))
+
+    assert following(study, make_job(), play) == 0
+    for name in ("f", "g", "h"):
+        path = study.launch_folder(name) / "launch.json"
+        # Once each, whatever its exit code.
+        assert log(study, name).split() == [name, "1", MEETING.endpoint(name), str(path)]
+    joined = {path.parent.name for path in study.root.glob("launches/*/agent-1.log")}
+    assert joined == {"e-joined-by-a-predecessor", "f", "g", "h"}
+    assert log(study, "e-joined-by-a-predecessor") == ""
+
+
+def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
+    study: Study,
+    make_job: Callable[..., Job],
+    torchrun: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pods, "PATIENCE_S", 0.5)
+    torchrun('trap "echo ended; exit" TERM; echo begun; for i in {1..2000}; do sleep 0.01; done')
+    study.add_launch(launch("a"))
+
+    def play() -> None:
+        until(lambda: "begun" in log(study, "a"))
+        study.add_attempt(attempt("a"))
+        time.sleep(0.3)
+        assert "ended" not in log(study, "a")
+        until(lambda: "ended" in log(study, "a"))
+        JobStore(study.root).add_end(job_end(Outcome.OK))
+
+    assert following(study, make_job(), play) == 0
+
+
+def test_a_pod_that_is_to_end_leaves_nothing_behind(
+    study: Study,
+    make_job: Callable[..., Job],
+    torchrun: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even what does not hear SIGTERM, or is in a session of its own, as ranks are."""
+    monkeypatch.setattr(pods, "GRACE_S", 0.3)
+    torchrun('trap "" TERM; setsid sleep 60 & echo $$ $!; wait; sleep 60')
+    study.add_launch(launch("a"))
+    found: list[psutil.Process] = []
+
+    def play() -> None:
+        until(lambda: len(log(study, "a").split()) == 2)
+        found.extend(psutil.Process(int(pid)) for pid in log(study, "a").split())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert following(study, make_job(), play) == STOPPED == 143
+    until(lambda: not any(process.is_running() for process in found))
+
+
+def test_a_pod_that_waits_ends_when_it_is_asked_to(
+    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
+) -> None:
+    torchrun("false")
+
+    def play() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert following(study, make_job(), play) == 143
+
+
+def test_a_job_that_is_over_is_not_followed(
+    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
+) -> None:
+    torchrun("echo")
+    study.add_launch(launch("a"))
+    JobStore(study.root).add_end(job_end(Outcome.CRASHED))
+    assert follow(study, make_job(), 1, MEETING) == 0
+    assert log(study, "a") == ""
+
+
+def test_which_ends_are_for_good(tmp_path: Path) -> None:
+    for number, outcome in enumerate(Outcome):
+        store = JobStore(tmp_path / str(number))
+        assert not is_over(store, JOB_ID)
+        store.add_end(job_end(outcome))
+        # After these, pod 0 is started again.
+        assert is_over(store, JOB_ID) == (outcome not in (Outcome.PREEMPTED, Outcome.NODE_FAILED))
+    store = JobStore(tmp_path / "again")
+    store.add_end(job_end(Outcome.PREEMPTED, 0))
+    store.add_end(job_end(Outcome.OK, 1))
+    assert is_over(store, JOB_ID)
+    store = JobStore(tmp_path / "closed")
+    store.add_end(job_end(Outcome.NODE_FAILED, None))
+    assert is_over(store, JOB_ID)
+
+
+def test_an_end_that_is_half_to_see_is_none_yet(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    store.folder(JOB_ID).mkdir(parents=True)
+    (store.folder(JOB_ID) / "end-0000.json").write_text('{"schema": "bench/jo')
+    assert not is_over(store, JOB_ID)
+
+
+def test_all_nodes_of_a_launch_work_out_one_endpoint_and_launches_have_their_own() -> None:
+    meeting = Meeting(address="a-0.a.ml.svc", first_port=20_000)
+    # CRC-32 of "123456789" is 0xCBF43926 (its check value) = 3421780262, and 262 of a thousand.
+    assert meeting.endpoint("123456789") == "a-0.a.ml.svc:20262"
+    ports = [
+        int(meeting.endpoint(f"20260102T030405Z-{number:06x}").rpartition(":")[2]) for number in range(300)
+    ]
+    assert all(20_000 <= port < 21_000 for port in ports)
+    # 300 balls in 1000 urns leave 1000 (1 - 0.999^300) = 259 urns with some; 229 is five deviations off.
+    assert len(set(ports)) > 229
+
+
+def test_pod_0_starts_a_torchrun_of_node_0() -> None:
+    starter = PodStarter(MEETING)
+    command = starter.command(launch("123456789"), Path("/s/launches/a/launch.json"))
+    words = shlex.join(command)
+    assert "--nnodes=2 --node-rank=0 " in words
+    assert "--rdzv-endpoint=127.0.0.1:20262 " in words
+    alone = starter.command(launch("a", nodes=1), Path("/s/launches/a/launch.json"))
+    assert "--standalone" in alone
+    assert (starter.hosts, starter.supervisor_pid) == (True, None)
+    assert starter.interruption().outcome is Outcome.PREEMPTED
+
+
+@pytest.mark.parametrize(("cores", "pins"), [({0, 1}, True), ({0, 1, 2, 3}, False)])
+def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(
+    cores: set[int], pins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    assert PodStarter(MEETING).pins is pins

@@ -1,0 +1,261 @@
+"""Manifests: whole texts, held against the schemas of Kubernetes, and what no value may do to them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.launch.kubernetes.manifest import Form, manifest, pod_address
+from harness.launch.kubernetes.profile import KubernetesProfile, Toleration, read_profile
+from harness.launch.kubernetes.text import unexpanded, yaml_text
+from results.errors import UsageError
+from results.job import Job, RunOptions
+from results.plan import Placement
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "docs" / "sites" / "kubernetes.yaml"
+FOLDER = "/results/demo/jobs/0001-2x8"
+FORMS: tuple[Form, ...] = ("job", "statefulset")
+NASTY = 'it\'s a "$(HOME)" $$x `id` \\ #1: 50% & <x>, [y]: {z}\u2028\u00e4'
+
+MakeJob = Callable[..., Job]
+MakeProfile = Callable[..., KubernetesProfile]
+Staying = Callable[..., Any]
+
+
+@pytest.fixture
+def rich(make_profile: MakeProfile) -> KubernetesProfile:
+    """A profile with a value for everything, some of them hard to write down."""
+    return make_profile(
+        image="registry.example.com:5000/bench@sha256:0123",
+        python="/opt/bench/bin/python3",
+        code_path="/opt/code",
+        namespace="1e3",
+        mount_path="/mnt/no",
+        user=10_001,
+        gpu_resource="amd.com/gpu",
+        cpus_per_gpu=3,
+        memory_per_node="4Gi",
+        node_selector={"b": "true", "a": ""},
+        tolerations=(
+            Toleration(),
+            Toleration(key="k", operator="Equal", value="1", effect="NoExecute"),
+        ),
+        service_account="me",
+        image_pull_secrets=("s1", "s2"),
+        priority_class="high",
+        queue="q",
+        labels={"team": "off"},
+        environment={"B": NASTY, "A": "two\nlines\n", "C": "1e3", "D": "", "E": "y"},
+    )
+
+
+def documents(profile: KubernetesProfile, job: Job, form: Form = "job", folder: str = FOLDER) -> list[Any]:
+    return list(yaml.safe_load_all(manifest(profile, job, form=form, folder=folder)))
+
+
+def pod(documents: list[Any]) -> Any:
+    return documents[1]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_whole_text(form: Form, make_job: MakeJob) -> None:
+    text = manifest(read_profile(EXAMPLE), make_job(), form=form, folder=FOLDER)
+    assert text == (HERE / "golden" / f"{form}.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
+@pytest.mark.parametrize("form", FORMS)
+def test_kubernetes_knows_all_of_it(
+    version: str, form: Form, rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
+) -> None:
+    cpu = make_profile(gpu_resource="none")
+    one = make_job(placement=Placement(nodes=1, gpus_per_node=1))
+    made = [
+        *documents(read_profile(EXAMPLE), make_job(), form),
+        *documents(rich, make_job(), form, folder="/mnt/no/jobs/1"),
+        *documents(cpu, one, form),
+    ]
+    for document in made:
+        assert kubernetes_validate.validate(document, version, strict=True) == version
+
+
+def test_the_schemas_tell_a_mistake(make_job: MakeJob) -> None:
+    made = documents(read_profile(EXAMPLE), make_job())[1]
+    made["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):
+        kubernetes_validate.validate(made, "1.31", strict=True)
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a value, letter by letter (its package forked/golang/expansion)."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] != "$" or at + 1 == len(text):
+            out, at = out + text[at], at + 1
+        elif text[at + 1] == "$":
+            out, at = out + "$", at + 2
+        elif text[at + 1] == "(" and ")" in text[at:]:
+            close = text.index(")", at)
+            name = text[at + 2 : close]
+            out, at = out + variables.get(name, f"$({name})"), close + 1
+        else:
+            out, at = out + text[at : at + 2], at + 2
+    return out
+
+
+@given(st.text("$()Ax ", max_size=12))
+def test_nothing_in_a_value_is_expanded(text: str) -> None:
+    assert expanded(unexpanded(text), {"A": "no", "": "no", "x": "no"}) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+def test_every_text_is_read_back(text: str) -> None:
+    assert yaml.safe_load(yaml_text([{"value": text}])) == {"value": text}
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "0o17", "y", "No", "on", "~", "", "1_000", "2026-01-02", "=", ".inf", "a: b"]
+)
+def test_what_versions_of_yaml_differ_on_is_in_quotes(text: str) -> None:
+    assert yaml_text([{"value": text}]) == f'---\nvalue: "{text}"\n'
+
+
+def test_hard_values_arrive(rich: KubernetesProfile, make_job: MakeJob) -> None:
+    container = pod(documents(rich, make_job(), folder="/mnt/no/jobs/1"))["containers"][0]
+    values = {variable["name"]: expanded(variable["value"], {"HOME": "no"}) for variable in container["env"]}
+    assert values == {
+        **rich.environment,
+        **{"PYTHONPATH": "/opt/code", "PYTHONSAFEPATH": "1", "USER": "bench"},
+    }
+    assert container["command"] == ["/opt/bench/bin/python3", "-m", "harness.jobs.program", "/mnt/no/jobs/1"]
+
+
+def test_a_node_asks_for_its_share(
+    rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
+) -> None:
+    # 3 CPUs for each of 8 GPUs.
+    container = pod(documents(rich, make_job(), folder="/mnt/no/jobs/1"))["containers"][0]
+    share = {"cpu": "24", "memory": "4Gi", "amd.com/gpu": "8"}
+    assert container["resources"] == {"requests": share, "limits": share}
+    without = pod(documents(make_profile(gpu_resource="none"), make_job()))["containers"][0]
+    assert "resources" not in without
+
+
+def test_names_of_pods_are_those_that_the_service_gives(make_job: MakeJob, make_profile: MakeProfile) -> None:
+    job, profile = make_job(name="My study"), make_profile(namespace="ml")
+    service, made = documents(profile, job)
+    name = made["metadata"]["name"]
+    assert re.fullmatch(r"my-study-[0-9a-f]{8}", name)
+    assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"] == name
+    stateful = documents(profile, job, "statefulset")[1]
+    assert (stateful["metadata"]["name"], stateful["spec"]["serviceName"]) == (name, name)
+    # <pod>.<service>.<namespace>.svc, and pods of both forms are <name>-<number>.
+    assert pod_address(profile, job) == f"{name}-0.{name}.ml.svc"
+    for labels in (
+        made["spec"]["template"]["metadata"]["labels"],
+        stateful["spec"]["template"]["metadata"]["labels"],
+    ):
+        assert service["spec"]["selector"].items() <= labels.items()
+    assert made["metadata"]["annotations"] == {"bench/job": "My study"}
+
+
+def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profile: MakeProfile) -> None:
+    job = make_job(
+        placement=Placement(nodes=3, gpus_per_node=1), time_limit_s=90.5, options=RunOptions(retries=5)
+    )
+    made = documents(make_profile(), job)[1]["spec"]
+    assert (made["completions"], made["parallelism"], made["backoffLimit"]) == (3, 3, 5)
+    assert made["template"]["spec"]["activeDeadlineSeconds"] == 91
+    assert documents(make_profile(), job, "statefulset")[1]["spec"]["replicas"] == 3
+
+
+def test_pods_have_hosts_of_their_own_unless_told_otherwise(
+    make_job: MakeJob, make_profile: MakeProfile
+) -> None:
+    one = make_job(placement=Placement(nodes=1, gpus_per_node=8))
+    assert "affinity" in pod(documents(make_profile(), make_job()))
+    assert "affinity" not in pod(documents(make_profile(), one))
+    assert "affinity" not in pod(documents(make_profile(one_pod_per_host=False), make_job()))
+
+
+def test_the_job_is_queued_and_its_service_is_not(rich: KubernetesProfile, make_job: MakeJob) -> None:
+    for form in FORMS:
+        service, made = documents(rich, make_job(), form, folder="/mnt/no/jobs/1")
+        assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+        assert "kueue.x-k8s.io/queue-name" not in service["metadata"]["labels"]
+
+
+def test_what_cannot_be_is_refused(make_job: MakeJob, make_profile: MakeProfile) -> None:
+    for folder in ("/elsewhere/jobs/1", "/resultsbeside/jobs/1"):
+        with pytest.raises(UsageError, match="is not under /results"):
+            manifest(make_profile(), make_job(), form="job", folder=folder)
+    with pytest.raises(UsageError, match="8 GPUs are asked of a node, and the profile says it has 4"):
+        manifest(make_profile(gpus_per_node=4), make_job(), form="job", folder=FOLDER)
+    manifest(make_profile(gpus_per_node=8), make_job(), form="job", folder=FOLDER)
+
+
+@pytest.fixture
+def staying(tmp_path: Path, make_job: MakeJob, make_profile: MakeProfile) -> Iterator[Staying]:
+    """Starts the command of a StatefulSet's pod, really run, with a program in the place of Python."""
+    started = []
+
+    def start(program: str, limit_s: float = 60) -> subprocess.Popen[str]:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+        container = pod(documents(make_profile(), make_job(), "statefulset"))["containers"][0]
+        command = [expanded(word, {}) for word in container["command"]]
+        assert command[4:6] == ["3600", "python3"]
+        command[4:6] = [str(limit_s), str(python)]
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "POD_NAME": "a-b-12"},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with process, suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_pod_of_a_stateful_set_stays_when_its_program_has_ended(staying: Staying) -> None:
+    process = staying('echo "$JOB_COMPLETION_INDEX $*"; exit 3')
+    assert process.stdout.readline() == f"12 -m harness.jobs.program {FOLDER}\n"
+    assert process.stdout.readline().startswith("ended with exit code 3; ")
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_a_pod_of_a_stateful_set_hands_sigterm_on(staying: Staying) -> None:
+    process = staying("trap 'echo told; exit 0' TERM; echo begun; while :; do sleep 0.05; done")
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.stdout.read() == "told\n"
+
+
+def test_a_pod_of_a_stateful_set_keeps_the_time_limit(staying: Staying) -> None:
+    process = staying("exec sleep 60", limit_s=0.3)
+    # 124 is timeout's own, if the time was over.
+    assert process.stdout.readline().startswith("ended with exit code 124; ")

@@ -1,0 +1,89 @@
+"""How many processes the kernel has ended for want of memory: from recorded files, and really."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.launch.host_memory import kills_told, out_of_memory_kills
+
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+V2 = "low 0\nhigh 0\nmax 17\noom 5\noom_kill 4\noom_group_kill 0\n"
+VMSTAT = "nr_free_pages 815033\noom_kill 9\nnuma_hit 1\n"
+GROUPS_V1 = "9:name=systemd:/\n4:cpu,memory:/jobs/one\n0::/jobs/one\n"
+GROUPS_V2 = "0::/jobs/one\n"
+
+
+@pytest.fixture
+def kills(tmp_path: Path) -> Callable[..., int | None]:
+    """What is counted on a host with these files, by their paths."""
+
+    def count(**files: str) -> int | None:
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return out_of_memory_kills(proc=tmp_path / "proc", cgroups=tmp_path / "groups")
+
+    return count
+
+
+def test_the_own_group_counts_whichever_the_version(kills: Callable[..., int | None]) -> None:
+    assert kills(proc__vmstat=VMSTAT, proc__self__cgroup=GROUPS_V2) == 9
+    assert kills(groups__jobs__one__memory_dot_events=V2) == 4
+    # Where both are mounted, the line of the memory controller comes first.
+    assert kills(proc__self__cgroup=GROUPS_V1) == 4
+    assert kills(groups__memory__jobs__one__memory_dot_oom_control=V1) == 3
+
+
+def test_in_a_container_the_own_group_is_the_root(kills: Callable[..., int | None]) -> None:
+    files = {"proc__vmstat": VMSTAT, "groups__memory__memory_dot_oom_control": V1}
+    assert kills(proc__self__cgroup=GROUPS_V1, **files) == 3
+
+
+def test_old_kernels_that_do_not_count_by_group_count_by_host(kills: Callable[..., int | None]) -> None:
+    without = "oom_kill_disable 0\nunder_oom 0\n"
+    files = {"proc__self__cgroup": GROUPS_V1, "groups__memory__jobs__one__memory_dot_oom_control": without}
+    assert kills(**files) is None
+    assert kills(proc__vmstat=VMSTAT) == 9
+
+
+def test_where_nothing_tells_nothing_is_known(kills: Callable[..., int | None]) -> None:
+    assert kills() is None
+
+
+def test_agents_of_other_hosts_tell_in_their_logs(tmp_path: Path) -> None:
+    logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
+    logs[0].write_text("[W] something\nout-of-memory kills on this host: 2\n")
+    logs[1].write_text("no word\n")
+    assert kills_told(logs) == 2
+    logs[1].write_text("out-of-memory kills on this host: 10\n")
+    assert kills_told(logs) == 12
+    assert kills_told(logs[:0]) is None
+
+
+HOG = "hog = bytearray(256 * 2**20)"
+COUNT = f"""
+import subprocess, sys
+from harness.launch.host_memory import out_of_memory_kills
+before = out_of_memory_kills()
+code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
+print(code, out_of_memory_kills() - before)
+"""
+
+
+def test_a_process_that_the_kernel_really_ends_is_counted(
+    memory_group: Callable[[int], list[str]],
+) -> None:
+    done = subprocess.run(
+        [*memory_group(128 * 2**20), sys.executable, "-c", COUNT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.split() == ["-9", "1"], done.stderr

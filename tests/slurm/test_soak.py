@@ -1,0 +1,231 @@
+"""Faults at random moments, on Slurm and on this machine; then the same command until all is done.
+
+SOAK_ROUNDS says how many rounds each kind has (3), SOAK_SEED where their faults and moments begin (1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.code import checkout
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study
+
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "3"))
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+CALLS = 6
+"""Calls of the same command after the fault, at most."""
+CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8", "--block-steps", "100")
+ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
+LATEST_S = 30.0
+"""The fault comes at most so long after the start."""
+NOBODY_KNOWS = {
+    "torchrun": "a node's torchrun was killed by SIGKILL",
+    "agent": "a node's agent was killed by SIGKILL",
+    "srun": "the process that started the ranks was killed by SIGKILL",
+    "local torchrun": "the process that started the ranks was killed by SIGKILL",
+    "bench": "nothing tells how its launch ended",
+}
+"""Faults after which nobody can tell why a run ended, and what is said then."""
+PROCESSES = {
+    "rank": "harness.worker",
+    "torchrun": "torch.distributed.run",
+    "agent": "harness.launch.agent",
+    "srun": "srun",
+    "program": "harness.jobs.program",
+}
+"""By a word of their command lines; ranks have those of their torchrun but one."""
+ON_SLURM = (*PROCESSES, "cancel", "requeue", "preempt", "node", "limit", "notice")
+HERE = ("rank", "local torchrun", "bench", "SIGTERM", "SIGINT")
+Bench = Any
+
+
+class Soak:
+    """One study, what is known of its files, and what must hold of them whatever happens."""
+
+    def __init__(self, bench: Bench, fault: str) -> None:
+        self.bench, self.fault = bench, fault
+        self._good: dict[Path, str] = {}
+
+    @property
+    def study(self) -> Study:
+        return self.bench.study()
+
+    def is_done(self) -> bool:
+        plans = self.study.plans()
+        ok = {result.cell_id for result in self.bench.results() if result.outcome is Outcome.OK}
+        return bool(plans) and {cell.id for cell in plans[0].cells} <= ok
+
+    def look(self) -> None:
+        """Every run has a named end that fits, nothing good was lost or changed, nothing was invented."""
+        self.bench.wait_for_processes()
+        results = self.bench.results()
+        for result in results:
+            if result.outcome is Outcome.UNKNOWN:
+                assert NOBODY_KNOWS.get(self.fault, "(nothing)") in str(result.reason), result.reason
+        now = {
+            path: hashlib.sha256(path.read_bytes()).hexdigest()
+            for result in results
+            if result.outcome is Outcome.OK
+            for path in self.study.run_folder(result.cell_id, result.run_id).glob("rank-*.json")
+        }
+        assert self._good.items() <= now.items(), "a good run was lost or changed"
+        self._good = now
+        slots = {(s.cell_id, s.run_id): launch for launch in self.study.launches() for s in launch.slots}
+        for result in results:
+            launch = slots[result.cell_id, result.run_id]
+            assert result.launch_id in (launch.launch_id, "unknown")
+
+    def end(self, expected: dict[str, set[bytes]]) -> None:
+        """What a study must be that is done."""
+        figures = self.bench.figures()
+        assert figures == {cell: expected[cell] for cell in figures}
+        if self.fault != "bench":
+            assert [x for x in self.study.launches() if not self.study.has_attempt(x.launch_id)] == []
+        store = JobStore(self.study.root)
+        assert [job.job_id for job in store.jobs() if store.ended(job.job_id) is None] == []
+
+    def kill(self, what: str, chance: random.Random) -> bool:
+        """Kill one process of that kind at random. Returns False if there is none."""
+        word = PROCESSES[what]
+        found = []
+        for process in self.bench.processes():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                is_rank = "harness.worker" in words and "torch.distributed.run" not in words
+                if any(w == word or w.endswith(f"/{word}") for w in words) and is_rank == (what == "rank"):
+                    found.append(process)
+        # srun's words hold the agent's.
+        if what == "agent":
+            found = [process for process in found if process.name() != "srun"]
+        if found:
+            chance.choice(sorted(found, key=lambda process: process.pid)).kill()
+        return bool(found)
+
+
+@pytest.fixture(scope="module")
+def expected(
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, set[bytes]]:
+    """What the cells train when nothing goes wrong, with the baseline of a job."""
+    bench = bench_in(tmp_path_factory.mktemp("undisturbed"))
+    cells = ("--gpus", "1,2", "--strategy", "single,ddp", *CELLS[4:])
+    done = bench.matrix(*faulty_model(bench.folder), *cells)
+    assert done.code == 0, done.stderr
+    figures: dict[str, set[bytes]] = bench.figures()
+    return figures
+
+
+def drawn(kind: str, turn: int, faults: tuple[str, ...]) -> tuple[str, float, random.Random]:
+    """The fault of a round, its moment, and where its other choices come from; all faults take turns."""
+    chance = random.Random(f"{SEED}/{kind}/{turn}")
+    order = random.Random(f"{SEED}/{kind}").sample(faults, len(faults))
+    fault, moment_s = order[turn % len(order)], chance.uniform(0, LATEST_S)
+    print(f"SOAK_SEED={SEED} {kind} round {turn}: {fault} after {moment_s:.2f} s")
+    return fault, moment_s, chance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_a_study_on_slurm_outlives_any_fault(
+    turn: int,
+    bench: Bench,
+    lab: Any,
+    faulty_model: Callable[..., tuple[str, ...]],
+    expected: dict[str, set[bytes]],
+) -> None:
+    fault, moment_s, chance = drawn("slurm", turn, ON_SLURM)
+    soak = Soak(bench, fault)
+    call = (*faulty_model(bench.folder), *ON_NODES)
+    assert bench.matrix(*call).code == 0
+    (job_id,) = bench.jobs()
+    end = time.monotonic() + moment_s
+    lab.wait(lambda: time.monotonic() > end or not lab.command("squeue", "--noheader"), "the moment", 60)
+    harm(soak, lab, job_id, chance)
+    for _ in range(CALLS):
+        bench.settle()
+        assert bench.matrix(*call, "--rerun", "failed").code == 0
+        bench.settle()
+        soak.look()
+        if soak.is_done():
+            break
+    assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
+    assert "every cell has its runs" in bench.matrix(*call).stderr
+    soak.end(expected)
+
+
+def harm(soak: Soak, lab: Any, job_id: int, chance: random.Random) -> None:
+    """Do what the round has drawn, if the job still runs."""
+    slurm = {
+        "cancel": ("scancel", str(job_id)),
+        "requeue": ("scontrol", "requeue", str(job_id)),
+        "preempt": (
+            *("sbatch", "--partition=urgent", "--nodes=4", "--exclusive"),
+            *("--output=/dev/null", "--wrap=sleep 1"),
+        ),
+        "limit": ("scontrol", "update", f"JobId={job_id}", "EndTime=now+1"),
+        "notice": ("scancel", "--signal=USR1", "--batch", str(job_id)),
+    }
+    if soak.fault in slurm:
+        # The job may have ended meanwhile: that is no fault of anybody.
+        with suppress(AssertionError):
+            lab.command(*slurm[soak.fault])
+    elif soak.fault == "node":
+        lab.kill_node(chance.choice(["n1", "n2"]))
+    else:
+        soak.kill(soak.fault, chance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_a_study_on_this_machine_outlives_any_fault(
+    turn: int,
+    tmp_path: Path,
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    expected: dict[str, set[bytes]],
+) -> None:
+    fault, moment_s, chance = drawn("local", turn, HERE)
+    bench = bench_in(tmp_path)
+    soak = Soak(bench, fault)
+    call = (*faulty_model(tmp_path), *CELLS)
+    words = ("matrix", *bench.counted, "--launcher", "local", "--oversubscribe", "--no-report")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "harness.cli", *words, "--out", "study", *call],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(checkout())},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(moment_s)
+    if fault in ("bench", "SIGTERM", "SIGINT"):
+        process.send_signal(signal.SIGKILL if fault == "bench" else signal.Signals[fault])
+    else:
+        soak.kill(fault.removeprefix("local "), chance)
+    process.wait(120)
+    bench.wait_for_processes(60)
+    for _ in range(CALLS):
+        if bench.study().root.exists():
+            soak.look()
+        if soak.is_done():
+            break
+        bench.matrix(*call, "--rerun", "failed")
+    assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
+    soak.end(expected)

@@ -1,0 +1,313 @@
+"""Whole studies on a real Slurm: what is submitted, what it runs, and what the same call does later."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.jobs import submit
+from results.job_store import JobStore
+from results.lock import study_lock
+from results.outcome import Outcome
+
+MLP = ("--workload", "mlp", "--batch-size", "16")
+FOUR = (*MLP, "--gpus", "1..4", "--strategy", "single,ddp")
+NOTHING = "nothing to submit"
+Bench = Any
+
+
+@pytest.fixture(scope="module")
+def four(
+    running_lab: Any, bench_in: Callable[..., Bench], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bench, list[Any]]:
+    """A study over one to four nodes, and its calls: while nothing was there, while jobs lived, afterwards."""
+    bench = bench_in(tmp_path_factory.mktemp("four"), running_lab)
+    running_lab.wait_idle()
+    call = (*FOUR, "--gpus-per-node", "1")
+    shown = bench.matrix(*call, "--dry-run")
+    assert not bench.study().root.exists()
+    calls = [shown, bench.matrix(*call), bench.matrix(*call)]
+    with study_lock(bench.study().root):
+        calls.append(bench.matrix(*call))
+    bench.settle()
+    return bench, [*calls, bench.matrix(*call)]
+
+
+@pytest.fixture(scope="module")
+def here(bench_in: Callable[..., Bench], tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """The same study, run by torchrun on this machine."""
+    bench = bench_in(tmp_path_factory.mktemp("here"))
+    done = bench.matrix(*FOUR)
+    assert done.code == 0, done.stderr
+    return bench
+
+
+@pytest.mark.slow
+def test_cells_train_on_nodes_as_they_do_on_one_machine(four: tuple[Bench, list[Any]], here: Bench) -> None:
+    """Losses, parameters and bytes bit for bit, of all ranks."""
+    bench, _ = four
+    assert {result.outcome for result in bench.results()} == {Outcome.OK}
+    figures, expected = bench.figures(), here.figures()
+    # single on 1, and ddp on 2 and 4: one device has nobody to exchange gradients with.
+    assert len(expected) == 3
+    assert figures == expected
+    assert {len(kinds) for kinds in figures.values()} == {1}
+
+
+@pytest.mark.slow
+def test_every_job_has_timed_the_baseline_cell(four: tuple[Bench, list[Any]]) -> None:
+    bench, _ = four
+    study = bench.study()
+    baseline = {cell for cell in study.cell_ids() if study.cell(cell).strategy == "single"}
+    assert len(baseline) == 1
+    timed = {
+        launch.job_id
+        for launch in study.launches()
+        for slot in launch.slots
+        if slot.cell_id in baseline and launch.placement.gpus == 1
+    }
+    store = JobStore(study.root)
+    assert timed == {job.job_id for job in store.jobs()}
+    assert len(timed) == 3
+    ends = [store.ended(job.job_id) for job in store.jobs()]
+    assert [end.outcome for end in ends if end] == [Outcome.OK] * 3
+    assert [len(end.nodes) for job in store.jobs() for end in store.starts(job.job_id)] == [1, 2, 4]
+
+
+@pytest.mark.slow
+def test_the_same_call_submits_nothing_twice(four: tuple[Bench, list[Any]]) -> None:
+    bench, (_, first, second, busy, last) = four
+    assert [call.code for call in (first, second, busy, last)] == [0, 0, 1, 0]
+    assert len(re.findall(r"^job \d+: ", first.stderr, re.MULTILINE)) == 3
+    assert f"{NOTHING}: 3 jobs of it are still live" in second.stderr
+    assert "is in use by another bench" in busy.stderr
+    assert f"{NOTHING}: every cell has its runs" in last.stderr
+    assert len(bench.jobs()) == 3
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_the_very_scripts(four: tuple[Bench, list[Any]]) -> None:
+    bench, (shown, *_) = four
+    scripts = sorted(bench.study().root.glob("jobs/*/script.sh"))
+    assert len(scripts) == 3
+    tail = "".join(f"\n# {_name(path)}\n{path.read_text()}\n" for path in scripts)
+    assert shown.stdout.endswith(tail)
+    assert shown.stdout.count("#!/bin/bash") == 3
+
+
+def _name(script: Path) -> str:
+    match = re.search(r"--job-name=(\S+)", script.read_text())
+    assert match is not None
+    return match[1]
+
+
+def test_a_plan_up_to_256_gpus_is_nine_jobs(bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text("{gpus_per_node: 8, partition: main}")
+    wide = (*MLP, "--gpus", "1..256", "--strategy", "single,ddp", "--site", "site.yaml", "--device", "cuda")
+    shown = bench.matrix(*wide, "--dry-run")
+    assert shown.code == 0, shown.stderr
+    nodes = re.findall(r"^#SBATCH --nodes=(\d+)$", shown.stdout, re.MULTILINE)
+    gpus = re.findall(r"^#SBATCH --gres=gpu:(\d+)$", shown.stdout, re.MULTILINE)
+    assert [int(n) for n in nodes] == [1, 1, 1, 1, 2, 4, 8, 16, 32]
+    assert [int(n) for n in gpus] == [1, 2, 4, 8, 8, 8, 8, 8, 8]
+    assert not bench.study().root.exists()
+
+
+ONE = (*MLP, "--gpus", "1", "--strategy", "single")
+TWO = (*MLP, "--gpus", "1,2", "--gpus-per-node", "1", "--strategy", "single,ddp")
+STRAY = {"SBATCH_PARTITION": "nonsense", "SBATCH_TIMELIMIT": "1", "SBATCH_HOLD": "1"}
+
+
+@pytest.fixture
+def drained(lab: Any) -> Any:
+    """The cluster with no node that starts anything: jobs wait."""
+    lab.command("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "State=DRAIN", "Reason=test")
+    yield lab
+    lab.command("scancel", "--user", str(os.geteuid()))
+    lab.command("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "State=RESUME")
+
+
+def test_variables_of_the_shell_change_no_job(drained: Any, bench: Bench) -> None:
+    shown = bench.matrix(*ONE, "--dry-run")
+    done = bench.matrix(*ONE, **STRAY)
+    assert done.code == 0, done.stderr
+    (job_id,) = bench.jobs()
+    kept = drained.command("scontrol", "show", "job", str(job_id))
+    assert "Partition=main " in kept
+    assert re.search(r"TimeLimit=00:10:00 ", kept)
+    assert "Reason=JobHeldUser" not in kept
+    (script,) = bench.study().root.glob("jobs/*/script.sh")
+    assert script.read_text() in shown.stdout
+    # What Slurm itself has kept of it.
+    drained.command("scontrol", "write", "batch_script", str(job_id), str(bench.folder / "kept.sh"))
+    assert (bench.folder / "kept.sh").read_text() == script.read_text()
+
+
+def test_the_budget_is_held_before_anything_is_written(bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text("{gpus_per_node: 8}")
+    call = (*ONE, "--site", "site.yaml", "--device", "cuda", "--max-gpu-hours")
+    # One GPU for ten minutes, the shortest limit: 0.17 hours.
+    refused = bench.matrix(*call, "0.16")
+    assert refused.code == 2
+    assert "may take 0.17 by their time limits" in refused.stderr
+    assert not list(bench.study().root.glob("jobs/*"))
+    taken = bench.matrix(*call, "0.17")
+    assert taken.code == 0, taken.stderr
+    assert len(bench.jobs()) == 1
+
+
+def test_a_full_queue_takes_what_it_can(drained: Any, bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 1}")
+    call = (*TWO, "--site", "site.yaml")
+    first = bench.matrix(*call)
+    assert first.code == 0, first.stderr
+    assert "1 job had no room in the queue" in first.stderr
+    assert len(bench.jobs()) == 1
+    again = bench.matrix(*call)
+    assert len(bench.jobs()) == 1
+    assert "1 job had no room in the queue" in again.stderr
+    drained.command("scancel", *map(str, bench.jobs()))
+    bench.settle()
+    # Whose runs nobody has done: both are left again, the cancelled one first.
+    bench.matrix(*call)
+    assert [job.placement.nodes for job in JobStore(bench.study().root).jobs()] == [1, 1]
+    assert len(bench.jobs()) == 2
+
+
+@pytest.mark.slow
+def test_waiting_for_room_submits_all(lab: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "POLL_S", 0.5)
+    (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 1}")
+    done = bench.matrix(*TWO, "--site", "site.yaml", "--feed", "wait")
+    assert done.code == 0, done.stderr
+    assert "1 job wait for room in the queue" in done.stderr
+    first, second = bench.jobs()
+    assert lab.command("squeue", "--noheader", "--format=%A").split() == [str(second)]
+    bench.settle()
+    assert {result.outcome for result in bench.results()} == {Outcome.OK}
+    assert first < second
+
+
+@pytest.mark.slow
+def test_a_job_that_submits_the_rest(lab: Any, bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 3}")
+    cells = (*ONE, "--batch-size", "16,32,64,128", "--jobs-per-cell")
+    done = bench.matrix(*cells, "--site", "site.yaml", "--feed", "depend")
+    assert done.code == 0, done.stderr
+    # Two, and the one that submits the other two.
+    assert len(bench.jobs()) == 3
+    bench.settle()
+    store = JobStore(bench.study().root)
+    assert [job.purpose for job in store.jobs()] == ["run", "run", "feed", "run", "run"]
+    assert [result.outcome for result in bench.results()] == [Outcome.OK] * 4
+
+
+def test_a_job_that_submits_the_rest_needs_room_for_itself_and_the_next(bench: Bench, drained: Any) -> None:
+    """It runs, a job waits, and the next one that submits waits for that job: three at once."""
+    cells = (*ONE, "--batch-size", "16,32,64,128", "--jobs-per-cell", "--site", "site.yaml")
+    for limit in (1, 2):
+        (bench.folder / "site.yaml").write_text(f"{{gpu_request: none, submit_limit: {limit}}}")
+        done = bench.matrix(*cells, "--feed", "depend")
+        assert done.code == 2
+        assert "--feed depend needs room for three jobs" in done.stderr
+        assert bench.jobs() == []
+
+
+def test_nobody_is_left_to_submit_the_rest_and_says_so(bench: Bench, drained: Any) -> None:
+    """The queue is full of other jobs of the same user."""
+    for _ in range(3):
+        drained.command("sbatch", "--output=/dev/null", "--wrap=true")
+    (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 3}")
+    done = bench.matrix(*TWO, "--site", "site.yaml", "--feed", "depend")
+    assert done.code == 0
+    assert "2 jobs had no room in the queue" in done.stderr
+    assert bench.jobs() == []
+
+
+@pytest.mark.slow
+def test_a_job_for_each_cell_and_one_that_reports(lab: Any, bench: Bench) -> None:
+    call = (*ONE, "--batch-size", "16,32", "--jobs-per-cell", "--report-job")
+    done = bench.matrix(*call)
+    assert done.code == 0, done.stderr
+    bench.settle()
+    store = JobStore(bench.study().root)
+    jobs = store.jobs()
+    assert [(job.purpose, len(job.cells)) for job in jobs] == [("run", 1), ("run", 1), ("report", 0)]
+    page = (bench.study().root / "report.html").read_text()
+    assert "mlp" in page
+    again = bench.matrix(*call)
+    assert NOTHING in again.stderr
+    assert store.ended(jobs[2].job_id).outcome is Outcome.OK  # type: ignore[union-attr]
+
+
+def test_a_refused_job_does_not_stop_the_others(drained: Any, bench: Bench) -> None:
+    # Four nodes are there, and eight are not.
+    call = (*MLP, "--gpus", "1,8", "--gpus-per-node", "1", "--strategy", "single,ddp")
+    done = bench.matrix(*call)
+    assert done.code == 1
+    assert "was refused" in done.stderr
+    assert "Node count specification invalid" in done.stderr
+    assert len(bench.jobs()) == 1
+    store = JobStore(bench.study().root)
+    ends = [store.ended(job.job_id) for job in store.jobs()]
+    assert [end and end.outcome for end in ends] == [None, Outcome.CANCELLED]
+
+
+def test_a_partition_that_does_not_exist(bench: Bench) -> None:
+    done = bench.matrix(*ONE, "--partition", "nowhere")
+    assert done.code == 1
+    assert "invalid partition" in done.stderr.lower()
+    assert bench.jobs() == []
+
+
+def test_cancel_ends_what_waits_and_the_same_call_submits_it_again(drained: Any, bench: Bench) -> None:
+    assert bench.matrix(*TWO).code == 0
+    assert len(bench.jobs()) == 2
+    done = bench("cancel", "study")
+    assert (done.code, done.stdout.startswith("2 jobs cancelled: ")) == (0, True)
+    bench.settle()
+    assert bench("cancel", "study").stdout.startswith("0 jobs cancelled")
+    assert bench.matrix(*TWO).code == 0
+    assert len(bench.jobs()) == 4
+
+
+NASTY = "it's a \"study\" $(touch pwned) `id` \u00e9 100% #1;"
+
+
+@pytest.mark.slow
+def test_a_folder_with_every_special_character(lab: Any, bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text(
+        "gpu_request: none\nsetup:\n  - 'echo \"it''s $(echo 5 + 5)\"'\n  - 'export MINE=\"a b\"'\n"
+    )
+    deep = bench.folder / "a place"
+    deep.mkdir()
+    out = f"a place/../{NASTY}"
+    done = bench.matrix(*ONE, "--site", "site.yaml", out=out)
+    assert done.code == 0, done.stderr
+    bench.settle()
+    assert [result.outcome for result in bench.results(NASTY)] == [Outcome.OK]
+    assert not list(bench.folder.rglob("pwned"))
+    (log,) = bench.study(NASTY).root.glob("jobs/*/job-*.log")
+    assert "it's 5 + 5" in log.read_text()
+
+
+def test_names_that_no_script_can_hold_are_refused(bench: Bench) -> None:
+    for out in ("two\nlines", "back\\slash"):
+        done = bench.matrix(*ONE, out=out)
+        assert done.code == 2, out
+        assert done.stderr.startswith("error: "), out
+        assert done.stderr.count("\n") == 1
+        assert bench.jobs(out) == []
+
+
+def test_a_partition_is_a_word_to_slurm_whatever_it_holds(bench: Bench) -> None:
+    (bench.folder / "site.yaml").write_text("gpu_request: none\npartition: 'no \"$(touch pwned)\" such'\n")
+    done = bench.matrix(*ONE, "--site", "site.yaml")
+    assert done.code == 1
+    assert "invalid partition" in done.stderr.lower()
+    assert not list(bench.folder.rglob("pwned"))

@@ -1,0 +1,63 @@
+"""A rank that makes no progress says where it stands, and one that does says nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from harness.worker.vigil import Vigil
+
+SILENCE_S = 1.2
+"""Half of it, 0.6 s, is a rank's patience: the margin of 2 s is more than there is."""
+
+
+@contextmanager
+def _vigil(times: list[float]) -> Iterator[Vigil]:
+    vigil = Vigil(SILENCE_S, lambda: times.append(time.monotonic()))
+    try:
+        yield vigil
+    finally:
+        vigil.end()
+
+
+def _wait_for(times: list[float], count: int) -> None:
+    end = time.monotonic() + 20
+    while len(times) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(times) >= count
+
+
+def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    times: list[float] = []
+    with _vigil(times) as vigil:
+        for _ in range(12):
+            time.sleep(0.1)
+            vigil.progress()
+        last = time.monotonic()
+        assert times == []
+        _wait_for(times, 1)
+        assert times[0] - last >= 0.59
+        assert "in _wait_for" in capfd.readouterr().err
+        _wait_for(times, 2)
+        assert times[1] - times[0] >= 0.59
+
+
+def test_an_ended_vigil_records_nothing_and_leaves_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
+    times: list[float] = []
+    with _vigil(times) as vigil:
+        vigil.progress()
+    time.sleep(0.9)
+    assert times == []
+    assert capfd.readouterr().err == ""
+    assert not any(thread.name == "vigil" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 898), (4, 2), (3, 1.5), (1, 0.5)])
+def test_ranks_speak_before_the_supervisor_loses_patience(silence_s: float, patience_s: float) -> None:
+    assert Vigil(silence_s)._patience_s == patience_s
