@@ -12,16 +12,19 @@ import click
 def command(study: str) -> int:
     """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
     from harness.console import Console
-    from harness.jobs.standing import recover, standings
+    from harness.jobs.documents import MANIFEST
+    from harness.jobs.standing import cancel
     from reports.text import count
+    from results.job_store import JobStore
     from results.lock import study_lock
     from results.store import Study
     from slurm.client import Client
 
-    folder, client = Study.existing(Path(study)), Client()
+    folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
-        live = [job for job in recover(folder, client, standings(folder, client)) if job.is_live]
-        ids = [int(job.submission.scheduler_id) for job in live if job.submission is not None]
-        client.cancel(ids)
-    Console().result(f"{count(len(ids), 'job')} cancelled{': ' if ids else ''}{', '.join(map(str, ids))}")
+        numbers, pods = cancel(folder, Client())
+    told = ", ".join(map(str, numbers))
+    console.result(f"{count(len(numbers) + len(pods), 'job')} cancelled{': ' if told else ''}{told}")
+    for job_id in pods:
+        console.result(f"kubectl delete -f {JobStore(folder.root).folder(job_id) / MANIFEST}")
     return 0

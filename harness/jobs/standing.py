@@ -37,6 +37,13 @@ class JobStanding:
         return self.ended is None and self.submission is not None
 
     @property
+    def slurm_id(self) -> int | None:
+        """Slurm's number of it; None if it has none, or is for Kubernetes."""
+        if self.submission is None or self.job.launcher != "slurm":
+            return None
+        return int(self.submission.scheduler_id)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it is written and was not handed over yet."""
         return self.is_live and self.submission is None
@@ -72,9 +79,9 @@ def standings(study: Study, client: Client) -> list[JobStanding]:
     store = JobStore(study.root)
     found = [_kept(study, store, job) for job in store.jobs()]
     waiting = {
-        int(standing.submission.scheduler_id): standing
+        standing.slurm_id: standing
         for standing in found
-        if standing.ended is None and standing.submission is not None and standing.job.launcher == "slurm"
+        if standing.ended is None and standing.slurm_id is not None
     }
     views = client.query(list(waiting)) if waiting else {}
     news = {
@@ -90,13 +97,33 @@ def recover(study: Study, client: Client, found: Sequence[JobStanding]) -> list[
     Under the study's lock: another process may be about to submit. One that the queue does not have was
     not taken, and is closed.
     """
-    lost = [standing for standing in found if standing.submission is None and standing.ended is None]
-    if not any(standing.job.launcher == "slurm" for standing in lost):
+    lost = [
+        standing
+        for standing in found
+        if standing.submission is None and standing.ended is None and standing.job.launcher == "slurm"
+    ]
+    if not lost:
         return list(found)
     by_name = {view.name: view for view in client.own_jobs()}
     store = JobStore(study.root)
     news = {standing.job.job_id: _recovered(store, standing, by_name) for standing in lost}
     return [news.get(standing.job.job_id, standing) for standing in found]
+
+
+def cancel(study: Study, client: Client) -> tuple[list[int], list[str]]:
+    """End the live jobs of a study, under its lock.
+
+    Returns the numbers of those that Slurm was told to end, and the ids of those that are for Kubernetes:
+    these are closed here, and whatever runs of them has to be deleted there.
+    """
+    live = [job for job in recover(study, client, standings(study, client)) if job.is_live]
+    numbers = [job.slurm_id for job in live if job.slurm_id is not None]
+    client.cancel(numbers)
+    store = JobStore(study.root)
+    pods = [job for job in live if job.job.launcher == "kubernetes"]
+    for job in pods:
+        _written(store, _end(job.job, job.submission, Outcome.CANCELLED, "cancelled by the user"))
+    return numbers, [job.job.job_id for job in pods]
 
 
 def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) -> JobStanding:

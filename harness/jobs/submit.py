@@ -129,7 +129,7 @@ class Submitter:
 def live_ids(standings: Sequence[JobStanding]) -> list[int]:
     """The scheduler's numbers of the jobs that may still run cells."""
     return [
-        int(standing.submission.scheduler_id)
+        standing.slurm_id
         for standing in standings
-        if standing.is_live and standing.submission is not None and standing.job.purpose == "run"
+        if standing.is_live and standing.slurm_id is not None and standing.job.purpose == "run"
     ]

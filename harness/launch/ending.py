@@ -22,6 +22,7 @@ _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)
 """What a torchrun says that has ended its ranks because a signal asked it to."""
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
 """What an agent says; srun hands on the largest exit code of all nodes, which need not be of that one."""
+_AGENT_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NO_RENDEZVOUS = re.compile(
     r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
@@ -82,13 +83,17 @@ def no_rendezvous(folder: Path) -> str | None:
 
 def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:
     """Whether the torchruns of all nodes say that a signal asked them to end."""
-    return len(_ASKED_TO_END.findall(_text(logs))) >= nodes
+    # Each says it once for every handler that the signal has interrupted.
+    return len({(log, said) for log in logs for said in _ASKED_TO_END.findall(_text([log]))}) >= nodes
 
 
-def torchrun_killed(logs: Sequence[Path]) -> str | None:
-    """The signal that has killed the torchrun of a node, if its agent says so."""
-    match = _TORCHRUN_KILLED.search(_text(logs))
-    return None if match is None else match["signal"]
+def killed_on_a_node(logs: Sequence[Path]) -> tuple[str, str] | None:
+    """Who was killed on one node of several, and by which signal, as its agent or srun says."""
+    text = _text(logs)
+    torchrun, agent = _TORCHRUN_KILLED.search(text), _AGENT_KILLED.search(text)
+    if torchrun is not None:
+        return "a node's torchrun", torchrun["signal"]
+    return None if agent is None else (f"the agent of {agent['node']}", "SIGKILL")
 
 
 def _text(logs: Sequence[Path]) -> str:
@@ -103,8 +108,8 @@ class Signs:
     """Of the process that was started; of a signal the number below zero."""
     asked_to_end: bool = False
     """Whether its torchruns say so."""
-    torchrun_killed: str | None = None
-    """The signal that has killed the torchrun of a node, if that is known."""
+    killed_on_a_node: tuple[str, str] | None = None
+    """Who was killed on one node of several, and by which signal, if that is known."""
     recorded: frozenset[int] = frozenset()
     """Ranks that have written down how the run ended for them: that they left tells no more."""
     out_of_memory_kills: int | None = None
@@ -152,23 +157,21 @@ def _failed(rank: RankExit) -> tuple[Outcome, str]:
 
 def _launcher_lost(signs: Signs) -> tuple[Outcome, str]:
     """No rank was named: what the process that started them tells by its own end."""
-    if signs.torchrun_killed is not None:
-        return _torchrun_killed(signs.torchrun_killed, signs)
+    if signs.killed_on_a_node is not None:
+        return _starter_killed(*signs.killed_on_a_node, signs)
     code = signs.exit_code
     if code is None or code >= 0:
         return Outcome.UNKNOWN, "the launch ended without a word; see its logs"
     name = _signal_name(-code)
-    if name == "SIGKILL" and signs.out_of_memory_kills:
-        return _out_of_memory("the process that started the ranks", signs.out_of_memory_kills)
     if name == "SIGTERM":
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
-    return Outcome.UNKNOWN, f"the process that started the ranks was killed by {name}"
+    return _starter_killed("the process that started the ranks", name, signs)
 
 
-def _torchrun_killed(name: str, signs: Signs) -> tuple[Outcome, str]:
+def _starter_killed(who: str, name: str, signs: Signs) -> tuple[Outcome, str]:
     if name == "SIGKILL" and signs.out_of_memory_kills:
-        return _out_of_memory("a node's torchrun", signs.out_of_memory_kills)
-    return Outcome.UNKNOWN, f"a node's torchrun was killed by {name}"
+        return _out_of_memory(who, signs.out_of_memory_kills)
+    return Outcome.UNKNOWN, f"{who} was killed by {name}"
 
 
 def _out_of_memory(who: str, kills: int) -> tuple[Outcome, str]:

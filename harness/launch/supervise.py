@@ -15,7 +15,7 @@ import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading, torchrun_killed
+from harness.launch.ending import Signs, Stopped, asked_to_end, killed_on_a_node, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
@@ -160,7 +160,7 @@ class Supervisor:
         signs = Signs(
             exit_code=exit_code,
             asked_to_end=asked_to_end(logs, nodes=self._launch.placement.nodes),
-            torchrun_killed=torchrun_killed(logs),
+            killed_on_a_node=killed_on_a_node(logs),
             recorded=self._recorded(),
             out_of_memory_kills=kills,
         )

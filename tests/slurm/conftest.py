@@ -156,6 +156,9 @@ class Lab:
         """End a node as a power cut does: its daemon and all that jobs run on it."""
         self._daemons[node].kill()
         self._daemons[node].wait()
+        # First the daemons of its jobs: one that lives on for a moment tells that its program was killed.
+        log = f"{self.folder}/slurmd-{node}.log"
+        end_processes(lambda process: any(file.path == log for file in process.open_files()))
         end_processes(
             lambda process: process.environ().get("SLURMD_NODENAME") == node and self._owns(process)
         )
@@ -342,7 +345,7 @@ class Bench:
         return Done(code=code, stdout=out.getvalue(), stderr=errors.getvalue())
 
     def matrix(self, *arguments: object, out: str = "study", **variables: str) -> Done:
-        """`bench matrix` with steps that are counted, not timed, so that what it trains is always the same."""
+        """`bench matrix` with steps that are counted, not timed: what it trains is always the same."""
         launcher = ("slurm",) if self._lab else ("local", "--oversubscribe", "--no-report")
         return self("matrix", *COUNTED, "--launcher", *launcher, "--out", out, *arguments, **variables)
 

@@ -35,7 +35,7 @@ LATEST_S = 30.0
 """The fault comes at most so long after the start."""
 NOBODY_KNOWS = {
     "torchrun": "a node's torchrun was killed by SIGKILL",
-    "agent": "a node's agent was killed by SIGKILL",
+    "agent": "the agent of ",
     "srun": "the process that started the ranks was killed by SIGKILL",
     "local torchrun": "the process that started the ranks was killed by SIGKILL",
     "bench": "nothing tells how its launch ended",

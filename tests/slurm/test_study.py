@@ -25,7 +25,7 @@ Bench = Any
 def four(
     running_lab: Any, bench_in: Callable[..., Bench], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Bench, list[Any]]:
-    """A study over one to four nodes, and its calls: while nothing was there, while jobs lived, afterwards."""
+    """A study over one to four nodes, and its calls: before there was any, while jobs lived, and after."""
     bench = bench_in(tmp_path_factory.mktemp("four"), running_lab)
     running_lab.wait_idle()
     call = (*FOUR, "--gpus-per-node", "1")
@@ -276,7 +276,7 @@ def test_cancel_ends_what_waits_and_the_same_call_submits_it_again(drained: Any,
     assert len(bench.jobs()) == 4
 
 
-NASTY = "it's a \"study\" $(touch pwned) `id` \u00e9 100% #1;"
+NASTY = 'it\'s a "study" $(touch pwned) `id` \u00e9 100% #1;'
 
 
 @pytest.mark.slow

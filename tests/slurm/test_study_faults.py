@@ -1,4 +1,4 @@
-"""What a cluster, its users and a program do to a study's jobs: every end has its name, and nothing is lost."""
+"""What a cluster, its users and a program do to jobs: every end has its name, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slurm.runner import Completed, NoAnswerError, run
 ALONE = ("--gpus", "1", "--strategy", "single", "--batch-size", "4,8")
 PAIR = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8")
 FAULTS = {8: "raise", 16: "hang", 32: "die", 64: "orphan"}
-MANY = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--hang-after", "15s")
+MANY = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--hang-after", "25s")
 Bench = Any
 
 
@@ -135,7 +135,7 @@ def many(
     ("batch", "outcome", "words"),
     [
         (8, Outcome.CRASHED, "rank 1: ValueError: as it was told"),
-        (16, Outcome.HUNG, "no rank said anything for 15 s"),
+        (16, Outcome.HUNG, "no rank said anything for 25 s"),
         (32, Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
         # Who killed a torchrun that had nothing to tell is not known; the cell is run again.
         (64, Outcome.UNKNOWN, "a node's torchrun was killed by SIGKILL"),
@@ -216,7 +216,10 @@ def test_a_job_that_is_put_back_skips_what_it_has_done(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end_in_s", "words"),
-    [(60, "the job's time limit was near"), (1, "the job was asked to end: Slurm ended it due to time limit")],
+    [
+        (60, "the job's time limit was near"),
+        (1, "the job was asked to end: Slurm ended it due to time limit"),
+    ],
 )
 def test_the_end_of_a_jobs_time(
     scene: Scene, expected: dict[str, set[bytes]], end_in_s: int, words: str
@@ -275,17 +278,15 @@ def _edited(scene: Scene, old: str, new: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("new", "words"), [("--nodes=1", "a script is not submitted by hand"), ("--nodes=2", "has 2 nodes")]
-)
-def test_a_script_that_is_submitted_by_hand_harms_nothing(
-    scene: Scene, expected: dict[str, set[bytes]], new: str, words: str
+def test_scripts_that_are_submitted_by_hand_harm_nothing(
+    scene: Scene, expected: dict[str, set[bytes]]
 ) -> None:
     job_id, _ = scene.start(ALONE)
-    stray = _edited(scene, "--nodes=1", new)
-    scene.lab.wait_for(stray, "FAILED", "COMPLETED")
-    (log,) = scene.bench.study().root.glob(f"jobs/*/job-{stray}.log")
-    assert words in log.read_text()
+    for nodes in ("--nodes=1", "--nodes=2"):
+        stray = _edited(scene, "--nodes=1", nodes)
+        assert scene.lab.wait_for(stray, "FAILED", "COMPLETED").state == "FAILED"
+        (log,) = scene.bench.study().root.glob(f"jobs/*/job-{stray}.log")
+        assert "a script is not submitted by hand" in log.read_text()
     scene.go_on()
     scene.bench.settle()
     assert scene.told() == []
@@ -297,6 +298,22 @@ def test_a_script_that_is_submitted_by_hand_harms_nothing(
     assert end is not None
     assert (end.scheduler_id, end.outcome) == (str(job_id), Outcome.OK)
     assert [start.scheduler_id for start in store.starts(job.job_id)] == [str(job_id)]
+
+
+def test_a_job_whose_size_was_changed_while_it_waited(scene: Scene, lab: Any) -> None:
+    everywhere = f"NodeName={','.join(lab.nodes)}"
+    lab.command("scontrol", "update", everywhere, "State=DRAIN", "Reason=test")
+    job_id = scene.submit(ALONE)
+    lab.command("scontrol", "update", f"JobId={job_id}", "NumNodes=2")
+    lab.command("scontrol", "update", everywhere, "State=RESUME")
+    scene.bench.settle()
+    store = JobStore(scene.bench.study().root)
+    (start,) = store.starts(store.jobs()[0].job_id)
+    assert start.outcome is Outcome.CANCELLED
+    assert "the allocation has 2 nodes and the job is for 1" in str(start.reason)
+    assert scene.bench.study().launches() == []
+    assert scene.again(ALONE).code == 0
+    assert len(scene.bench.jobs()) == 2
 
 
 @pytest.mark.slow

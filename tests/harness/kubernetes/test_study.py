@@ -1,0 +1,156 @@
+"""`bench matrix --launcher kubernetes`: what is written, what is handed over, and how an end is found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+
+from harness.cli import run
+from harness.code import checkout, code_hash
+from harness.jobs.standing import standings
+from results.job import JobEnd
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study
+from slurm.client import Client
+
+MATRIX = [
+    *("matrix", "--gpus", "8,16", "--workload", "gpt2-small", "--strategy", "ddp", "--repeats", "1"),
+    *("--launcher", "kubernetes", "--site", "site.yaml", "--out", "volume/study"),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").write_text(
+        f"image: bench:1\nvolume_claim: results\nmount_path: {tmp_path}/volume\ngpus_per_node: 8\n"
+        "price: {usd_per_gpu_hour: 2, source: a list}\n"
+    )
+
+
+def documents(text: str) -> list[dict[str, object]]:
+    return [document for document in yaml.safe_load_all(text) if document is not None]
+
+
+def test_a_dry_run_prints_manifests_that_are_valid_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*MATRIX, "--dry-run", "--time", "30m"]) == 0
+    printed = capsys.readouterr().out
+    found = documents(printed)
+    assert [document["kind"] for document in found] == ["Service", "Job", "Service", "Job"]
+    for document in found:
+        kubernetes_validate.validate(document, "1.31", strict=True)
+    # 8 GPUs and 16 for half an hour, at two dollars.
+    assert "12.00 at most" in printed
+    assert "$24.00 at most" in printed
+    assert not (tmp_path / "volume").exists()
+
+
+def test_a_manifest_is_written_once_and_offered_until_it_is_applied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(MATRIX) == 0
+    first = capsys.readouterr()
+    paths = sorted(tmp_path.glob("volume/study/jobs/*/manifest.yaml"))
+    assert [path.parent.name for path in paths] == ["0001-1x8", "0002-2x8"]
+    offers = [f"kubectl apply -f {path.relative_to(tmp_path)}" for path in paths]
+    assert [line for line in first.out.splitlines() if line.startswith("kubectl")] == offers
+    # The study is on the volume already.
+    assert "copy" not in first.err
+    assert run(MATRIX) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("kubectl")] == offers
+    assert len(list(tmp_path.glob("volume/study/jobs/*"))) == 2
+
+
+def test_what_is_applied_is_not_applied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A script stands in for kubectl, which needs a cluster to talk to.
+    (tmp_path / "bin").mkdir()
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\ncat >> {tmp_path}/applied\necho done\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    assert run([*MATRIX, "--apply"]) == 0
+    applied = (tmp_path / "applied").read_text()
+    assert [document["kind"] for document in documents(applied)] == ["Service", "Job"] * 2
+    assert run([*MATRIX, "--apply"]) == 0
+    assert (tmp_path / "applied").read_text() == applied
+    store = JobStore(tmp_path / "volume" / "study")
+    submissions = [store.submission(job.job_id) for job in store.jobs()]
+    assert all(told is not None and told.scheduler_id.startswith("default/") for told in submissions)
+
+
+def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    assert run(MATRIX) == 0
+    study = Study(tmp_path / "volume" / "study")
+    store = JobStore(study.root)
+    [one, _] = store.jobs()
+    assert one.code.code_hash == code_hash(checkout())
+    end = JobEnd(
+        job_id=one.job_id,
+        scheduler_id=None,
+        start=0,
+        told_by="job",
+        nodes=("pod-0",),
+        started_at=None,
+        ended_at="2026-01-01T00:00:00Z",
+        outcome=Outcome.PREEMPTED,
+        reason="evicted",
+    )
+    store.add_end(end)
+    # The cluster replaces the pod.
+    assert [standing.is_live for standing in standings(study, Client())] == [True, True]
+    store.add_end(
+        msgspec.structs.replace(end, start=1, outcome=Outcome.TIMED_OUT, reason="its time was over")
+    )
+    assert [(found.state, found.is_live) for found in standings(study, Client())] == [
+        ("timed_out", False),
+        ("not submitted", True),
+    ]
+    assert run(MATRIX) == 0
+    assert [job.job_id for job in store.jobs()] == ["0001-1x8", "0002-2x8", "0003-1x8"]
+
+
+def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(MATRIX) == 0
+    capsys.readouterr()
+    assert run(["cancel", "volume/study"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2 jobs cancelled",
+        "kubectl delete -f volume/study/jobs/0001-1x8/manifest.yaml",
+        "kubectl delete -f volume/study/jobs/0002-2x8/manifest.yaml",
+    ]
+    assert [found.state for found in standings(Study(tmp_path / "volume/study"), Client())] == [
+        "cancelled"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--site", "missing.yaml"], "missing.yaml"),
+        (
+            ["--device", "cpu", "--link", "1gbit"],
+            "--link makes nodes with a network of their own on this host",
+        ),
+        (["--max-gpu-hours", "1"], "--max-gpu-hours 1: the jobs may take"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert run([*MATRIX, *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "volume").exists()
+
+
+def test_a_profile_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["matrix", "--gpus", "8", "--launcher", "kubernetes"]) == 2
+    assert "--launcher kubernetes needs --site" in capsys.readouterr().err
