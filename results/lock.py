@@ -41,5 +41,10 @@ def _acquire(descriptor: int, root: Path) -> None:
             f"{root} is in use by another bench (process {holder}), or by workers it left behind; "
             f"wait for it or stop it, then run the same command again"
         ) from error
+    except OSError as error:
+        raise StoreError(
+            f"the file system of {root} has no locks ({error.strerror}; Lustre has them if it is mounted with "
+            f"flock): choose another one with --out"
+        ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

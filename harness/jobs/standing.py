@@ -15,6 +15,7 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.job_view import JobView
+from slurm.script import log_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,8 @@ def _how_it_ended(store: JobStore, job: Job, view: JobView | None) -> Stopped:
     if outcome is Outcome.OK and job.purpose == "run":
         # A job that has run its cells says so.
         outcome = Outcome.UNKNOWN
-    return Stopped(outcome=outcome, reason=f"the scheduler says {view.words}")
+    log = log_path(store.folder(job.job_id), view.job_id)
+    return Stopped(outcome=outcome, reason=f"the scheduler says {view.words}; see {log}")
 
 
 def _end(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:

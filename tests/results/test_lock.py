@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -120,3 +121,15 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_advice(read_only_disk:
     assert str(error.value) == (
         f"cannot write in {root}: Read-only file system; choose a folder that you may write with --out"
     )
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        # What Lustre answers where it is mounted without flock.
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreError, match="has no locks \\(Function not implemented") as caught:
+        with study_lock(tmp_path):
+            pass
+    assert not isinstance(caught.value, StudyBusyError)

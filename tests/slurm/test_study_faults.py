@@ -15,7 +15,9 @@ import pytest
 
 from harness.code import PACKAGES, checkout
 from harness.jobs import slurm_study
+from harness.launch.ending import Signs, asked_to_end, killed_on_a_node, reading
 from results.job_store import JobStore
+from results.launch import RankExit
 from results.outcome import Outcome
 from results.run import RunResult
 from slurm.client import Client
@@ -168,6 +170,52 @@ def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(
     many.bench.settle()
     many.must_be_whole(expected)
     assert len(many.lost()) == 4
+
+
+def test_a_rank_that_lost_its_peer_is_no_culprit() -> None:
+    victim = RankExit(rank=0, exit_code=1, signal=None, message=None)
+    lost = ("a node's torchrun", "SIGKILL")
+    alone = Signs(exit_code=143, killed_on_a_node=lost)
+    assert reading([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
+    told = Signs(exit_code=143, killed_on_a_node=lost, recorded=frozenset({0}))
+    assert reading([victim], None, told) == (Outcome.UNKNOWN, "a node's torchrun was killed by SIGKILL")
+    killed = RankExit(rank=0, exit_code=None, signal="SIGSEGV", message=None)
+    assert reading([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
+    short = Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1)
+    assert reading([], None, short)[0] is Outcome.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("agent", "srun", "killed"),
+    [
+        ("torchrun was killed by SIGSEGV\n", "", ("a node's torchrun", "SIGSEGV")),
+        ("", "srun: error: n2: task 1: Killed\n", ("the agent of n2", "SIGKILL")),
+        (
+            "torchrun was killed by SIGKILL\n",
+            "srun: error: n1: tasks 0-1: Killed\n",
+            ("a node's torchrun", "SIGKILL"),
+        ),
+        ("", "srun: error: n1: task 0: Exited with exit code 1\n", None),
+    ],
+)
+def test_who_was_killed_is_in_the_logs(
+    tmp_path: Path, agent: str, srun: str, killed: tuple[str, str] | None
+) -> None:
+    (tmp_path / "agent-1.log").write_text(f"some words\n{agent}")
+    (tmp_path / "torchrun.log").write_text(f"some words\n{srun}")
+    assert killed_on_a_node(sorted(tmp_path.glob("*.log"))) == killed
+
+
+def test_a_torchrun_that_says_twice_that_it_was_asked_to_end_is_one(tmp_path: Path) -> None:
+    """The second is of a signal that came while it waited for its ranks, after the first."""
+    said = "SignalException: Process {} got signal: 15\n"
+    logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
+    logs[0].write_text(said.format(7) + said.format(7))
+    logs[1].write_text("")
+    assert not asked_to_end(logs, nodes=2)
+    # Hosts number their processes each for itself.
+    logs[1].write_text(said.format(7))
+    assert asked_to_end(logs, nodes=2)
 
 
 # What Slurm does
