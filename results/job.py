@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     purpose: Purpose = "run"
-    """`run`: its cells; `feed`: to submit the jobs that there was no room for; `report`: to write the page."""
+    """`run`: its cells; `feed`: to submit what there was no room for; `report`: to write the page."""
     name: str
     """As the scheduler shows it; no other job of the user has it."""
     launcher: Launcher

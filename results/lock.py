@@ -43,7 +43,7 @@ def _acquire(descriptor: int, root: Path) -> None:
         ) from error
     except OSError as error:
         raise StoreError(
-            f"the file system of {root} has no locks ({error.strerror}; Lustre has them if it is mounted with "
+            f"the file system of {root} has no locks ({error.strerror}; Lustre has them when mounted with "
             f"flock): choose another one with --out"
         ) from error
     os.ftruncate(descriptor, 0)
