@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.kernel import die_with_parent
 from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.host_memory import out_of_memory_kills, tell_kills
 from harness.launch.nodes import PATIENCE_S, outlast
 from results.launch import Launch
 from results.schemas import LAUNCH
@@ -27,12 +28,16 @@ def main() -> int:
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stops.append(number))
+    node_rank, kills = int(os.environ["SLURM_NODEID"]), out_of_memory_kills()
     torchrun = subprocess.Popen(
-        node_command(LAUNCH.read(path), path, int(os.environ["SLURM_NODEID"]), endpoint),
+        node_command(LAUNCH.read(path), path, node_rank, endpoint),
         stdin=subprocess.DEVNULL,
         preexec_fn=die_with_parent,
     )
     code = outlast([torchrun], lambda: bool(stops))
+    if node_rank and kills is not None:
+        # The first node's are seen by the supervisor, which is there.
+        tell_kills((out_of_memory_kills() or kills) - kills)
     if torchrun.returncode < 0 and not stops:
         # It has told nothing itself, and srun hands on the largest exit code alone.
         print(f"torchrun was killed by {signal.Signals(-torchrun.returncode).name}", flush=True)

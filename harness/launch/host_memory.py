@@ -21,6 +21,12 @@ def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sy
     return next((kills for kills in counted if kills is not None), None)
 
 
+def tell_kills(kills: int) -> None:
+    """Print, for the log of a launch, what `kills_told` reads; nothing if there were none."""
+    if kills:
+        print(f"out-of-memory kills on this host: {kills}", flush=True)
+
+
 def kills_told(logs: Sequence[Path]) -> int | None:
     """What the agents of other hosts say in the logs of a launch, together; None if none says anything."""
     told = [

@@ -26,6 +26,8 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 
 POLL_S = 0.1
+LOOK_S = 1.0
+"""Between two looks at every rank's log, which may be hundreds on a shared file system."""
 GRACE_S = 10.0
 """Between asking the workers to end and killing them."""
 
@@ -108,6 +110,7 @@ class Supervisor:
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
         pulse = Pulse(self._folder, self._launch.placement.gpus)
+        look_at = 0.0
         while True:
             ended = process.poll() is not None
             self._read_log()
@@ -116,9 +119,11 @@ class Supervisor:
                 return None
             if self._watch.deadline.is_over:
                 return Stopped(outcome=Outcome.TIMED_OUT, reason=self._watch.deadline.reason)
-            hung = self._hung(pulse)
-            if hung is not None:
-                return hung
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + LOOK_S
+                hung = self._hung(pulse)
+                if hung is not None:
+                    return hung
             time.sleep(POLL_S)
 
     def _hung(self, pulse: Pulse) -> Stopped | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.host_memory import kills_told, out_of_memory_kills
+from harness.launch.host_memory import kills_told, out_of_memory_kills, tell_kills
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 V2 = "low 0\nhigh 0\nmax 17\noom 5\noom_kill 4\noom_group_kill 0\n"
@@ -87,3 +87,12 @@ def test_a_process_that_the_kernel_really_ends_is_counted(
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.split() == ["-9", "1"], done.stderr
+
+
+def test_what_an_agent_tells_is_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "agent-1.log"
+    tell_kills(0)
+    assert capsys.readouterr().out == ""
+    tell_kills(2)
+    log.write_text(f"words\n{capsys.readouterr().out}more\n")
+    assert kills_told([log]) == 2
