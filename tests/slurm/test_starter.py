@@ -1,0 +1,76 @@
+"""Launches in an allocation: the command that starts them, and why Slurm asked the job to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.jobs import slurm_starter
+from harness.jobs.allocation import Allocation
+from harness.jobs.slurm_starter import SlurmStarter
+from results.environment import CodeVersion
+from results.launch import Launch
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
+from slurm.site import Container, SiteProfile
+
+ALLOCATION = Allocation(slurm_id=17, start=1, nodes=("n1", "n2"), gpus_per_node=8, address="10.0.0.1")
+EARLIER = "slurmstepd-n1: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T10:31:18 DUE TO PREEMPTION ***\n"
+LAUNCH = Launch(
+    launch_id="l",
+    placement=Placement(nodes=2, gpus_per_node=8),
+    device="cuda",
+    backend="nccl",
+    evidence=Evidence.MEASURED,
+    slots=(),
+    code=CodeVersion(code_hash="c"),
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a job that has been preempted before, and runs again."""
+    monkeypatch.setattr(slurm_starter, "NOTICE_S", 0.1)
+    path = tmp_path / "job-17.log"
+    path.write_text(EARLIER)
+    return path
+
+
+def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path) -> None:
+    starter = SlurmStarter(SiteProfile(cpus_per_gpu=4), ALLOCATION, tmp_path)
+    path = tmp_path / "launches" / "l" / "launch.json"
+    first, second = starter.command(LAUNCH, path), starter.command(LAUNCH, path)
+    assert first[0] == "srun"
+    # 20000 + 17 x 16, and one more for each launch.
+    assert (first[-1], second[-1]) == ("10.0.0.1:20272", "10.0.0.1:20273")
+    assert first[-4:-1] == ("-m", "harness.launch.agent", str(path))
+    # 4 CPUs for each of 8 ranks.
+    assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--kill-on-bad-exit=1"} <= set(first)
+
+
+def test_ranks_in_a_container_have_its_python(tmp_path: Path) -> None:
+    site = SiteProfile(python="/opt/python", container=Container(image="a.sqsh", python="python3.12"))
+    command = SlurmStarter(site, ALLOCATION, tmp_path).command(LAUNCH, tmp_path / "launch.json")
+    assert command[-5] == "python3.12"
+    outside = SlurmStarter(SiteProfile(python="/opt/python"), ALLOCATION, tmp_path)
+    assert outside.command(LAUNCH, tmp_path / "launch.json")[-5] == "/opt/python"
+
+
+def test_ranks_are_bound_where_nobody_else_is_on_the_node(tmp_path: Path) -> None:
+    assert SlurmStarter(SiteProfile(exclusive=True), ALLOCATION, tmp_path).pins
+
+
+def test_the_notice_of_this_start_says_why_the_job_ends(log: Path) -> None:
+    starter = SlurmStarter(SiteProfile(), ALLOCATION, log.parent)
+    with log.open("a") as file:
+        file.write(EARLIER.replace("PREEMPTION", "TIME LIMIT"))
+    assert starter.interruption().outcome is Outcome.TIMED_OUT
+
+
+def test_the_notice_of_an_earlier_start_does_not_count(log: Path) -> None:
+    stopped = SlurmStarter(SiteProfile(), ALLOCATION, log.parent).interruption()
+    assert (stopped.outcome, stopped.reason) == (
+        Outcome.CANCELLED,
+        "the job's program got SIGTERM, and Slurm has not said why",
+    )
