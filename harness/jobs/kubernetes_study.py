@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 import msgspec
@@ -9,15 +10,13 @@ import msgspec
 from harness.console import Console
 from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import MANIFEST, Document, KubernetesDocuments
-from harness.jobs.planned import planned_jobs
+from harness.jobs.left import left
 from harness.jobs.standing import held_by_jobs, standings
 from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, require_within_budget
-from harness.launch.campaign import Campaign
 from harness.launch.kubernetes.apply import apply
 from harness.launch.kubernetes.manifest import Form
 from harness.launch.kubernetes.names import object_name
 from harness.launch.kubernetes.profile import KubernetesProfile, read_profile
-from harness.launch.tally import Conditions
 from harness.plan.options import read_duration_s
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import StudyFile
@@ -67,7 +66,7 @@ class KubernetesStudy:
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: the jobs and their manifests on stdout."""
-        launches, documents = self._left(study, plan, code, held=set())
+        launches, documents = self._left(study, plan, code)
         for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
             self._console.result(f"# {line}")
         for row in cost_rows(documents):
@@ -79,7 +78,7 @@ class KubernetesStudy:
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """Raise UsageError where a new study would take more than was allowed: before it is written."""
         if not study.plan_paths():
-            require_within_budget(self._left(study, plan, code, held=set())[1], self._options.max_gpu_hours)
+            require_within_budget(self._left(study, plan, code)[1], self._options.max_gpu_hours)
 
     def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
         """Write what is left, and apply it if asked to, under the study's lock. Returns the exit code."""
@@ -100,17 +99,13 @@ class KubernetesStudy:
         return 0
 
     def _left(
-        self, study: Study, plan: Plan, code: CodeVersion, *, held: set[str]
+        self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
     ) -> tuple[list[PlannedLaunch], list[Document]]:
-        campaign = Campaign(study, plan, self._run_options, self._console)
-        so_far = campaign.tally(study.results(), Conditions.elsewhere(code))
-        so_far.closed |= dict.fromkeys(held, "a job has it")
-        launches = campaign.planned(so_far)
-        planned = planned_jobs(
-            plan, launches, per_cell=bool(self._options.jobs_per_cell), known_step_ns=so_far.step_ns
-        )
+        """The launches that are left, and the jobs for them."""
+        per_cell = bool(self._options.jobs_per_cell)
+        found = left(study, plan, self._run_options, code, per_cell=per_cell, held=held)
         made = KubernetesDocuments(study, plan, self._profile, self._run_options, code)
-        return launches, [made.run(job, self._form) for job in planned]
+        return found.launches, [made.run(job, self._form) for job in found.jobs]
 
     def _summary(self, documents: list[Document]) -> list[str]:
         if not documents:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from harness.console import Console
 from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import Document, SlurmDocuments
-from harness.jobs.planned import planned_jobs
+from harness.jobs.left import left
 from harness.jobs.standing import held_by_jobs, recover, standings
 from harness.jobs.submit import Call, Feed, Submitted, Submitter, live_ids
 from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, require_within_budget
-from harness.launch.campaign import Campaign
-from harness.launch.tally import Conditions, Tally
 from harness.plan.options import read_duration_s
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import StudyFile
@@ -70,7 +68,7 @@ class SlurmStudy:
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: the jobs and their very scripts on stdout. Asks the scheduler nothing."""
-        launches, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
+        launches, documents = self._left(study, plan, code)
         for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
             self._console.result(line)
         if documents:
@@ -82,15 +80,14 @@ class SlurmStudy:
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """Raise UsageError where a new study would take more than was allowed: before it is written."""
         if not study.plan_paths():
-            _, documents = self._left(study, plan, self._tally(study, plan, code, held=set()), code)
+            _, documents = self._left(study, plan, code)
             require_within_budget(documents, self._options.max_gpu_hours)
 
     def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
         """Submit what is left, under the study's lock. Returns the exit code: 1 if a job was refused."""
         client = Client()
         found = recover(study, client, standings(study, client))
-        so_far = self._tally(study, plan, code, held=held_by_jobs(found))
-        launches, documents = self._left(study, plan, so_far, code)
+        launches, documents = self._left(study, plan, code, held=held_by_jobs(found))
         for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
             self._console.note(line)
         if not documents:
@@ -103,6 +100,7 @@ class SlurmStudy:
             self._console.note(f"nothing to submit: {told}; bench status {study.root}")
             return 0
         require_within_budget(documents, self._options.max_gpu_hours)
+        self._require_room_for_feeders(documents)
         study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
@@ -110,25 +108,14 @@ class SlurmStudy:
         self._tell(study, done, fed=followed and self._feed == "depend")
         return 1 if done.refused else 0
 
-    def _tally(self, study: Study, plan: Plan, code: CodeVersion, *, held: set[str]) -> Tally:
-        campaign = Campaign(study, plan, self._run_options, self._console)
-        so_far = campaign.tally(study.results(), Conditions.elsewhere(code))
-        so_far.closed |= dict.fromkeys(held, "a job has it")
-        return so_far
-
     def _left(
-        self, study: Study, plan: Plan, so_far: Tally, code: CodeVersion
+        self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
     ) -> tuple[list[PlannedLaunch], list[Document]]:
         """The launches that are left, and the jobs for them."""
-        launches = Campaign(study, plan, self._run_options, self._console).planned(so_far)
-        planned = planned_jobs(
-            plan,
-            launches,
-            per_cell=bool(self._options.jobs_per_cell),
-            known_step_ns=so_far.step_ns,
-        )
+        per_cell = bool(self._options.jobs_per_cell)
+        found = left(study, plan, self._run_options, code, per_cell=per_cell, held=held)
         documents = SlurmDocuments(study, plan, self._site, self._run_options, code)
-        return launches, [documents.run(job) for job in planned]
+        return found.launches, [documents.run(job) for job in found.jobs]
 
     def _summary(self, documents: Sequence[Document]) -> list[str]:
         if not documents:

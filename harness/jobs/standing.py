@@ -106,8 +106,7 @@ def recover(study: Study, client: Client, found: Sequence[JobStanding]) -> list[
     if not lost:
         return list(found)
     by_name = {view.name: view for view in client.own_jobs()}
-    store = JobStore(study.root)
-    news = {standing.job.job_id: _recovered(store, standing, by_name) for standing in lost}
+    news = {standing.job.job_id: _recovered(study, standing, by_name) for standing in lost}
     return [news.get(standing.job.job_id, standing) for standing in found]
 
 
@@ -127,7 +126,8 @@ def cancel(study: Study, client: Client) -> tuple[list[int], list[str]]:
     return numbers, [job.job.job_id for job in pods]
 
 
-def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) -> JobStanding:
+def _recovered(study: Study, lost: JobStanding, by_name: dict[str, JobView]) -> JobStanding:
+    store = JobStore(study.root)
     view, starts = by_name.get(lost.job.name), store.starts(lost.job.job_id)
     if view is None and starts:
         # It was taken, has run, and the scheduler has forgotten it.
@@ -138,7 +138,8 @@ def _recovered(store: JobStore, lost: JobStanding, by_name: dict[str, JobView]) 
         return _replaced(lost, ended=_written(store, end))
     submission = Submission(job_id=lost.job.job_id, scheduler_id=str(view.job_id), submitted_at=utc_now())
     store.add_submission(submission)
-    return JobStanding(job=lost.job, submission=submission, view=view, ended=None)
+    taken = JobStanding(job=lost.job, submission=submission, view=None, ended=None)
+    return _with_view(study, store, taken, view)
 
 
 def _kept(study: Study, store: JobStore, job: Job) -> JobStanding:

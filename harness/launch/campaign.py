@@ -17,7 +17,7 @@ from harness.launch.starter import Starter
 from harness.launch.supervise import Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.estimate import estimate
-from harness.plan.schedule import PlannedLaunch, schedule
+from harness.plan.schedule import PlannedLaunch
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
@@ -76,14 +76,7 @@ class Campaign:
 
     def planned(self, so_far: Tally) -> list[PlannedLaunch]:
         """The launches that are left, in order."""
-        return schedule(
-            self._plan.cells,
-            repeats=self._plan.request.repeats,
-            progress=so_far.progress,
-            seed=self._plan.request.seed,
-            gpus_per_node=self._plan.request.gpus_per_node,
-            isolation=self._options.isolation,
-        )
+        return so_far.planned(self._options.isolation)
 
     def run(self, around: Surroundings) -> None:
         """Run all launches that are left.

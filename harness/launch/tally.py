@@ -9,8 +9,9 @@ from importlib import metadata
 
 from harness.device import nccl_settings
 from harness.launch.machine import Machine
-from harness.plan.schedule import Progress
+from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from results.environment import CodeVersion
+from results.job import Isolation
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
 from results.pruning import inferred_out_of_memory, pruning_reason
@@ -92,9 +93,16 @@ class Tally:
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
 
-    @property
-    def progress(self) -> Progress:
-        return Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed))
+    def planned(self, isolation: Isolation) -> list[PlannedLaunch]:
+        """The launches that are left of the plan, in order."""
+        return schedule(
+            self.plan.cells,
+            repeats=self.plan.request.repeats,
+            progress=Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed)),
+            seed=self.plan.request.seed,
+            gpus_per_node=self.plan.request.gpus_per_node,
+            isolation=isolation,
+        )
 
     def allows(self, result: RunResult) -> bool:
         """Whether the run is comparable with the next ones."""

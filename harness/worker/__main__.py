@@ -20,6 +20,8 @@ from results.schemas import LAUNCH
 def main() -> int:
     """Bind, then work."""
     die_with_parent()
+    if not _has_torchrun():
+        return 1
     path = Path(sys.argv[1]).resolve()
     rank = Rank.from_torchrun()
     launch = LAUNCH.read(path)
@@ -33,6 +35,14 @@ def main() -> int:
     code = record(work)(path, rank, pinned=mine, cores=all_of_them)
     assert code is not None
     return code
+
+
+def _has_torchrun() -> bool:
+    """Whether the parent is the torchrun that started this rank, and not who adopts it if that is gone."""
+    try:
+        return b"torch" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
