@@ -48,15 +48,18 @@ class SlurmStarter:
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)
 
     def interruption(self) -> Stopped:
-        """Why Slurm has asked this process to end: it says so in the job's log."""
+        words = "the job's program got SIGTERM, and Slurm has not said why"
+        return self.notice() or Stopped(outcome=Outcome.CANCELLED, reason=words)
+
+    def notice(self) -> Stopped | None:
+        """What Slurm has written into the job's log, or does so within a moment."""
         end = time.monotonic() + NOTICE_S
         while True:
             notice = read_notice(_tail(self._log, self._begins_at), self._allocation.slurm_id)
             if notice is not None:
                 return Stopped(outcome=notice[0], reason=f"the job was asked to end: {notice[1]}")
             if time.monotonic() > end:
-                words = "the job's program got SIGTERM, and Slurm has not said why"
-                return Stopped(outcome=Outcome.CANCELLED, reason=words)
+                return None
             time.sleep(0.05)
 
 

@@ -28,6 +28,9 @@ class Starter(Protocol):
     def interruption(self) -> Stopped:
         """Why this process has been asked to end."""
 
+    def notice(self) -> Stopped | None:
+        """Why the scheduler ends the job, and with it the workers; None if it has not said that it does."""
+
 
 class LocalStarter:
     """Workers that are children of this process."""
@@ -43,3 +46,6 @@ class LocalStarter:
 
     def interruption(self) -> Stopped:
         return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user")
+
+    def notice(self) -> Stopped | None:
+        return None

@@ -104,6 +104,10 @@ class Supervisor:
     def _until_end(self, process: subprocess.Popen[bytes]) -> tuple[Stopped | None, bool]:
         try:
             stopped = self._watch_over(process)
+            if stopped is None and self._asked_to_end(self._logs()):
+                # A scheduler that ends a job may reach the workers before it reaches this process.
+                stopped = self._starter.notice()
+                return stopped, stopped is not None
         except KeyboardInterrupt:
             return self._starter.interruption(), True
         return stopped, False
@@ -160,11 +164,11 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
-        logs = sorted(self._folder.glob("*.log"))
+        logs = self._logs()
         exits, kills = rank_exits(logs), self._out_of_memory_kills(logs)
         signs = Signs(
             exit_code=exit_code,
-            asked_to_end=asked_to_end(logs, nodes=self._launch.placement.nodes),
+            asked_to_end=self._asked_to_end(logs),
             killed_on_a_node=killed_on_a_node(logs),
             recorded=self._recorded(),
             out_of_memory_kills=kills,
@@ -185,6 +189,13 @@ class Supervisor:
             out_of_memory_kills=kills,
             startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
         )
+
+    def _logs(self) -> list[Path]:
+        """What the process that was started, and agents, have printed."""
+        return sorted(self._folder.glob("*.log"))
+
+    def _asked_to_end(self, logs: Sequence[Path]) -> bool:
+        return asked_to_end(logs, nodes=self._launch.placement.nodes)
 
     def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
         """On this host since the start, and on others whose agents have told."""

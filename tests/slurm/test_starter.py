@@ -66,10 +66,13 @@ def test_the_notice_of_this_start_says_why_the_job_ends(log: Path) -> None:
     with log.open("a") as file:
         file.write(EARLIER.replace("PREEMPTION", "TIME LIMIT"))
     assert starter.interruption().outcome is Outcome.TIMED_OUT
+    assert starter.notice() == starter.interruption()
 
 
 def test_the_notice_of_an_earlier_start_does_not_count(log: Path) -> None:
-    stopped = SlurmStarter(SiteProfile(), ALLOCATION, log.parent).interruption()
+    starter = SlurmStarter(SiteProfile(), ALLOCATION, log.parent)
+    assert starter.notice() is None
+    stopped = starter.interruption()
     assert (stopped.outcome, stopped.reason) == (
         Outcome.CANCELLED,
         "the job's program got SIGTERM, and Slurm has not said why",

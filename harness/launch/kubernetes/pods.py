@@ -71,6 +71,9 @@ class PodStarter:
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         return node_command(launch, path, 0, self._meeting.endpoint(launch.launch_id))
 
+    def notice(self) -> Stopped | None:
+        return None
+
     def interruption(self) -> Stopped:
         return Stopped(
             outcome=Outcome.PREEMPTED,
