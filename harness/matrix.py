@@ -41,7 +41,18 @@ from results.store import Study, utc_now
 
 RUNS = Path("runs")
 _FOR_JOBS = (
-    *("site", "partition", "account", "qos", "time", "jobs_per_cell", "feed", "max_gpu_hours", "report_job"),
+    *(
+        "site",
+        "partition",
+        "account",
+        "qos",
+        "cpus_per_gpu",
+        "time",
+        "jobs_per_cell",
+        "feed",
+        "max_gpu_hours",
+        "report_job",
+    ),
     *("apply", "kind"),
 )
 """Options that say how jobs are submitted."""

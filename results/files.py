@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from results.errors import StoreError
@@ -18,7 +18,7 @@ def write_once(path: Path, data: bytes) -> None:
     Raises StoreError if `path` exists or cannot be written.
     """
     with _errors(path), _temporary(path, data) as temporary:
-        os.link(temporary, path)
+        _link(temporary, path)
         _sync_folder(path.parent)
 
 
@@ -26,6 +26,27 @@ def replace(path: Path, data: bytes) -> None:
     """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole."""
     with _errors(path), _temporary(path, data) as temporary:
         temporary.replace(path)
+
+
+def refresh(folder: Path) -> None:
+    """Have this host look at a folder of a shared file system anew, if it may write there.
+
+    NFS may show what was there up to a minute ago; a change of one's own makes it ask (nfs(5), "Directory
+    entry caching").
+    """
+    probe = folder / f".look.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    with suppress(OSError):
+        probe.touch()
+        probe.unlink()
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # An answer of NFS may get lost, and the second try then finds the first one's link (link(2)).
+        if not path.samefile(temporary):
+            raise
 
 
 @contextmanager
@@ -63,6 +84,8 @@ def _errors(path: Path) -> Iterator[None]:
 def _advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some space and run the same command again: what is written so far is kept"
+    if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS) and error.filename2 is not None:
+        return "its file system has no hard links, which a study needs: choose another one with --out"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write with --out"
     return "check the folder and run the same command again"

@@ -64,6 +64,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     scheduler_id: str
     submitted_at: str
+    cluster: str | None = None
+    """Slurm's name of the cluster whose number it is."""
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):

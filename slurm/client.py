@@ -127,11 +127,16 @@ class Client:
             if _NO_SUCH_JOB not in str(error):
                 raise
 
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name in its configuration."""
+        return self._settings["ClusterName"]
+
     def cluster(self) -> Cluster:
         """The facts of the cluster that a site profile can be checked against."""
         settings = self._settings
         return Cluster(
-            name=settings["ClusterName"],
+            name=self.cluster_name,
             version=settings["SLURM_VERSION"],
             has_accounting=self._has_accounting,
             kill_wait_s=kill_wait_s(settings),

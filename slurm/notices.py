@@ -6,14 +6,14 @@ import re
 
 from results.outcome import Outcome
 
-_NOTICE = re.compile(r"\*\*\* JOB (?P<job>\d+) ON \S+ CANCELLED AT \S+(?: DUE TO (?P<cause>[^*]+?))? \*\*\*")
+_NOTICE = re.compile(r"\*\*\* JOB (?P<job>\d+) ON \S+ CANCELLED AT \S+(?: (?P<tail>[^*]+?))? \*\*\*")
 _CAUSES = {
     None: Outcome.CANCELLED,
-    "TIME LIMIT": Outcome.TIMED_OUT,
-    "PREEMPTION": Outcome.PREEMPTED,
+    "DUE TO TIME LIMIT": Outcome.TIMED_OUT,
+    "DUE TO PREEMPTION": Outcome.PREEMPTED,
     # Somebody has put it back; it goes on later, as a preempted one does.
-    "JOB REQUEUE": Outcome.PREEMPTED,
-    "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": Outcome.NODE_FAILED,
+    "DUE TO JOB REQUEUE": Outcome.PREEMPTED,
+    "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": Outcome.NODE_FAILED,
 }
 """By the words that slurmstepd has for them (slurmstepd/req.c, up to version 25.05)."""
 
@@ -26,6 +26,6 @@ def read_notice(log: str, job_id: int) -> tuple[Outcome, str] | None:
     found = [match for match in _NOTICE.finditer(log) if int(match["job"]) == job_id]
     if not found:
         return None
-    cause = found[-1]["cause"]
-    words = "it was cancelled" if cause is None else f"Slurm ended it due to {cause.lower()}"
-    return _CAUSES.get(cause, Outcome.UNKNOWN), words
+    tail = found[-1]["tail"]
+    words = "it was cancelled" if tail is None else f"Slurm ended it {tail.lower()}"
+    return _CAUSES.get(tail, Outcome.UNKNOWN), words

@@ -17,6 +17,8 @@ FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
 """Ports for LAUNCHES of JOBS, all below 32768, where Linux begins to give ports to whoever asks."""
 
 _LOG = "job-%j.log"
+_OF_THE_RANKS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONSAFEPATH")
+"""Variables that whoever starts the agents sets for the ranks."""
 
 
 class _Verbatim(str):
@@ -53,6 +55,8 @@ class Job:
     log_folder: Path
     """Must exist: Slurm makes no folders, and a job without a log fails. See `log_path`."""
     command: tuple[str, ...]
+    python_path: Path | None = None
+    """Where the command's Python looks first for packages."""
     requeue: bool = True
     """Whether Slurm starts it again after a node failed or another job took its nodes."""
 
@@ -69,7 +73,9 @@ class FollowUp:
     folder: Path
     log_folder: Path
     command: tuple[str, ...]
+    python_path: Path | None = None
     memory: str = "4G"
+    requeue: bool = True
 
     def __post_init__(self) -> None:
         assert self.command
@@ -99,6 +105,7 @@ def job_script(site: SiteProfile, job: Job) -> str:
         site=site,
         directives=_lines(_directives(site, job)),
         command=job.command,
+        python_path=job.python_path,
         first_port=FIRST_PORT,
         jobs=JOBS,
         launches=LAUNCHES,
@@ -111,15 +118,17 @@ def follow_up_script(site: SiteProfile, job: FollowUp) -> str:
     """The script of a job that comes after others; `Client.submit` is told which."""
     options = {
         **_common(site, job),
+        # Another partition has its own quality of service.
+        "qos": None if site.serial_partition else site.qos,
         "partition": site.serial_partition or site.partition,
         "cpus-per-task": "1",
         "mem": job.memory,
         "nodes": "1",
         "ntasks": "1",
-        "requeue": True,
+        "requeue" if job.requeue else "no-requeue": True,
     }
     return _TEMPLATES.get_template("base.sh.j2").render(
-        site=site, directives=_lines(options), command=job.command
+        site=site, directives=_lines(options), command=job.command, python_path=job.python_path
     )
 
 
@@ -165,7 +174,7 @@ def _pyxis(site: SiteProfile, container: Container) -> Iterable[str]:
         yield f"--container-workdir={container.workdir}"
     yield "--container-mount-home" if container.mount_home else "--no-container-mount-home"
     # Otherwise a variable that the image sets wins over the job's.
-    yield f"--container-env={','.join(sorted({'PYTHONSAFEPATH', *site.environment}))}"
+    yield f"--container-env={','.join(sorted({*_OF_THE_RANKS, *site.environment}))}"
 
 
 def _cpus(site: SiteProfile, placement: Placement) -> int:
@@ -176,6 +185,7 @@ def _cpus(site: SiteProfile, placement: Placement) -> int:
 def _directives(site: SiteProfile, job: Job) -> dict[str, str | bool | None]:
     placement = job.placement
     return {
+        **site.directives,
         **_common(site, job),
         "partition": site.partition,
         "constraint": site.constraint,
@@ -193,7 +203,6 @@ def _directives(site: SiteProfile, job: Job) -> dict[str, str | bool | None]:
 
 def _common(site: SiteProfile, job: Job | FollowUp) -> dict[str, str | bool | None]:
     return {
-        **site.directives,
         "account": site.account,
         "qos": site.qos,
         "job-name": job.name,

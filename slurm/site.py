@@ -91,6 +91,8 @@ def _check_variable(name: str, value: str) -> None:
 class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an estimate becomes a time limit. Times are texts such as 30m or 2h."""
 
+    startup: str | None = None
+    """What a launch takes to its first step beyond 15 s, on GPUs, such as many nodes that import at once."""
     safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     minimum: str = "10m"
     maximum: str = "1d"
@@ -101,20 +103,27 @@ class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """So long before the limit the job is told that its end is near."""
 
     def __post_init__(self) -> None:
-        for name in ("minimum", "maximum", "round_to", "fixed", "signal"):
+        for name in ("startup", "minimum", "maximum", "round_to", "fixed", "signal"):
             _check(name, seconds, getattr(self, name))
         if seconds(self.minimum) > seconds(self.maximum):
             raise ValueError(f"minimum {self.minimum} is more than maximum {self.maximum}")
         if seconds(self.signal) > _LONGEST_SIGNAL_S:
             raise ValueError(f"signal {self.signal} is earlier than Slurm can tell: {_LONGEST_SIGNAL_S} s")
 
+    @property
+    def startup_s(self) -> float:
+        return 0.0 if self.startup is None else seconds(self.startup)
+
     def limit_s(self, estimate_s: float) -> float:
-        """The limit to ask for; it can be less than the estimate where the site allows no more."""
+        """The limit to ask for, in whole minutes, as Slurm counts.
+
+        It can be less than the estimate where the site allows no more.
+        """
         if self.fixed is not None:
-            return seconds(self.fixed)
+            return math.ceil(seconds(self.fixed) / 60) * 60.0
         step = seconds(self.round_to)
         wanted = math.ceil(estimate_s * self.safety_factor / step) * step
-        return min(max(wanted, seconds(self.minimum)), seconds(self.maximum))
+        return math.ceil(min(max(wanted, seconds(self.minimum)), seconds(self.maximum)) / 60) * 60.0
 
     def signal_s(self, limit_s: float) -> int:
         """How long before `limit_s` the job is told: half of it, if it is that short."""

@@ -9,11 +9,12 @@ import click
 
 @click.command(name="cancel")
 @click.argument("study")
-def command(study: str) -> int:
+@click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
+def command(study: str, *, forget: bool) -> int:
     """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
     from harness.console import Console
+    from harness.jobs import standing
     from harness.jobs.documents import MANIFEST
-    from harness.jobs.standing import cancel
     from reports.text import count
     from results.job_store import JobStore
     from results.lock import study_lock
@@ -22,7 +23,10 @@ def command(study: str) -> int:
 
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
-        numbers, pods = cancel(folder, Client())
+        if forget:
+            console.result(f"{count(standing.forget(folder), 'job')} closed")
+            return 0
+        numbers, pods = standing.cancel(folder, Client())
     told = ", ".join(map(str, numbers))
     console.result(f"{count(len(numbers) + len(pods), 'job')} cancelled{': ' if told else ''}{told}")
     for job_id in pods:

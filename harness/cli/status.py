@@ -12,7 +12,7 @@ import click
 from harness.code import code_version
 from harness.console import Console
 from harness.jobs.progress import CellProgress, progress
-from harness.jobs.standing import JobStanding, standings
+from harness.jobs.standing import JobStanding, kept_standings, standings
 from harness.jobs.words import STANDING_HEADS, STANDING_NUMERIC, standing_rows
 from harness.launch.tally import Conditions
 from results.job_store import JobStore
@@ -54,7 +54,7 @@ def _jobs(study: Study, console: Console) -> list[JobStanding]:
     except SlurmError as error:
         # The cells can be told all the same.
         console.warn(f"the scheduler did not say where the jobs stand: {error}")
-        return []
+        return kept_standings(study)
 
 
 def _conditions(study: Study) -> Conditions:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reports.text import count
-from results.job import Job, Submission
+from results.job import Job
 from slurm.hosts import expand
 
 AGAIN = "run the same bench matrix command again"
@@ -40,7 +40,7 @@ class Allocation:
             address=variables["MASTER_ADDR"],
         )
 
-    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
+    def obstacle(self, job: Job) -> str | None:
         """Why the allocation is not the job's; None if it is."""
         placement = job.placement
         if len(self.nodes) != placement.nodes:
@@ -52,10 +52,5 @@ class Allocation:
             return (
                 f"a node has {self.gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}: "
                 f"its script was edited; {AGAIN}"
-            )
-        if submission is not None and submission.scheduler_id != str(self.slurm_id):
-            return (
-                f"it was submitted as job {submission.scheduler_id}, and this is {self.slurm_id}: "
-                f"a script is not submitted by hand; {AGAIN}"
             )
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.launch.ending import Stopped, rank_exits
+from results import files
 from results.errors import StoreError
 from results.launch import Attempt, Launch
 from results.store import Study, utc_now
@@ -13,19 +14,24 @@ def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: st
 
     Only when nothing of the job runs any more: an attempt is written once.
     """
-    open_launches = [
-        launch
-        for launch in study.launches()
-        if launch.job_id == job_id and not study.has_attempt(launch.launch_id)
-    ]
-    for launch in open_launches:
+    found = open_launches(study, job_id)
+    for launch in found:
         try:
             study.add_attempt(_attempt(study, launch, stopped, scheduler))
         except StoreError:
             # Another process found out at the same time, and has written the same.
             if not study.has_attempt(launch.launch_id):
                 raise
-    return len(open_launches)
+    return len(found)
+
+
+def open_launches(study: Study, job_id: str) -> list[Launch]:
+    """The launches of a job whose end nobody has written down."""
+    own = [launch for launch in study.launches() if launch.job_id == job_id]
+    for launch in own:
+        if not study.has_attempt(launch.launch_id):
+            files.refresh(study.launch_folder(launch.launch_id))
+    return [launch for launch in own if not study.has_attempt(launch.launch_id)]
 
 
 def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | None) -> Attempt:

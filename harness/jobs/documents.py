@@ -17,6 +17,7 @@ from harness.launch.kubernetes.manifest import Form, manifest
 from harness.launch.kubernetes.profile import KubernetesProfile
 from harness.plan.naming import plain_name
 from results.environment import CodeVersion
+from results.errors import UsageError
 from results.job import Job, Launcher, Purpose, RunOptions
 from results.job_store import JobStore
 from results.plan import Placement, Plan
@@ -67,13 +68,16 @@ class JobMaker:
     def run(self, planned: PlannedJob, time: Times, *, billed_gpus: int | None, site: object) -> Job:
         """The job of an allocation to come."""
         place = planned.placement
+        # Beside the cells' own launches there may be one of the baseline.
+        launches = len(planned.launches) + (planned.baseline is not None)
+        estimate_s = planned.estimate_s + launches * time.startup_s
         return self._job(
             f"{place.nodes}x{place.gpus_per_node}",
             placement=place,
             cells=planned.cells,
             baseline=None if planned.baseline is None else planned.baseline.id,
-            estimate_s=planned.estimate_s,
-            time_limit_s=time.limit_s(planned.estimate_s),
+            estimate_s=estimate_s,
+            time_limit_s=time.limit_s(estimate_s),
             billed_gpus=billed_gpus,
             site=msgspec.to_builtins(site),
         )
@@ -125,6 +129,7 @@ class SlurmDocuments:
         site, root = self._site, self._jobs.root
         job = self._jobs.run(planned, site.time, billed_gpus=site.billed_gpus(planned.placement), site=site)
         folder = JobStore(root).folder(job.job_id)
+        _require_mounts(site, root)
         text = script.job_script(
             site,
             script.Job(
@@ -134,6 +139,7 @@ class SlurmDocuments:
                 folder=root,
                 log_folder=folder,
                 command=self._command("harness.jobs.program", str(folder)),
+                python_path=checkout(),
                 requeue=job.options.retries > 0,
             ),
         )
@@ -150,13 +156,32 @@ class SlurmDocuments:
                 folder=folder,
                 log_folder=JobStore(self._jobs.root).folder(job.job_id),
                 command=self._command("harness.cli", *arguments),
+                python_path=checkout(),
+                requeue=job.options.retries > 0,
             ),
         )
         return Document(job=job, text=text)
 
     def _command(self, module: str, *arguments: str) -> tuple[str, ...]:
         python = self._site.python or sys.executable
-        return ("env", f"PYTHONPATH={checkout()}", python, "-m", module, *arguments)
+        return (python, "-m", module, *arguments)
+
+
+def _require_mounts(site: SiteProfile, root: Path) -> None:
+    """Raises UsageError if ranks in a container would not see the study, or the code, at its path."""
+    container = site.container
+    if container is None:
+        return
+    seen = [
+        Path(target) for source, target, *_ in (m.split(":") for m in container.mounts) if source == target
+    ]
+    seen += [Path.home()] if container.mount_home else []
+    for what, path in (("the study", root), ("the code of bench", checkout())):
+        if not any(path.is_relative_to(place) for place in seen):
+            raise UsageError(
+                f"{what} is in {path}, and the container sees nothing there: add {path}:{path} or a folder "
+                f"above it to container.mounts in the profile, under the same path on both sides"
+            )
 
 
 class KubernetesDocuments:

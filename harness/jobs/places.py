@@ -10,10 +10,13 @@ from typing import Protocol
 from harness.code import checkout, code_hash
 from harness.jobs.allocation import AGAIN, Allocation
 from harness.jobs.slurm_starter import SlurmStarter
+from harness.launch.ending import Stopped
 from harness.launch.kubernetes.manifest import pod_address
 from harness.launch.kubernetes.pods import Meeting, PodStarter
 from harness.launch.kubernetes.profile import profile as kubernetes_profile
 from harness.launch.starter import Starter
+from harness.launch.tally import Conditions
+from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import Job, JobEnd, Submission
 from results.job_store import JobStore
@@ -40,7 +43,13 @@ class Place(Protocol):
     @property
     def starter(self) -> Starter: ...
 
-    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
+    def conditions(self, code: CodeVersion) -> Conditions:
+        """What earlier runs must have in common with those of this start."""
+
+    def earlier_notice(self) -> Stopped | None:
+        """Why the scheduler ended the start before this one; None if it has left no word."""
+
+    def obstacle(self, job: Job) -> str | None:
         """Why what was given is not the job's; None if it is."""
 
 
@@ -53,14 +62,22 @@ class SlurmPlace:
             raise MachineError(f"{job.name} is for an allocation of Slurm, and this is none")
         site = slurm_profile(job.site, f"the profile of {job.name}")
         self._allocation = allocation
+        self._in_container = site.container is not None
         self.scheduler_id: str | None = str(allocation.slurm_id)
         self.start = allocation.start
         self.nodes = allocation.nodes
         self.notice_s: float | None = float(site.time.signal_s(job.time_limit_s))
         self.starter = SlurmStarter(site, allocation, store.folder(job.job_id))
 
-    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
-        return self._allocation.obstacle(job, submission)
+    def conditions(self, code: CodeVersion) -> Conditions:
+        # What is in the image is not seen from outside of it.
+        return Conditions.elsewhere(code) if self._in_container else Conditions.here(code)
+
+    def earlier_notice(self) -> Stopped | None:
+        return self.starter.earlier_notice()
+
+    def obstacle(self, job: Job) -> str | None:
+        return self._allocation.obstacle(job)
 
 
 class PodPlace:
@@ -75,7 +92,13 @@ class PodPlace:
         self.nodes = (platform.node(),)
         self.starter = PodStarter(meeting_of(job))
 
-    def obstacle(self, job: Job, submission: Submission | None) -> str | None:
+    def conditions(self, code: CodeVersion) -> Conditions:
+        return Conditions.here(code)
+
+    def earlier_notice(self) -> Stopped | None:
+        return None
+
+    def obstacle(self, job: Job) -> str | None:
         return None
 
 
@@ -103,7 +126,7 @@ def stranger_to(submission: Submission | None, place: Place) -> str | None:
     )
 
 
-def obstacle(job: Job, place: Place, submission: Submission | None, ended: JobEnd | None) -> str | None:
+def obstacle(job: Job, place: Place, ended: JobEnd | None) -> str | None:
     """Why the job must not be run here and now; None if it may."""
     if ended is not None:
         return f"it was closed before ({ended.outcome}: {ended.reason}), and its cells are with others"
@@ -111,4 +134,4 @@ def obstacle(job: Job, place: Place, submission: Submission | None, ended: JobEn
         return f"the code of bench was edited while the job was waiting: {AGAIN}"
     if place.start > job.options.retries:
         return f"it has begun again {place.start} times (--retries {job.options.retries}): {AGAIN}"
-    return place.obstacle(job, submission)
+    return place.obstacle(job)

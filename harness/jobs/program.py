@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from harness.code import checkout
 from harness.console import Console
 from harness.jobs.closing import close_launches
@@ -29,7 +27,6 @@ from results.errors import BenchError
 from results.job import Job, JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
-from results.plan import Plan
 from results.store import Study, utc_now
 
 END_S = GRACE_S + 10.0
@@ -98,12 +95,13 @@ class _Start:
     def _worked(self) -> Stopped:
         with self._signals():
             try:
-                reason = self._obstacle()
+                reason = obstacle(self._job, self._place, self._jobs.ended(self._job.job_id))
                 if reason is not None:
                     return Stopped(outcome=Outcome.CANCELLED, reason=reason)
                 self._close_earlier_start()
+                plan = self._study.plans()[self._job.plan - 1]
                 campaign = Campaign(
-                    self._study, self._plan(), self._job.options, self._console, deadline=self._deadline
+                    self._study, plan, self._job.options, self._console, deadline=self._deadline
                 )
                 campaign.run(self._surroundings())
             except Interrupted as error:
@@ -116,23 +114,11 @@ class _Start:
             return Stopped(outcome=Outcome.TIMED_OUT, reason=self._deadline.reason)
         return Stopped(outcome=Outcome.OK, reason="")
 
-    def _obstacle(self) -> str | None:
-        job_id = self._job.job_id
-        submission, ended = self._jobs.submission(job_id), self._jobs.ended(job_id)
-        return obstacle(self._job, self._place, submission, ended)
-
     def _close_earlier_start(self) -> None:
-        reason = (
-            f"the job began again (start {self._place.start}), and its supervisor had left no word: its "
-            f"first node failed"
-        )
-        close_launches(self._study, self._job.job_id, Stopped(outcome=Outcome.NODE_FAILED, reason=reason))
-
-    def _plan(self) -> Plan:
-        """The job's part of the study's plan."""
-        plan = self._study.plans()[self._job.plan - 1]
-        cells = tuple(cell for cell in plan.cells if cell.id in self._job.cells)
-        return msgspec.structs.replace(plan, cells=cells)
+        """The scheduler has begun the job again: nothing of its earlier starts is left."""
+        reason = f"the job began again (start {self._place.start}) without a word of the start before"
+        lost = Stopped(outcome=Outcome.NODE_FAILED, reason=f"{reason}: its first node failed")
+        close_launches(self._study, self._job.job_id, self._place.earlier_notice() or lost)
 
     def _surroundings(self) -> Surroundings:
         baseline = self._job.baseline
@@ -141,6 +127,8 @@ class _Start:
             checkout=checkout(),
             code=self._job.code,
             job_id=self._job.job_id,
+            conditions=self._place.conditions(self._job.code),
+            only=frozenset(self._job.cells),
             first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
         )
 

@@ -25,6 +25,7 @@ class SlurmStarter:
     """Starts the launches of one job."""
 
     hosts = True
+    tells_kills = True
     supervisor_pid: int | None = None
     """The scheduler ends what is left when this process ends."""
 
@@ -33,7 +34,10 @@ class SlurmStarter:
         self._allocation = allocation
         self._log = log_path(job_folder, allocation.slurm_id)
         self._begins_at = _size(self._log)
+        self._earlier = _text(self._log, 0)
         self._launches = 0
+        # The job's program sees all cores of the node, a rank those that srun gives it.
+        self.threads = site.cpus_per_gpu
         # Nobody else's ranks are on the node, or nobody else's can be on its cores.
         confined = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
         self.pins = site.exclusive or confined
@@ -51,11 +55,16 @@ class SlurmStarter:
         words = "the job's program got SIGTERM, and Slurm has not said why"
         return self.notice() or Stopped(outcome=Outcome.CANCELLED, reason=words)
 
+    def earlier_notice(self) -> Stopped | None:
+        """Why Slurm ended the start before this one: the log goes on from start to start."""
+        notice = read_notice(self._earlier, self._allocation.slurm_id)
+        return None if notice is None else Stopped(outcome=notice[0], reason=f"before: {notice[1]}")
+
     def notice(self) -> Stopped | None:
         """What Slurm has written into the job's log, or does so within a moment."""
         end = time.monotonic() + NOTICE_S
         while True:
-            notice = read_notice(_tail(self._log, self._begins_at), self._allocation.slurm_id)
+            notice = read_notice(_text(self._log, self._begins_at), self._allocation.slurm_id)
             if notice is not None:
                 return Stopped(outcome=notice[0], reason=f"the job was asked to end: {notice[1]}")
             if time.monotonic() > end:
@@ -67,8 +76,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _tail(path: Path, offset: int) -> str:
-    """What was written since this start of the job: an earlier one has its own notice there."""
+def _text(path: Path, offset: int) -> str:
+    """What a log has from `offset` on: an earlier start of the job has its own notice there."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

@@ -38,6 +38,7 @@ def site_of(options: StudyFile) -> SiteProfile:
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
+        "cpus_per_gpu": options.cpus_per_gpu,
         "time.fixed": limit,
         # Without a profile, a CPU study asks for no GPUs.
         "gpu_request": "none" if options.device == "cpu" and not options.site else None,
@@ -98,6 +99,9 @@ class SlurmStudy:
                 else "every cell has its runs or its reason"
             )
             self._console.note(f"nothing to submit: {told}; bench status {study.root}")
+            if not any(standing.is_live and standing.job.purpose == "report" for standing in found):
+                submitter = Submitter(study, client, self._site, self._console)
+                self._follow(study, plan, code, submitter, live, Submitted())
             return 0
         require_within_budget(documents, self._options.max_gpu_hours)
         self._require_room_for_feeders(documents)
@@ -120,6 +124,11 @@ class SlurmStudy:
     def _summary(self, documents: Sequence[Document]) -> list[str]:
         if not documents:
             return ["no jobs are left to submit"]
+        if self.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
+            self._console.warn(
+                "Slurm may give all ranks of a node one CPU: say --cpus-per-gpu, or cpus_per_gpu or "
+                "exclusive in the profile"
+            )
         return cost_lines(documents, self._site.price, gpus=self.has_gpus)
 
     def _require_room_for_feeders(self, documents: Sequence[Document]) -> None:

@@ -17,7 +17,7 @@ from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
-from slurm.runner import QueueFullError, RefusedError
+from slurm.runner import NoAnswerError, QueueFullError, RefusedError
 from slurm.site import SiteProfile
 from slurm.states import Phase
 
@@ -53,6 +53,8 @@ class Submitter:
         self._site = site
         self._console = console
         self._poll_s = POLL_S
+        # Asked for beforehand: nothing comes between a job's number and its record.
+        self._cluster = client.cluster_name
 
     def submit(self, documents: Sequence[Document], *, feed: Feed) -> Submitted:
         """Submit the jobs in order, until the queue is full.
@@ -65,7 +67,7 @@ class Submitter:
         while waiting:
             # A job that submits the others needs room as well.
             needed = 2 if feed == "depend" and len(waiting) > 1 else 1
-            if self._room() >= needed and self._hand_over(waiting[0], (), done):
+            if self._room(patient=feed == "wait") >= needed and self._hand_over(waiting[0], (), done):
                 waiting.pop(0)
             elif feed == "wait":
                 self._console.note(f"{count(len(waiting), 'job')} wait for room in the queue")
@@ -83,10 +85,17 @@ class Submitter:
         refused = done.refused
         return self._hand_over(document, after, done) and done.refused == refused
 
-    def _room(self) -> float:
+    def _room(self, *, patient: bool) -> float:
+        """Jobs that the queue still takes; none, for now, where one can wait and nobody answers."""
         if self._site.submit_limit is None:
             return float("inf")
-        queued = [view for view in self._client.own_jobs() if view.phase in (Phase.WAITING, Phase.RUNNING)]
+        try:
+            views = self._client.own_jobs()
+        except NoAnswerError:
+            if patient:
+                return 0
+            raise
+        queued = [view for view in views if view.phase in (Phase.WAITING, Phase.RUNNING)]
         return self._site.submit_limit - len(queued)
 
     def _hand_over(self, document: Document, after: Sequence[int], done: Submitted) -> bool:
@@ -104,7 +113,12 @@ class Submitter:
             done.refused += 1
             return True
         self._store.add_submission(
-            Submission(job_id=job.job_id, scheduler_id=str(slurm_id), submitted_at=utc_now())
+            Submission(
+                job_id=job.job_id,
+                scheduler_id=str(slurm_id),
+                submitted_at=utc_now(),
+                cluster=self._cluster,
+            )
         )
         done.taken.append(slurm_id)
         self._console.note(f"job {slurm_id}: {job.name}")

@@ -45,7 +45,8 @@ def cost_lines(documents: Sequence[Document], price: Price | None, *, gpus: bool
     elif expected is None or most is None:
         lines = [sums + "GPU-hours are not known: give gpus_per_node in the profile of an exclusive site"]
     else:
-        lines = [sums + f"{expected:.2f} GPU-hours expected, {most:.2f} at most (the time limits)"]
+        limits = f"{most:.2f} at most (the time limits; a requeue begins anew)"
+        lines = [sums + f"{expected:.2f} GPU-hours expected, {limits}"]
         lines.append(_price(expected, most, price))
     short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
     if short:

@@ -35,8 +35,8 @@ def main() -> int:
         preexec_fn=die_with_parent,
     )
     code = outlast([torchrun], lambda: bool(stops))
-    if node_rank and kills is not None:
-        # The first node's are seen by the supervisor, which is there.
+    if kills is not None:
+        # The ranks are in this process's control group, and not in that of the job's program.
         tell_kills((out_of_memory_kills() or kills) - kills)
     if torchrun.returncode < 0 and not stops:
         # It has told nothing itself, and srun hands on the largest exit code alone.

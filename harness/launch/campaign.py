@@ -18,7 +18,7 @@ from harness.launch.supervise import Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.estimate import estimate
 from harness.plan.schedule import PlannedLaunch
-from results.cell import Cell
+from results.cell import Cell, Device
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions
@@ -41,6 +41,10 @@ class Surroundings:
     lock: int | None = None
     """Descriptor of the study's lock, for the workers to inherit."""
     job_id: str | None = None
+    conditions: Conditions | None = None
+    """What earlier runs must have in common with new ones; None: those of this process."""
+    only: frozenset[str] | None = None
+    """Ids of the cells that are run; None: all of the plan."""
     first: tuple[PlannedLaunch, ...] = ()
     """Launches that come before what is left of the plan, if something is."""
 
@@ -84,7 +88,11 @@ class Campaign:
         Raises Interrupted when this process is asked to end, and MachineError if workers do not start.
         """
         cells = {cell.id for cell in self._plan.cells}
-        so_far = self.tally(self._study.results(keep=True, cells=cells), Conditions.here(around.code))
+        conditions = around.conditions or Conditions.here(around.code)
+        so_far = self.tally(self._study.results(keep=True, cells=cells), conditions)
+        if around.only is not None:
+            so_far.closed |= dict.fromkeys(cells - around.only, "another job runs it")
+            cells &= around.only
         launches = self.planned(so_far)
         for cell_id, reason in so_far.closed.items():
             if cell_id in cells:
@@ -175,7 +183,7 @@ class Crew:
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
             slots=self._slots(planned, cells, so_far),
             code=self.around.code,
-            threads=self.machine.threads(planned.device),
+            threads=self._threads(planned.device),
             pin=room and starter.pins,
             link_mbit_per_s=planned.link_mbit_per_s,
             source_folder=self.plan.request.source_folder,
@@ -184,6 +192,10 @@ class Crew:
             job_id=self.around.job_id,
             silence_s=self.options.silence_s,
         )
+
+    def _threads(self, device: Device) -> int:
+        given = self.around.starter.threads
+        return given if given is not None and device == "cuda" else self.machine.threads(device)
 
     def _slots(self, planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
         return tuple(

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_TOLD = re.compile(r"out-of-memory kills on this host: (\d+)")
+_TOLD = re.compile(r"out-of-memory kills on this host: (\d+)|Detected (\d+) oom[-_ ]kill event")
+"""What an agent prints, and what Slurm does where it confines jobs (slurmstepd, task/cgroup)."""
 
 
 def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -30,11 +31,13 @@ def tell_kills(kills: int) -> None:
 def kills_told(logs: Sequence[Path]) -> int | None:
     """What the agents of other hosts say in the logs of a launch, together; None if none says anything."""
     told = [
-        int(number)
-        for log in logs
-        for number in _TOLD.findall(log.read_text(encoding="utf-8", errors="replace"))
+        int(number) for log in logs for number in _told(log.read_text(encoding="utf-8", errors="replace"))
     ]
     return sum(told) if told else None
+
+
+def _told(text: str) -> list[str]:
+    return [ours or slurms for ours, slurms in _TOLD.findall(text)]
 
 
 def _of_own_group(proc: Path, cgroups: Path) -> Iterator[Path]:

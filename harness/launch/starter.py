@@ -19,6 +19,10 @@ class Starter(Protocol):
     """Whether each node of a placement is a host of its own."""
     pins: bool
     """Whether ranks may be bound to cores: whoever else uses the host would bind to the same ones."""
+    tells_kills: bool
+    """Whether what it starts prints the kernel's out-of-memory kills of each host."""
+    threads: int | None
+    """Threads of a rank beside a GPU; None: its share of this machine's cores."""
     supervisor_pid: int | None
     """The process that the workers outlive by one cell at most; None: something else ends them."""
 
@@ -37,6 +41,8 @@ class LocalStarter:
 
     hosts = False
     pins = True
+    tells_kills = False
+    threads: int | None = None
 
     def __init__(self) -> None:
         self.supervisor_pid: int | None = os.getpid()

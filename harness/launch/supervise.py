@@ -109,7 +109,8 @@ class Supervisor:
                 stopped = self._starter.notice()
                 return stopped, stopped is not None
         except KeyboardInterrupt:
-            return self._starter.interruption(), True
+            with _deaf():
+                return self._starter.interruption(), True
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
@@ -199,7 +200,7 @@ class Supervisor:
 
     def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
         """On this host since the start, and on others whose agents have told."""
-        now, told = out_of_memory_kills(), kills_told(logs)
+        now, told = None if self._starter.tells_kills else out_of_memory_kills(), kills_told(logs)
         here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
         return None if here is None and told is None else (here or 0) + (told or 0)
 

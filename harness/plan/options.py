@@ -138,6 +138,9 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(name="account", kind="text", help="Slurm account, instead of the profile's"),
     PlanOption(name="qos", kind="text", help="Slurm quality of service, instead of the profile's"),
     PlanOption(
+        name="cpus_per_gpu", kind="int", minimum=1, help="CPUs of each worker, instead of the profile's"
+    ),
+    PlanOption(
         name="time", kind="duration", above=0, help="time limit of every job, instead of an estimate: 30m, 2h"
     ),
     PlanOption(

@@ -61,6 +61,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
+    cpus_per_gpu: int | None = None
     time: float | str | None = None
     """Seconds, or a time like 30m or 2h."""
     jobs_per_cell: bool | None = None

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-MARGIN_S = 2.0
+MARGIN_S = 10.0
 """Before the supervisor ends a silent launch, its ranks have this long to say where they stand."""
 
 

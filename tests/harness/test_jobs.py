@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,9 +15,17 @@ from harness.jobs.allocation import Allocation
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches
 from harness.jobs.documents import Document, SlurmDocuments
-from harness.jobs.places import PodPlace, obstacle
+from harness.jobs.places import PodPlace, obstacle, stranger_to
 from harness.jobs.planned import planned_jobs
-from harness.jobs.standing import JobStanding, held_by_jobs, recover, standings
+from harness.jobs.standing import (
+    JobStanding,
+    cancel,
+    forget,
+    held_by_jobs,
+    kept_standings,
+    recover,
+    standings,
+)
 from harness.jobs.words import cost_lines, cost_rows, gpu_hours
 from harness.launch.ending import Stopped
 from harness.launch.kubernetes.profile import KubernetesProfile
@@ -32,6 +41,7 @@ from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan
 from results.store import Study
 from slurm.job_view import JobView
+from slurm.runner import SlurmError
 from slurm.site import Price, SiteProfile
 
 CODE = CodeVersion(code_hash="c0de")
@@ -97,7 +107,7 @@ def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alon
     # 8 GPUs for 0.1 h and 16 for 0.1 h; at most half an hour of each.
     assert gpu_hours(planted) == (pytest.approx(2.4), pytest.approx(12.0))
     assert cost_lines(planted, SITE.price, gpus=True) == [
-        "2 jobs: 2.40 GPU-hours expected, 12.00 at most (the time limits)",
+        "2 jobs: 2.40 GPU-hours expected, 12.00 at most (the time limits; a requeue begins anew)",
         "$6.00 expected, $30.00 at most, at $2.50 a GPU-hour (a list, 2026)",
     ]
     assert cost_rows(planted)[1][-2:] == ["1.60", "8.00"]
@@ -140,6 +150,8 @@ def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_
 class Queue:
     """What a scheduler says."""
 
+    cluster_name = "lab"
+
     def __init__(self, *views: JobView) -> None:
         self._views = views
         self.asked: list[list[int]] = []
@@ -151,8 +163,11 @@ class Queue:
     def own_jobs(self) -> Sequence[JobView]:
         return self._views
 
+    def cancel(self, job_ids: Collection[int]) -> None:
+        self.cancelled = list(job_ids)
 
-def view_of(state: str, *, job_id: int = 17, name: str = "j", **facts: object) -> JobView:
+
+def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **facts: object) -> JobView:
     plain = JobView(
         job_id=job_id,
         name=name,
@@ -188,12 +203,16 @@ def job_of(job_id: str = "0001-1x1", **changes: object) -> Job:
     return msgspec.structs.replace(plain, **changes)
 
 
-def submitted(tmp_path: Path, job: Job, scheduler_id: str | None = "17") -> Study:
+def submitted(
+    tmp_path: Path, job: Job, scheduler_id: str | None = "17", *, cluster: str | None = "lab"
+) -> Study:
     store = JobStore(tmp_path)
     store.add(job, document="#!/bin/bash\n", name="script.sh")
     if scheduler_id is not None:
         at = "2026-01-01T00:00:00Z"
-        store.add_submission(Submission(job_id=job.job_id, scheduler_id=scheduler_id, submitted_at=at))
+        store.add_submission(
+            Submission(job_id=job.job_id, scheduler_id=scheduler_id, submitted_at=at, cluster=cluster)
+        )
     return Study(tmp_path)
 
 
@@ -295,6 +314,43 @@ def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) 
     assert found.state == "ok"
 
 
+def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
+    study = submitted(tmp_path, job_of())
+    with pytest.raises(SlurmError, match="job 17 is 'theirs' here, and was 'name-0001-1x1'"):
+        standings(study, Queue(view_of("COMPLETED", name="theirs")))  # type: ignore[arg-type]
+    assert JobStore(tmp_path).ended("0001-1x1") is None
+    # Nobody can be asked: they are closed by hand.
+    assert forget(study) == 1
+    assert [(job.state, job.is_live) for job in kept_standings(study)] == [("cancelled", False)]
+
+
+def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
+    study = submitted(tmp_path, job_of(), cluster="other")
+    queue = Queue()
+    with pytest.raises(SlurmError, match="are on the cluster other, and this is lab"):
+        standings(study, queue)  # type: ignore[arg-type]
+    assert queue.asked == []
+
+
+def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path: Path) -> None:
+    study = submitted(tmp_path, job_of())
+    queue = Queue(view_of("RUNNING", source="sacct"))
+    assert standings(study, queue)[0].is_live  # type: ignore[arg-type]
+    assert cancel(study, queue) == ([17], [])  # type: ignore[arg-type]
+    assert queue.cancelled == [17]
+    assert [job.state for job in kept_standings(study)] == ["cancelled"]
+
+
+def test_a_reader_who_may_not_write_sees_what_would_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = submitted(tmp_path, job_of())
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    [standing] = standings(study, Queue(view_of("NODE_FAIL")))  # type: ignore[arg-type]
+    assert standing.state == "node_failed"
+    assert JobStore(tmp_path).ended("0001-1x1") is None
+
+
 def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> None:
     plan = plan_of(gpus=1, strategy="single", repeats=1)
     [cell] = plan.cells
@@ -361,7 +417,8 @@ def test_a_job_is_not_run_where_it_does_not_belong(
     assert allocation is not None
     at = "2026-01-01T00:00:00Z"
     told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
-    found = allocation.obstacle(job, told)
+    place = SimpleNamespace(scheduler_id="17")
+    found = stranger_to(told, place) or allocation.obstacle(job)  # type: ignore[arg-type]
     assert found is None if reason is None else str(found).startswith(reason)
 
 
@@ -382,7 +439,7 @@ def test_a_job_is_not_run_again_and_again_nor_with_other_code(
         JobStore(store.root).add_end(end_of(job, Outcome.PREEMPTED, start=number))
     profile = KubernetesProfile(image="bench:1", volume_claim="results")
     pod = PodPlace(msgspec.structs.replace(job, site=msgspec.to_builtins(profile)), JobStore(store.root))
-    found = obstacle(job, pod, None, None if ended is None else end_of(job, ended))
+    found = obstacle(job, pod, None if ended is None else end_of(job, ended))
     assert found is None if reason is None else str(found).startswith(reason)
 
 

@@ -70,6 +70,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     partition: gpu
     account: me
     qos: normal
+    cpus_per_gpu: 8
     time: 2h
     jobs_per_cell: true
     feed: wait

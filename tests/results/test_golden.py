@@ -313,7 +313,9 @@ JOB = Job(
     billed_gpus=16,
     site={"partition": "gpu"},
 )
-SUBMISSION = Submission(job_id=JOB.job_id, scheduler_id="17", submitted_at="2026-01-02T03:04:05.000Z")
+SUBMISSION = Submission(
+    job_id=JOB.job_id, scheduler_id="17", submitted_at="2026-01-02T03:04:05.000Z", cluster="lab"
+)
 JOB_END = JobEnd(
     job_id=JOB.job_id,
     scheduler_id="17",

@@ -215,6 +215,14 @@ class Lab:
 
         self.wait(idle, "all nodes idle")
 
+    def drain(self) -> None:
+        """Have the nodes start nothing: jobs wait until `resume`, or the end of the test."""
+        self.command("scontrol", "update", f"NodeName={','.join(self.nodes)}", "State=DRAIN", "Reason=test")
+
+    def resume(self) -> None:
+        if "drain" in self.command("sinfo", "-h", "-N", "-o", "%T"):
+            self.command("scontrol", "update", f"NodeName={','.join(self.nodes)}", "State=RESUME")
+
     def clean(self) -> None:
         """End what a test has left, and bring lost nodes back."""
         if self.command("squeue", "--noheader"):
@@ -223,6 +231,7 @@ class Lab:
         for node in self.nodes:
             if self._daemons[node].poll() is not None:
                 self.start_node(node)
+        self.resume()
         self.wait_idle()
 
     def stop(self) -> None:

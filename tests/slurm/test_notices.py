@@ -24,6 +24,7 @@ START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
         ),
         # Not one that Slurm is known to write.
         (" DUE TO MOONLIGHT", Outcome.UNKNOWN, "Slurm ended it due to moonlight"),
+        (" DUE to SIGNAL Terminated", Outcome.UNKNOWN, "Slurm ended it due to signal terminated"),
     ],
 )
 def test_each_notice_has_its_outcome(end: str, outcome: Outcome, words: str) -> None:

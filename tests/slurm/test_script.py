@@ -63,7 +63,7 @@ NASTY_JOB = job(
     requeue=False,
 )
 SCRIPTS = {
-    "plain": job_script(read_site(SITES / "plain.yaml"), job()),
+    "plain": job_script(read_site(SITES / "plain.yaml"), job(python_path=Path("/home/me/my code"))),
     "pyxis": job_script(read_site(SITES / "pyxis.yaml"), job(nodes=32, requeue=False)),
     "cpu": job_script(read_site(SITES / "cpu.yaml"), job(nodes=2, gpus_per_node=16)),
     "flags": job_script(SiteProfile(partition="gpu"), job(nodes=1, gpus_per_node=1, time_limit_s=60)),
@@ -247,7 +247,7 @@ def test_agents_in_a_container() -> None:
         "--container-mounts=/a:/a:ro+rprivate,/c:/c",
         "--container-workdir=/c",
         "--container-mount-home",
-        "--container-env=A,NCCL_DEBUG,PYTHONSAFEPATH",
+        "--container-env=A,MKL_NUM_THREADS,NCCL_DEBUG,OMP_NUM_THREADS,PYTHONPATH,PYTHONSAFEPATH",
         "true",
     )
 

@@ -348,20 +348,24 @@ def test_scripts_that_are_submitted_by_hand_harm_nothing(
     assert [start.scheduler_id for start in store.starts(job.job_id)] == [str(job_id)]
 
 
-def test_a_job_whose_size_was_changed_while_it_waited(scene: Scene, lab: Any) -> None:
-    everywhere = f"NodeName={','.join(lab.nodes)}"
-    lab.command("scontrol", "update", everywhere, "State=DRAIN", "Reason=test")
-    job_id = scene.submit(ALONE)
-    lab.command("scontrol", "update", f"JobId={job_id}", "NumNodes=2")
-    lab.command("scontrol", "update", everywhere, "State=RESUME")
-    scene.bench.settle()
+def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
+    scene: Scene, deaf: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells that the job is not the study's, but what it was given does not fit."""
+    assert scene.again(ALONE).code == 1
+    deaf.undo()
+    stray = _edited(scene, "--nodes=1", "--nodes=2")
+    # It says why by itself: nothing for Slurm to mend.
+    scene.lab.wait_for(stray, "COMPLETED")
     store = JobStore(scene.bench.study().root)
     (start,) = store.starts(store.jobs()[0].job_id)
     assert start.outcome is Outcome.CANCELLED
     assert "the allocation has 2 nodes and the job is for 1" in str(start.reason)
     assert scene.bench.study().launches() == []
+    # It is found by its name, and has ended: another one is submitted.
     assert scene.again(ALONE).code == 0
     assert len(scene.bench.jobs()) == 2
+    assert store.ended(store.jobs()[0].job_id) is not None
 
 
 @pytest.mark.slow
@@ -386,11 +390,11 @@ def test_code_that_is_edited_while_the_job_waits(
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    lab.command("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "State=DRAIN", "Reason=test")
+    lab.drain()
     call()
     with (copy / "strategies" / "__init__.py").open("a") as file:
         file.write("# edited\n")
-    lab.command("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "State=RESUME")
+    lab.resume()
     scene.bench.settle()
     store = JobStore(scene.bench.study().root)
     (start,) = store.starts(store.jobs()[0].job_id)
@@ -424,17 +428,26 @@ def test_a_submission_without_an_answer_is_found_again(
     scene.must_be_whole(expected)
 
 
-def test_a_job_that_the_scheduler_never_took_is_submitted_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def deaf(command: Any, *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
+@pytest.fixture
+def deaf() -> Iterator[pytest.MonkeyPatch]:
+    """The scheduler takes no job and does not say so, until this is undone."""
+
+    def no_sbatch(command: Any, *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
         if command[0] == "sbatch":
             raise NoAnswerError("no answer in 60 s to: sbatch")
         return run(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(slurm_study, "Client", lambda: Client(deaf))
-        assert scene.again(ALONE).code == 1
+    patch = pytest.MonkeyPatch()
+    patch.setattr(slurm_study, "Client", lambda: Client(no_sbatch))
+    yield patch
+    patch.undo()
+
+
+def test_a_job_that_the_scheduler_never_took_is_submitted_again(
+    scene: Scene, deaf: pytest.MonkeyPatch
+) -> None:
+    assert scene.again(ALONE).code == 1
+    deaf.undo()
     assert scene.again(ALONE).code == 0
     store = JobStore(scene.bench.study().root)
     ends = [store.ended(job.job_id) for job in store.jobs()]

@@ -58,6 +58,6 @@ def test_an_ended_vigil_records_nothing_and_leaves_no_thread(capfd: pytest.Captu
     assert not any(thread.name == "vigil" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 898), (4, 2), (3, 1.5), (1, 0.5)])
+@pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 890), (30, 20), (20, 10), (10, 5), (1, 0.5)])
 def test_ranks_speak_before_the_supervisor_loses_patience(silence_s: float, patience_s: float) -> None:
     assert Vigil(silence_s)._patience_s == patience_s

@@ -22,6 +22,8 @@ from results.job import Job
 Form = Literal["job", "statefulset"]
 _Json = dict[str, Any]
 
+FETCH_S = 600
+"""What fetching the image may take off a pod's time; the program in it keeps to the job's own limit."""
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: time to end a launch and to write it down."""
 
@@ -87,7 +89,7 @@ def _job(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
                 "spec": {
                     "restartPolicy": "Never",
                     # The Job's own limit would also count the time that its pods wait for nodes.
-                    "activeDeadlineSeconds": math.ceil(job.time_limit_s),
+                    "activeDeadlineSeconds": math.ceil(job.time_limit_s) + FETCH_S,
                     "subdomain": object_name(job.name),
                     **_pod(profile, job, command, []),
                 },

@@ -60,6 +60,8 @@ class PodStarter:
     """Starts the launches of one job, in pod 0."""
 
     hosts = True
+    tells_kills = False
+    threads: int | None = None
     supervisor_pid: int | None = None
     """What is left in a pod ends with its first process."""
 

@@ -179,7 +179,7 @@ def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profi
     )
     made = documents(make_profile(), job)[1]["spec"]
     assert (made["completions"], made["parallelism"], made["backoffLimit"]) == (3, 3, 5)
-    assert made["template"]["spec"]["activeDeadlineSeconds"] == 91
+    assert made["template"]["spec"]["activeDeadlineSeconds"] == 91 + 600
     assert documents(make_profile(), job, "statefulset")[1]["spec"]["replicas"] == 3
 
 

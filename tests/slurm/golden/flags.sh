@@ -11,6 +11,8 @@
 #SBATCH --signal=B:USR1@30
 #SBATCH --time=0-00:01:00
 set -eu
+# Slurm's word that the time is nearly over would end this shell; the program below listens to it.
+trap '' USR1
 
 # A folder where the job happens to stand must not shadow an installed package.
 export PYTHONSAFEPATH=1

@@ -13,6 +13,8 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --time=0-01:30:00
 set -eu
+# Slurm's word that the time is nearly over would end this shell; the program below listens to it.
+trap '' USR1
 
 # Modules and activate scripts read variables that may not be set.
 set +u

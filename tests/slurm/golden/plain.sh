@@ -16,10 +16,12 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --time=0-01:30:00
 set -eu
+# Slurm's word that the time is nearly over would end this shell; the program below listens to it.
+trap '' USR1
 
 # Modules and activate scripts read variables that may not be set.
 set +u
-source /etc/profile
+source /etc/profile || true
 module load cuda/12.8
 source "$HOME/bench/.venv/bin/activate"
 set -u
@@ -29,6 +31,8 @@ export PYTHONSAFEPATH=1
 export GLOO_SOCKET_IFNAME=ib0
 export NCCL_DEBUG=WARN
 export NCCL_SOCKET_IFNAME=ib0
+# Before what modules and the profile have put there.
+export PYTHONPATH='/home/me/my code'${PYTHONPATH:+:$PYTHONPATH}
 
 # Where the nodes meet: the first one's address, because its name may not resolve on the others.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -16,6 +16,8 @@
 #SBATCH --switches=1@2:00:00
 #SBATCH --time=0-01:30:00
 set -eu
+# Slurm's word that the time is nearly over would end this shell; the program below listens to it.
+trap '' USR1
 
 # A folder where the job happens to stand must not shadow an installed package.
 export PYTHONSAFEPATH=1

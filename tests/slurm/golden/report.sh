@@ -9,14 +9,15 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/home/me/bench/runs/study/jobs/job-%j.log
 #SBATCH --partition=cpu
-#SBATCH --qos=normal
 #SBATCH --requeue
 #SBATCH --time=0-00:15:00
 set -eu
+# Slurm's word that the time is nearly over would end this shell; the program below listens to it.
+trap '' USR1
 
 # Modules and activate scripts read variables that may not be set.
 set +u
-source /etc/profile
+source /etc/profile || true
 module load cuda/12.8
 source "$HOME/bench/.venv/bin/activate"
 set -u
