@@ -202,7 +202,9 @@ def test_nothing_outlives_the_program_that_keeps_the_nodes(
     started.communicate(timeout=60)
     assert started.returncode == 1
     [result] = Study(tmp_path / "study").results()
-    assert result.outcome in (Outcome.UNKNOWN, Outcome.CRASHED)
+    # A program that is asked to end says so through its torchruns; one that is killed says nothing.
+    allowed = {signal.SIGTERM: {Outcome.CANCELLED}, signal.SIGKILL: {Outcome.UNKNOWN, Outcome.CRASHED}}
+    assert result.outcome in allowed[number]
 
 
 @pytest.mark.slow
