@@ -16,6 +16,7 @@ COMMANDS = {
     "status": "Say where a study stands.",
     "cancel": "End the jobs of a study that wait or run.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
+    "audit": "Check the arithmetic of a table of results: a CSV, or a study.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
     "doctor": "Check whether this machine can run studies, and how well.",
 }
@@ -46,8 +47,8 @@ class _Commands(click.Group):
 def bench(debug: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
 
-    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed,
-    2 the call is wrong, 130 interrupted.
+    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed or
+    a table does not add up, 2 the call is wrong, 130 interrupted.
     """
 
 

@@ -15,7 +15,8 @@ from harness.plan.study_file import read_study_file
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FLAGS = {option.flag for option in OPTIONS} | {
-    "--dry-run", "--no-report", "--debug", "--help", "--output", "--version", "--watch", "--json", "--forget",
+    "--dry-run", "--no-report", "--debug", "--help", "--output", "--version", "--watch", "--json",
+    "--forget", "--map",
 }  # fmt: skip
 
 

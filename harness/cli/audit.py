@@ -1,0 +1,53 @@
+"""`bench audit`: do the numbers of a table agree?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from harness.console import Console
+from reports.audit.audit import audit
+from reports.audit.rows import Table, read_csv
+from reports.audit.study import read_study
+from reports.audit.text import json_text, lines
+from results.errors import UsageError
+from results.store import Study
+
+
+@click.command(name="audit")
+@click.argument("table")
+@click.option(
+    "--map", "mapping", multiple=True, metavar="COLUMN=MEANING", help="what a column holds; may be repeated"
+)
+@click.option("--json", "as_json", is_flag=True, help="everything as one JSON object")
+def command(table: str, *, mapping: tuple[str, ...], as_json: bool) -> int:
+    """Check the arithmetic of TABLE: a CSV of results of distributed training, or the folder of a study.
+
+    A number is the interval that its printed digits leave, and a finding is where two cannot meet. Only
+    columns whose names are on the list of docs/audit.md are read. Exit code 1 if there are findings.
+    """
+    found = audit(_read(Path(table), mapping))
+    console = Console()
+    for line in [json_text(found)] if as_json else lines(found):
+        console.result(line)
+    return int(bool(found.findings))
+
+
+def _read(path: Path, mapping: Sequence[str]) -> Table:
+    if not path.is_dir():
+        return read_csv(path, _pairs(mapping))
+    if mapping:
+        raise UsageError("--map is for CSV files; the columns of a study are known")
+    return read_study(Study.existing(path))
+
+
+def _pairs(mapping: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in mapping:
+        column, separator, meaning = text.rpartition("=")
+        if not separator or not column:
+            raise UsageError(f"--map {text}: write COLUMN=MEANING")
+        pairs[column.strip()] = meaning.strip()
+    return pairs
