@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,10 +90,9 @@ class Campaign:
         cells = {cell.id for cell in self._plan.cells}
         conditions = around.conditions or Conditions.here(around.code)
         so_far = self.tally(self._study.results(keep=True, cells=cells), conditions)
-        if around.only is not None:
-            so_far.closed |= dict.fromkeys(cells - around.only, "another job runs it")
-            cells &= around.only
         launches = self.planned(so_far)
+        if around.only is not None:
+            launches, cells = _only(launches, around.only), cells & around.only
         for cell_id, reason in so_far.closed.items():
             if cell_id in cells:
                 self._console.note(f"{cell_id} is left out: {reason}")
@@ -158,6 +157,16 @@ class Campaign:
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
             for cell_id in so_far.close(result.cell_id, result.outcome):
                 self._console.warn(f"{cell_id} is left out: {so_far.closed[cell_id]}")
+
+
+def _only(launches: Sequence[PlannedLaunch], cells: Set[str]) -> list[PlannedLaunch]:
+    """The launches with these cells alone."""
+    chosen = [tuple(cell for cell in launch.cells if cell.id in cells) for launch in launches]
+    return [
+        PlannedLaunch(placement=launch.placement, repeat=launch.repeat, cells=kept)
+        for launch, kept in zip(launches, chosen, strict=True)
+        if kept
+    ]
 
 
 @dataclass(frozen=True, slots=True)
