@@ -160,6 +160,9 @@ def _launcher_lost(signs: Signs) -> tuple[Outcome, str]:
     if signs.killed_on_a_node is not None:
         return _starter_killed(*signs.killed_on_a_node, signs)
     code = signs.exit_code
+    if signs.recorded and (code is None or code >= 0):
+        words = "some ranks wrote down that others went away, and nobody tells how those ended"
+        return Outcome.MISSING_RANKS, words
     if code is None or code >= 0:
         return Outcome.UNKNOWN, "the launch ended without a word; see its logs"
     name = _signal_name(-code)

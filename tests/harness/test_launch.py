@@ -141,6 +141,7 @@ def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankE
 
 
 OUTSIDE = "its processes were asked to end by a signal from outside"
+LEFT = "some ranks wrote down that others went away, and nobody tells how those ended"
 UNSAID = "the launch ended without a word; see its logs"
 
 
@@ -185,6 +186,8 @@ UNSAID = "the launch ended without a word; see its logs"
             " ended 1 process for want of memory",
         ),
         ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
+        # Rank 0 has written that the others went away, and its own exit tells no more.
+        ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
         ([], Signs(), Outcome.UNKNOWN, UNSAID),
         ([], None, Outcome.UNKNOWN, UNSAID),
     ],

@@ -178,9 +178,9 @@ def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods: Callable[..., Po
     here.wait_for(lambda: here.attempts(), 40)
     first.wait(60)
     (attempt,) = here.attempts()
-    assert list(attempt.outcomes.values()) == [Outcome.CRASHED]
+    assert list(attempt.outcomes.values()) == [Outcome.MISSING_RANKS]
     (reason,) = attempt.reasons.values()
-    assert reason.startswith("rank 0: ")
+    assert reason.startswith("some ranks wrote down that others went away")
 
 
 def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., Pods]) -> None:
@@ -200,4 +200,4 @@ def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., 
     # It comes back, too late.
     send(signal.SIGCONT, lost)
     here.wait_for(lambda: here.attempts(), 40)
-    assert list(here.attempts()[0].outcomes.values()) == [Outcome.CRASHED]
+    assert list(here.attempts()[0].outcomes.values()) == [Outcome.MISSING_RANKS]
