@@ -73,7 +73,7 @@ class KubernetesStudy:
             told = ", ".join(f"{head} {value}" for head, value in zip(COST_HEADS, row, strict=True))
             self._console.result(f"# {told}")
         for document in documents:
-            self._console.result(f"---\n{document.text}")
+            self._console.result(document.text)
 
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """Raise UsageError where a new study would take more than was allowed: before it is written."""

@@ -99,7 +99,8 @@ class SlurmStudy:
                 else "every cell has its runs or its reason"
             )
             self._console.note(f"nothing to submit: {told}; bench status {study.root}")
-            if not any(standing.is_live and standing.job.purpose == "report" for standing in found):
+            reported = any(standing.is_live and standing.job.purpose == "report" for standing in found)
+            if live and self._options.report_job and not reported:
                 submitter = Submitter(study, client, self._site, self._console)
                 self._follow(study, plan, code, submitter, live, Submitted())
             return 0

@@ -232,14 +232,15 @@ def _close(
     study: Study, standing: JobStanding, stopped: Stopped, *, view: JobView | None = None
 ) -> JobStanding:
     """Write down that a job has ended, with the launches that it left open, where one may write."""
-    end = _end(standing.job, standing.submission, stopped.outcome, stopped.reason)
+    end = end_of_job(standing.job, standing.submission, stopped.outcome, stopped.reason)
     if not os.access(study.root, os.W_OK):
         return _replaced(standing, view=view, ended=end)
     close_launches(study, standing.job.job_id, stopped, scheduler=view.words if view else None)
     return _replaced(standing, view=view, ended=_written(JobStore(study.root), end))
 
 
-def _end(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:
+def end_of_job(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:
+    """The end of a whole job, as whoever finds out writes it down."""
     return JobEnd(
         job_id=job.job_id,
         scheduler_id=None if submission is None else submission.scheduler_id,

@@ -10,9 +10,9 @@ from typing import Literal
 
 from harness.console import Console
 from harness.jobs.documents import SCRIPT, Document
-from harness.jobs.standing import JobStanding
+from harness.jobs.standing import JobStanding, end_of_job
 from reports.text import count
-from results.job import JobEnd, Submission
+from results.job import Submission
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study, utc_now
@@ -125,19 +125,7 @@ class Submitter:
         return True
 
     def _close(self, document: Document, reason: str) -> None:
-        self._store.add_end(
-            JobEnd(
-                job_id=document.job.job_id,
-                scheduler_id=None,
-                start=None,
-                told_by="scheduler",
-                nodes=(),
-                started_at=None,
-                ended_at=utc_now(),
-                outcome=Outcome.CANCELLED,
-                reason=f"refused: {reason}",
-            )
-        )
+        self._store.add_end(end_of_job(document.job, None, Outcome.CANCELLED, f"refused: {reason}"))
 
 
 def live_ids(standings: Sequence[JobStanding]) -> list[int]:
