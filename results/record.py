@@ -11,6 +11,7 @@ import msgspec
 
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
+from results.recorded import LinkPeak, Recorded, Telemetry
 
 ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
 
@@ -42,11 +43,18 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     off_first_ns: list[int] = []
     off_second_ns: list[int] = []
     on_second_ns: list[int] = []
+    off_step_ns: list[int] = []
+    """Every step of the off blocks, in order: what this rank needs when it waits for nobody."""
 
     def __post_init__(self) -> None:
-        lengths = [len(getattr(self, name)) for name in self.__struct_fields__ if name != "steps"]
+        blocks = ("on_first_ns", "off_first_ns", "off_second_ns", "on_second_ns")
+        lengths = [len(getattr(self, name)) for name in blocks]
         if len(set(lengths)) > 1:
             raise ValueError(f"the blocks of the quads differ in number: {lengths}")
+        if self.off_step_ns and len(self.off_step_ns) != 2 * self.steps * lengths[0]:
+            raise ValueError(
+                f"the off blocks have {len(self.off_step_ns)} steps, not {2 * self.steps * lengths[0]}"
+            )
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +80,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     exchange_payload_bytes: int
     """Bytes of the buffers that this rank handed to gradient collectives in one step; 0 for none."""
     exchange_operations: int
+    bubble_ideal: float | None = None
+    """Share of a step in which a pipeline's stages idle at best, by its schedule; None without stages."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +117,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     setup_ns: int | None = None
     """Building model, data and strategy, without proof and warm-up."""
+    first_step_ns: int | None = None
+    """The very first step, with what is done once: allocation, tuning of kernels, compilation."""
+    period: int = 1
+    """Steps from one exchange to the next."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time was steady; None if it did not end."""
@@ -117,6 +131,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     stop: Literal["target", "budget", "blocks"] | None = None
     """Why measuring ended."""
     quads: Quads | None = None
+    recorded: Recorded | None = None
+    link_peak: LinkPeak | None = None
+    telemetry: Telemetry | None = None
     work: Work | None = None
     memory: Memory | None = None
     proof: Proof | None = None

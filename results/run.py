@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from results.budget import Communication, RankColumns, StepBudget
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.record import Proof
@@ -48,6 +49,15 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Model FLOP/s over the dense peak of the devices at the cell's precision."""
     exposed_ns: Metric | None = None
     """Step time with minus without the exchange of gradients, from interleaved blocks of this run."""
+    budget: StepBudget | None = None
+    """The step time in parts."""
+    communication: Communication | None = None
+    ranks: RankColumns | None = None
+    telemetry: dict[str, float] = {}
+    """Means over ranks and samples by name, and `NAME_max`, the largest; units stand in the names."""
+    energy_j: float | None = None
+    """Of all devices for one step, by their counters."""
+    bubble_ideal: float | None = None
     exchange_payload_bytes: int | None = None
     exchange_operations: int | None = None
     parameters: int | None = None
@@ -61,6 +71,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     loss_first: float | None = None
     """Mean over ranks of the first step's loss."""
     loss_last: float | None = None
+    losses: tuple[float, ...] = ()
+    """Mean over ranks and each `losses_every` steps, from the first of the warm-up while they are finite."""
+    losses_every: int = 1
     warmup_steps: int = 0
     warmup_steady: bool | None = None
     stop: str | None = None
@@ -71,5 +84,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     disturbed: bool = False
     """Whether others used more of the machine's CPU than a quiet run allows."""
     setup_ns: int | None = None
+    first_step_ns: int | None = None
+    startup_ns: int | None = None
+    """From the start of the launch to its first cell."""
     warnings: tuple[str, ...] = ()
     absent: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""The sections of the page, one module each: a function from a study to what is shown."""
