@@ -20,8 +20,8 @@ def communication_section(study: StudyFigures) -> Section:
         title="Communication",
         blocks=(
             Paragraph(
-                "What the exchange of gradients adds to a step beyond what hides behind computation, from steps "
-                "with and without it, interleaved in the same run."
+                "What the exchange of gradients adds to a step beyond what hides behind computation, from "
+                "steps with and without it, interleaved in the same run."
             ),
             Drawings(tuple(exposed_dots(cells_by_workload(study), labels))),
             Table(tables.communication_table(study), "Exposed communication, payload and operations"),
