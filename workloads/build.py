@@ -10,9 +10,10 @@ from types import ModuleType
 from results.errors import UsageError
 from workloads.catalog import WORKLOADS, shape_of
 from workloads.gpt import build_gpt
+from workloads.llama import build_llama
 from workloads.mlp import build_mlp
 from workloads.resnet import build_resnet
-from workloads.shapes import GPTShape, ResNetShape, Shape
+from workloads.shapes import GPTShape, LlamaShape, ResNetShape, Shape
 from workloads.source import module_file, split_positional
 from workloads.workload import Workload
 
@@ -34,6 +35,8 @@ def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
 def _build(shape: Shape) -> Workload:
     if isinstance(shape, ResNetShape):
         return build_resnet(shape)
+    if isinstance(shape, LlamaShape):
+        return build_llama(shape)
     return build_gpt(shape) if isinstance(shape, GPTShape) else build_mlp(shape)
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 from results.cell import Cell
 from results.errors import SpecError
 from results.spec import Catalog, Entry, Option, Spec
-from workloads.shapes import GPTShape, MLPShape, ResNetShape, Shape
+from workloads.shapes import GPTShape, LlamaShape, MLPShape, ResNetShape, Shape, TextShape
 
 Unit = Literal["images", "tokens", "samples"]
-Family = Literal["resnet", "gpt", "mlp", "py"]
+Family = Literal["resnet", "gpt", "llama", "mlp", "py"]
 
 DIGITS_IMAGES = 1797
 DIGITS_CLASSES = 10
@@ -113,6 +113,72 @@ _MEMBERS: Mapping[str, _Member] = MappingProxyType(
             batch=1,
             optimizer="adamw",
         ),
+        "llama-nano": _Member(
+            help="Llama of 4 layers and width 128 over bytes: the Llama for a CPU core",
+            shape=LlamaShape(
+                layers=4,
+                width=128,
+                heads=4,
+                kv_heads=2,
+                hidden=352,
+                context=64,
+                vocabulary=256,
+                seq=64,
+                tied=True,
+            ),
+            batch=4,
+            optimizer="adamw:lr=0.001",
+            cpu_preset=True,
+        ),
+        "llama-125m": _Member(
+            help="Llama of MobileLLM-125M's measures, 125 M parameters",
+            shape=LlamaShape(
+                layers=30,
+                width=576,
+                heads=9,
+                kv_heads=3,
+                hidden=1536,
+                context=2048,
+                vocabulary=32000,
+                seq=2048,
+                tied=True,
+            ),
+            batch=4,
+            optimizer="adamw",
+        ),
+        "llama-1b": _Member(
+            help="Llama 3.2 1B, 1.24 G parameters",
+            shape=LlamaShape(
+                layers=16,
+                width=2048,
+                heads=32,
+                kv_heads=8,
+                hidden=8192,
+                context=131072,
+                vocabulary=128256,
+                seq=4096,
+                tied=True,
+                theta=500_000.0,
+            ),
+            batch=1,
+            optimizer="adamw",
+        ),
+        "llama-7b": _Member(
+            help="Llama 2 7B, 6.74 G parameters",
+            shape=LlamaShape(
+                layers=32,
+                width=4096,
+                heads=32,
+                kv_heads=32,
+                hidden=11008,
+                context=4096,
+                vocabulary=32000,
+                seq=4096,
+                tied=False,
+            ),
+            batch=1,
+            optimizer="adamw",
+        ),
         "mlp": _Member(
             help="classifier 784-512-256-10 with ReLU and dropout 0.1",
             shape=MLPShape(widths=(784, 512, 256, 10), dropout=0.1),
@@ -143,7 +209,7 @@ def _options(member: _Member) -> Mapping[str, Option]:
             "px": Option(kind="int", default=shape.px, minimum=32, help="pixels of a side"),
             "classes": Option(kind="int", default=shape.classes, minimum=2, help="classes"),
         }
-    if isinstance(shape, GPTShape):
+    if isinstance(shape, TextShape):
         text = f"tokens of a sample, at most {shape.context}"
         return {"seq": Option(kind="int", default=shape.seq, minimum=1, help=text)}
     return {}
@@ -200,7 +266,7 @@ def shape_of(spec: Spec) -> Shape | None:
     shape = member.shape
     if isinstance(shape, ResNetShape) and spec.options:
         return replace(shape, px=spec.integer("px"), classes=spec.integer("classes"))
-    if isinstance(shape, GPTShape):
+    if isinstance(shape, TextShape):
         seq = spec.integer("seq")
         if seq > shape.context:
             raise SpecError(f"workload {spec.name}: seq is at most its context of {shape.context}, not {seq}")
@@ -218,11 +284,10 @@ def facts(spec: Spec) -> WorkloadFacts:
 def _facts(name: str, shape: Shape) -> WorkloadFacts:
     """Counted once a shape: a plan of 10,000 cells asks for each."""
     member = _MEMBERS[name]
-    is_text = isinstance(shape, GPTShape)
     return WorkloadFacts(
         family=_family(shape),
-        unit="tokens" if is_text else "images",
-        units_per_sample=shape.seq if isinstance(shape, GPTShape) else 1,
+        unit="tokens" if isinstance(shape, TextShape) else "images",
+        units_per_sample=shape.seq if isinstance(shape, TextShape) else 1,
         parameters=shape.parameters,
         forward_flops_per_sample=shape.forward_flops,
         default_batch=member.batch,
@@ -236,11 +301,13 @@ def _facts(name: str, shape: Shape) -> WorkloadFacts:
 def _family(shape: Shape) -> Family:
     if isinstance(shape, ResNetShape):
         return "resnet"
+    if isinstance(shape, LlamaShape):
+        return "llama"
     return "gpt" if isinstance(shape, GPTShape) else "mlp"
 
 
 def _fitting(shape: Shape) -> tuple[str, ...]:
-    if isinstance(shape, GPTShape):
+    if isinstance(shape, TextShape):
         return ("synthetic", "text")
     few = isinstance(shape, ResNetShape) and shape.classes < DIGITS_CLASSES
     return ("synthetic",) if few else ("synthetic", "digits")

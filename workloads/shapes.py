@@ -132,6 +132,55 @@ class GPTShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """A Llama: Touvron et al. 2023, arXiv:2302.13971; grouped queries as in arXiv:2307.09288."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values, each shared by `heads / kv_heads` heads of queries."""
+    hidden: int
+    """Width between the matrices of the gated MLP."""
+    context: int
+    """Tokens that it was made for."""
+    vocabulary: int
+    seq: int
+    """Tokens of one sample, at most `context`."""
+    tied: bool
+    """Whether the head is the token embedding."""
+    theta: float = 10_000.0
+    """Base of the rotary positions' wavelengths."""
+
+    @property
+    def kv_width(self) -> int:
+        """Width of keys and values."""
+        return self.width // self.heads * self.kv_heads
+
+    @property
+    def parameters(self) -> int:
+        """V d (twice if the head is its own) + L (2 d^2 + 2 d k + 3 d h + 2 d) + d; there are no biases.
+
+        A block is query and output 2 d^2, key and value 2 d k, MLP 3 d h and two norms of d.
+        """
+        d, k = self.width, self.kv_width
+        block = 2 * d**2 + 2 * d * k + 3 * d * self.hidden + 2 * d
+        return (1 if self.tied else 2) * self.vocabulary * d + self.layers * block + d
+
+    @property
+    def forward_flops(self) -> int:
+        """L (2 T (2 d^2 + 2 d k + 3 d h) + 4 T^2 d) + 2 T d V: matrix products, attention, the head."""
+        d, k = self.width, self.kv_width
+        products = 2 * d**2 + 2 * d * k + 3 * d * self.hidden
+        block = 2 * self.seq * products + 4 * self.seq**2 * d
+        return self.layers * block + 2 * self.seq * d * self.vocabulary
+
+    @property
+    def minimum_batch(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MLPShape:
     """Fully connected layers with ReLU and dropout between them."""
 
@@ -152,4 +201,6 @@ class MLPShape:
         return 1
 
 
-Shape = ResNetShape | GPTShape | MLPShape
+TextShape = GPTShape | LlamaShape
+"""Models over tokens."""
+Shape = ResNetShape | TextShape | MLPShape

@@ -22,6 +22,8 @@ from workloads.flops import count_flops, count_parts
         "gpt-nano",
         "gpt-nano:seq=17",
         "gpt2-small",
+        "llama-nano:seq=17",
+        "llama-125m:seq=256",
         "mlp",
     ],
 )
@@ -41,6 +43,7 @@ def test_the_counted_forward_is_the_closed_form(text: str) -> None:
         # An embedding is a look-up, so nothing is left out; attention's backward is 2 x its forward.
         ("gpt2-small", 0),
         ("gpt-nano", 0),
+        ("llama-nano", 0),
     ],
 )
 def test_backward_is_twice_forward_less_the_inputs_gradient(text: str, first_layer: int) -> None:

@@ -34,7 +34,9 @@ def test_the_built_module_has_the_parameters_of_the_closed_form(name: str) -> No
     assert (workload.unit, workload.units_per_sample) == (known.unit, known.units_per_sample)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("mlp", 0)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("llama-nano", 4), ("mlp", 0)]
+)
 def test_the_layout_names_the_blocks_in_forward_order(name: str, blocks: int) -> None:
     with torch.device("meta"):
         workload = build_workload(name)

@@ -1,0 +1,153 @@
+"""The Llama's parts against what their papers say, written down once more as plain loops in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from workloads.build import build_workload
+from workloads.catalog import WORKLOADS, facts
+from workloads.llama import Attention, Llama, RMSNorm, build_llama, rotated
+from workloads.shapes import LlamaShape
+
+SMALL = LlamaShape(
+    layers=2, width=16, heads=4, kv_heads=2, hidden=24, context=12, vocabulary=20, seq=6, tied=True
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        # Liu et al., arXiv:2402.14905: "124.6M"; 32000*576 + 30 * 3,540,096 + 576.
+        ("llama-125m", 124_635_456),
+        # Hugging Face's meta-llama/Llama-3.2-1B and Llama-2-7b, num_parameters().
+        ("llama-1b", 1_235_814_400),
+        ("llama-7b", 6_738_415_616),
+        # 256*128 + 4 * (2*128^2 + 2*128*64 + 3*128*352 + 2*128) + 128.
+        ("llama-nano", 771_200),
+    ],
+)
+def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
+    assert facts(WORKLOADS.parse(text)).parameters == parameters
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    layers=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    hidden=st.integers(1, 30),
+    tied=st.booleans(),
+)
+def test_any_llama_has_the_parameters_of_its_shape(
+    layers: int, groups: int, kv_heads: int, hidden: int, tied: bool
+) -> None:
+    heads = groups * kv_heads
+    shape = LlamaShape(
+        layers=layers, width=8 * heads, heads=heads, kv_heads=kv_heads, hidden=hidden, context=12,
+        vocabulary=9, seq=5, tied=tied,
+    )  # fmt: skip
+    with torch.device("meta"):
+        module = build_llama(shape).module
+    assert sum(parameter.numel() for parameter in module.parameters()) == shape.parameters
+
+
+def test_rms_norm_by_hand() -> None:
+    norm = RMSNorm(2)
+    nn.init.constant_(norm.weight, 2.0)
+    # Root mean square of (3, 4): sqrt(25 / 2) = 3.5355.
+    expected = torch.tensor([6.0, 8.0]) / math.sqrt(12.5)
+    torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), expected)
+
+
+def test_rms_norm_does_not_overflow_in_half_precision() -> None:
+    out = RMSNorm(4).half()(torch.full((4,), 1000.0, dtype=torch.float16))
+    torch.testing.assert_close(out, torch.ones(4, dtype=torch.float16))
+
+
+def test_rotary_positions_turn_pairs_by_the_papers_angles() -> None:
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    out = rotated(x, theta=100.0)
+    for place in range(3):
+        for pair in range(2):
+            # Speeds 100 ** 0 and 100 ** -0.5; a pair is one number of the complex plane.
+            angle = place * (1.0, 0.1)[pair]
+            before = complex(x[0, 0, place, pair], x[0, 0, place, pair + 2])
+            after = before * complex(math.cos(angle), math.sin(angle))
+            assert complex(out[0, 0, place, pair], out[0, 0, place, pair + 2]) == pytest.approx(
+                after, rel=1e-6
+            )
+
+
+def test_rotated_products_depend_on_the_distance_alone() -> None:
+    query, key = torch.randn(8), torch.randn(8)
+    turned_query, turned_key = (rotated(v.expand(1, 1, 10, 8), 10_000.0)[0, 0] for v in (query, key))
+    products = turned_query @ turned_key.T
+    for distance in range(10):
+        diagonal = products.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert not torch.allclose(products[0, 0], products[5, 0])
+
+
+def _naive(attention: Attention, x: Tensor) -> Tensor:
+    """Head by head and position by position, over (tokens, width) in float64."""
+    tokens, width = x.shape
+    size = width // attention.heads
+    weights = [getattr(attention, f"{name}_proj").weight.double() for name in ("q", "k", "v")]
+    query, key, value = (x @ weight.T for weight in weights)
+    out = torch.zeros(tokens, width, dtype=torch.float64)
+    for head in range(attention.heads):
+        shared = head // (attention.heads // attention.kv_heads)
+        q = rotated(query[None, None, :, head * size : (head + 1) * size], attention.theta)[0, 0]
+        k = rotated(key[None, None, :, shared * size : (shared + 1) * size], attention.theta)[0, 0]
+        v = value[:, shared * size : (shared + 1) * size]
+        for place in range(tokens):
+            weight = torch.softmax(k[: place + 1] @ q[place] / math.sqrt(size), dim=0)
+            out[place, head * size : (head + 1) * size] = weight @ v[: place + 1]
+    return out @ attention.o_proj.weight.double().T
+
+
+def test_attention_is_that_of_the_naive_loop() -> None:
+    torch.manual_seed(0)
+    attention = Attention(SMALL)
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(1, 6, 16)
+    torch.testing.assert_close(
+        attention(x)[0].double(), _naive(attention, x[0].double()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_llama_does_not_look_ahead() -> None:
+    torch.manual_seed(0)
+    module = Llama(SMALL)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    changed = tokens.clone()
+    changed[0, 4:] = 9
+    with torch.no_grad():
+        before, after = module(tokens), module(changed)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
+    tied = Llama(SMALL)
+    assert tied.lm_head.weight is tied.embed_tokens.weight
+    with torch.device("meta"):
+        own = build_workload("llama-7b").module
+    assert own.get_parameter("lm_head.weight") is not own.get_parameter("embed_tokens.weight")
+
+
+def test_a_llama_starts_with_the_loss_of_knowing_nothing() -> None:
+    torch.manual_seed(0)
+    workload = build_workload("llama-nano")
+    inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 32)
+    loss = workload.loss(workload.module(inputs), targets)
+    assert loss.item() == pytest.approx(math.log(256), rel=0.05)
+    torch.autograd.backward(loss)
+    assert all(parameter.grad is not None for parameter in workload.module.parameters())

@@ -1,0 +1,147 @@
+"""Llama from scratch: RMSNorm before each part, rotary positions, grouped queries, a gated MLP, no biases.
+
+Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288. Modules are named as in Hugging Face's, without
+`model.` and `self_attn`'s prefix; rotary positions turn halves of a head against each other, as there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from results.layout import ModelLayout
+from workloads.gpt import token_loss
+from workloads.shapes import LlamaShape
+from workloads.workload import TokenInput, Workload
+
+NORM_EPSILON = 1e-5
+
+
+def build_llama(shape: LlamaShape) -> Workload:
+    """The language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
+    return Workload(
+        module=Llama(shape),
+        loss=token_loss,
+        synthetic=takes.synthetic,
+        unit="tokens",
+        units_per_sample=shape.seq,
+        layout=ModelLayout(blocks=tuple(f"layers.{layer}" for layer in range(shape.layers))),
+        input=takes,
+    )
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root of the mean square over the last dimension: Zhang & Sennrich, arXiv:1910.07467."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In single precision whatever comes in: a square of fp16 overflows at 256.
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
+        return (wide * scale).type_as(x) * self.weight
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions (Su et al., arXiv:2104.09864) and grouped queries
+    (Ainslie et al., arXiv:2305.13245)."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.theta = shape.heads, shape.kv_heads, shape.theta
+        self.q_proj = nn.Linear(shape.width, shape.width, bias=False)
+        self.k_proj = nn.Linear(shape.width, shape.kv_width, bias=False)
+        self.v_proj = nn.Linear(shape.width, shape.kv_width, bias=False)
+        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = rotated(_split(self.q_proj(x), self.heads), self.theta)
+        key = rotated(_split(self.k_proj(x), self.kv_heads), self.theta)
+        value = _split(self.v_proj(x), self.kv_heads)
+        group = self.heads // self.kv_heads
+        # Repeated instead of `enable_gqa`: the same product, which every backend and FLOP counter knows.
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(x.shape))
+        return y
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(n, tokens, heads * size) to (n, heads, tokens, size)."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def rotated(x: Tensor, theta: float) -> Tensor:
+    """Heads (n, heads, tokens, size) turned by their positions: element i of the first half with element i
+    of the second by the angle `position / theta ** (2 i / size)`."""
+    tokens, size = x.shape[-2:]
+    place = torch.arange(tokens, device=x.device, dtype=torch.float32)
+    speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
+    angle = torch.outer(place, speed)
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+class MLP(nn.Module):
+    """The gated MLP with SiLU: Shazeer, arXiv:2002.05202."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down_proj = nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to what came in."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.width)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x))
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
+
+
+class Llama(nn.Module):
+    """Tokens (n, seq) to logits (n, seq, vocabulary)."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.width)
+        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.lm_head.weight = self.embed_tokens.weight
+        self._initialise(shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.lm_head(self.norm(x))
+        return logits
+
+    def _initialise(self, shape: LlamaShape) -> None:
+        """Normal with 0.02; what adds to the residual stream by 1 / sqrt(2 layers) of it, as in GPT-2."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                added = name.endswith(("o_proj", "down_proj"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
