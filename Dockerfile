@@ -27,7 +27,7 @@ RUN pip install --no-cache-dir torch==${TORCH}
 FROM torch-${VARIANT} AS build
 WORKDIR /src
 COPY . .
-RUN pip install --no-cache-dir .
+RUN pip install --no-cache-dir '.[tensorboard]'
 
 FROM python:${PYTHON}
 # By number, so that Kubernetes can tell that it is not root.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pynvml
 
@@ -127,6 +129,79 @@ def _near_cores(handle: object) -> tuple[int, ...]:
     except pynvml.NVMLError:
         return ()
     return tuple(64 * w + bit for w, word in enumerate(mask) for bit in range(64) if word >> bit & 1)
+
+
+class NoReadingError(Exception):
+    """NVML does not give a value; it says why."""
+
+
+class GpuReader:
+    """Readings of one GPU, one after another, while NVML is open."""
+
+    def __init__(self, handle: object) -> None:
+        self._handle = handle
+
+    def read(self, name: str) -> float:
+        """A value of `GPU_READINGS` now. Raises NoReadingError."""
+        try:
+            return GPU_READINGS[name](self._handle)
+        except pynvml.NVMLError as error:
+            raise NoReadingError(str(error)) from error
+
+    def energy_j(self) -> float:
+        """What the GPU has used since its driver was loaded. Raises NoReadingError."""
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        except pynvml.NVMLError as error:
+            raise NoReadingError(str(error)) from error
+
+
+@contextmanager
+def gpu_reader(uuid: str) -> Iterator[GpuReader]:
+    """Open NVML for the GPU of this UUID. Raises NoReadingError if there is no such GPU to it."""
+    with _nvml() as ready:
+        if not ready:
+            raise NoReadingError("NVML does not start")
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError as error:
+            raise NoReadingError(f"{uuid}: {error}") from error
+        yield GpuReader(handle)
+
+
+def _pcie_bytes_per_s(handle: Any, counter: int) -> float:
+    # NVML looks on for 20 ms, and answers in KB/s.
+    return 1e3 * float(pynvml.nvmlDeviceGetPcieThroughput(handle, counter))
+
+
+def _nvlink_bytes(handle: Any, field: int) -> float:
+    """What all NVLinks have carried; NVML counts in KiB. Raises NVMLError."""
+    value = pynvml.nvmlDeviceGetFieldValues(handle, [(field, _ALL_LINKS)])[0]
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return 1024.0 * float(value.value.ullVal)
+
+
+_ALL_LINKS = 2**32 - 1
+"""The scope of a field of NVML that asks for the sum over links."""
+GPU_READINGS: Mapping[str, Callable[[Any], float]] = MappingProxyType(
+    {
+        "gpu_utilisation_percent": lambda h: float(pynvml.nvmlDeviceGetUtilizationRates(h).gpu),
+        "gpu_memory_used_bytes": lambda h: float(pynvml.nvmlDeviceGetMemoryInfo(h).used),
+        "power_w": lambda h: float(pynvml.nvmlDeviceGetPowerUsage(h)) / 1e3,
+        "sm_clock_mhz": lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM)),
+        "memory_clock_mhz": lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_MEM)),
+        "throttle_reasons": lambda h: float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
+        "temperature_c": lambda h: float(pynvml.nvmlDeviceGetTemperature(h, pynvml.NVML_TEMPERATURE_GPU)),
+        "nvlink_sent_bytes": lambda h: _nvlink_bytes(h, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+        "nvlink_received_bytes": lambda h: _nvlink_bytes(h, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+        "pcie_sent_bytes_per_s": lambda h: _pcie_bytes_per_s(h, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        "pcie_received_bytes_per_s": lambda h: _pcie_bytes_per_s(h, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    }
+)
+"""What a GPU can be asked for; `nvlink_*` only grow."""
+GPU_IDLE = int(pynvml.nvmlClocksThrottleReasonGpuIdle)
+"""The bit of `throttle_reasons` that holds no clock of a busy GPU down."""
 
 
 def nccl_settings() -> dict[str, str]:

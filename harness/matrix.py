@@ -11,6 +11,7 @@ import msgspec
 
 from harness.code import checkout, code_version
 from harness.console import Console
+from harness.costs import CostFlags, assumptions
 from harness.jobs.kubernetes_study import KubernetesStudy, profile_of
 from harness.jobs.slurm_study import SlurmStudy, site_of
 from harness.jobs.standing import cells_of_live_jobs
@@ -18,13 +19,13 @@ from harness.jobs.submit import Call
 from harness.launch.campaign import Campaign, Surroundings
 from harness.launch.machine import Machine
 from harness.launch.manual import write_launches
-from harness.launch.preflight import link_obstacle, require_room, require_torch
+from harness.launch.preflight import link_obstacle, require_room, require_tensorboard, require_torch
 from harness.launch.starter import LocalStarter
 from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.expand import expand
 from harness.plan.naming import plain_name, study_name
-from harness.plan.options import BY_NAME, read_duration_s
+from harness.plan.options import BY_NAME, read_counts, read_duration_s
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_summary, plan_tables
@@ -79,6 +80,7 @@ class Matrix:
         self._root = Path(options.out) if options.out else RUNS / study_name(self._request, name=self._name)
         self._run_options = _run_options(options)
         self._check()
+        self._check_extras()
 
     def _cluster_of(self, options: StudyFile) -> SlurmStudy | KubernetesStudy | None:
         """What submits jobs; None where there are none."""
@@ -119,6 +121,19 @@ class Matrix:
                 "--oversubscribe is for CPU ranks: a CUDA device takes one rank; leave it out, and sizes "
                 "beyond this machine are skipped with a reason"
             )
+
+    def _check_extras(self) -> None:
+        """What is kept beside the records: refuse what cannot be, and tell where it will not be."""
+        here = self._cluster is None or self._cluster.same_python
+        if self._run_options.tensorboard and here:
+            require_tensorboard()
+        smallest = min(self._request.gpus)
+        for rank in self._run_options.trace:
+            if rank >= smallest:
+                self._console.note(
+                    f"--trace {rank}: cells of fewer than {rank + 1} workers have no such rank, and keep no "
+                    f"trace of it"
+                )
 
     def show(self) -> None:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
@@ -218,7 +233,8 @@ class Matrix:
         return plan
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
-        figures = analyse(study.name, study.plans(), results)
+        granted = assumptions(study, CostFlags(), self._console)
+        figures = analyse(study.name, study.plans(), results, granted)
         if report:
             write_report(study, figures, self._console)
         missing = _unfinished(plan, results, code_version())
@@ -239,6 +255,8 @@ def _run_options(options: StudyFile) -> RunOptions:
         silence_s=SILENCE_S if silence is None else read_duration_s(silence, "--hang-after"),
         prune=options.prune is not False,
         retries=RETRIES if options.retries is None else options.retries,
+        trace=() if options.trace is None else read_counts(options.trace, "--trace"),
+        tensorboard=bool(options.tensorboard),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.console import GAP, Console, column_widths
 from reports.analysis.headline import headline_table
+from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures
+from reports.analysis.verdict import verdict
 from reports.table import TextTable
 from results import files
 from results.store import Study
@@ -20,20 +23,42 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
 
     In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
-    # Drawing takes a second to import, and only reports draw.
-    from reports.page.frames import cells_csv, runs_csv
-    from reports.page.render import render_figures
-
     target = path or study.root / "report.html"
-    prefix = f"{path.stem}." if path else ""
-    cells, runs = (target.with_name(f"{prefix}{name}.csv") for name in ("cells", "runs"))
-    files.replace(target, render_figures(figures).encode())
-    files.replace(cells, cells_csv(figures).encode())
-    files.replace(runs, runs_csv(figures).encode())
+    written = _write([figures], target, f"{path.stem}." if path else "")
     print_headline(figures, console)
-    console.result(f"report: {target}")
-    console.result(f"tables: {cells}, {runs}")
+    print_verdict(figures, console)
+    _tell(written, console)
     return target
+
+
+def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
+    """Write one page of several studies at `path`, their tables beside it, and print what they share."""
+    written = _write(studies, path, f"{path.stem}.")
+    for study in studies:
+        console.result(f"{study.name}:")
+        print_headline(study, console)
+        console.result()
+    for finding in compare(studies).findings:
+        console.result(finding)
+    _tell(written, console)
+
+
+def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Path, ...]:
+    # Drawing takes a second to import, and only reports draw.
+    from reports.page.export import table
+    from reports.page.render import render_studies
+
+    tables = {name: page.with_name(f"{prefix}{name}.csv") for name in ("cells", "runs")}
+    files.replace(page, render_studies(studies).encode())
+    for name, path in tables.items():
+        files.replace(path, table(studies, name, "csv"))
+    return page, *tables.values()
+
+
+def _tell(written: Sequence[Path], console: Console) -> None:
+    page, *tables = written
+    console.result(f"report: {page}")
+    console.result(f"tables: {', '.join(map(str, tables))}")
 
 
 def print_headline(figures: StudyFigures, console: Console) -> None:
@@ -50,6 +75,17 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
         *_columns(table, kept),
         numeric=[table.columns[number].numeric for number in kept],
     )
+
+
+def print_verdict(figures: StudyFigures, console: Console) -> None:
+    """What the figures come to, in the sentences that the report begins with."""
+    found = verdict(figures)
+    if not found.workloads:
+        return
+    console.result()
+    for sentence in found.sentences:
+        console.result(sentence)
+    console.result()
 
 
 def _columns(table: TextTable, kept: list[int]) -> tuple[list[str], list[list[str]]]:

@@ -1,6 +1,7 @@
 """Where the time of a step went, for a whole run: its budget, its communication, its ranks. Derived.
 
-Times are of one step in nanoseconds. The formulas are in `results/accounts.py`.
+Times are of one step in nanoseconds. The formulas are in `results/accounts.py`
+and `results/communication.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class RankColumns(msgspec.Struct, frozen=True, kw_only=True):
     compute_sd_ns: list[int]
     """Standard deviation of single steps of it."""
     slowest_share: list[float]
-    """Share of the steps in which it was the slowest of all."""
+    """Share of the steps, of whole periods between two exchanges, in which it was the slowest of all."""
     wait_ns: list[int] | None = None
     """Mean wait a step inside of collectives, by the recorder."""
     blocked_ns: list[int] | None = None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from results.accounts import rank_columns, step_budget, why_no_budget
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
+from results.communication import communication
+from results.environment import unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
+from results.matching import match
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
 from results.run import PHASES, RunResult
 from results.statistics import Metric, differences, slow_steps, within_run
+from results.telemetry import device_energy, telemetry_means, why_no_energy
 
 Ints = npt.NDArray[np.int64]
 
@@ -23,6 +30,8 @@ DISTURBED_ABOVE = 0.05
 """Share of the used cores that others may take before a run is marked disturbed (5 %)."""
 RESIDUAL_ABOVE = 0.05
 """Share of a step outside of its phases above which the run carries a warning."""
+MOST_LOSSES = 60
+"""Points of a run's course of the loss."""
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
@@ -63,9 +72,15 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
         environment=first.environment if first else None,
         hosts=tuple(sorted({rank.environment.host for rank in ranks})),
         fingerprint=first.environment.fingerprint if first else None,
-        warnings=tuple(sorted({warning for rank in ranks for warning in rank.warnings})),
+        warnings=(
+            *sorted({warning for rank in ranks for warning in rank.warnings}),
+            *unlike_nodes([rank.environment for rank in ranks]),
+        ),
     )
-    return _with_figures(result, cell, ranks) if outcome is Outcome.OK else result
+    if outcome is not Outcome.OK:
+        return result
+    measured = _with_accounts(_with_figures(result, cell, ranks), ranks)
+    return msgspec.structs.replace(measured, startup_ns=attempt.startup_ns if attempt else None)
 
 
 def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
@@ -87,8 +102,10 @@ def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
 
 
 def _shape(rank: RankRecord) -> tuple[int, ...]:
-    quads = (rank.quads.steps, len(rank.quads.on_first_ns)) if rank.quads is not None else ()
-    return (rank.block_steps, len(rank.blocks_ns), len(rank.steps.step_ns), *quads)
+    quads = rank.quads
+    off_on = () if quads is None else (quads.steps, len(quads.on_first_ns), len(quads.off_step_ns))
+    warmup = len(rank.warmup.step_ns)
+    return (rank.block_steps, len(rank.blocks_ns), len(rank.steps.step_ns), warmup, rank.period, *off_on)
 
 
 def _outcome(
@@ -120,6 +137,7 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
     first = ranks[0]
     foreign = max((r.foreign_cpu_cores for r in ranks if r.foreign_cpu_cores is not None), default=None)
+    losses, losses_every = mean_losses(ranks)
     figures = msgspec.structs.replace(
         result,
         steps=len(first.steps.step_ns),
@@ -134,6 +152,8 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         exposed_ns=exposed_time([rank.quads for rank in ranks if rank.quads is not None]),
         loss_first=_mean_loss(ranks, 0),
         loss_last=_mean_loss(ranks, -1),
+        losses=losses,
+        losses_every=losses_every,
         warmup_steps=len(first.warmup.step_ns),
         warmup_steady=first.warmup_steady,
         stop=first.stop,
@@ -142,6 +162,7 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         foreign_cpu_cores=foreign,
         disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),
         setup_ns=max((rank.setup_ns for rank in ranks if rank.setup_ns is not None), default=None),
+        first_step_ns=max((r.first_step_ns for r in ranks if r.first_step_ns is not None), default=None),
         absent={key: why for rank in reversed(ranks) for key, why in rank.absent.items()},
     )
     return _with_memory(_with_rates(figures, cell, ranks), ranks)
@@ -180,6 +201,7 @@ def _with_rates(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunRe
         mfu=mfu,
         exchange_payload_bytes=max(work.exchange_payload_bytes for work in works),
         exchange_operations=max(work.exchange_operations for work in works),
+        bubble_ideal=works[0].bubble_ideal,
         absent=result.absent | ({"mfu": why} if why else {}),
     )
 
@@ -195,6 +217,30 @@ def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float
         names = sorted({rank.environment.device_name for rank in ranks})
         return None, f"no {cell.precision} peak of {', '.join(names)} in the catalogue"
     return rate / sum(known), None
+
+
+def _with_accounts(result: RunResult, ranks: list[RankRecord]) -> RunResult:
+    """Where the time of the step went; `results.accounts` and `results.communication` have the formulas."""
+    assert result.step_ns is not None
+    step_ns = result.step_ns.value
+    matched = match(ranks)
+    budget = step_budget(ranks, step_ns, result.phase_ns, matched)
+    found = communication(ranks, matched)
+    energy_j = device_energy(ranks, step_ns)
+    reasons = {
+        "budget": None if budget else why_no_budget(ranks),
+        "communication": None if found else result.absent.get("recorded", "not all ranks recorded steps"),
+        "energy_j": None if energy_j is not None else why_no_energy(ranks),
+    }
+    return msgspec.structs.replace(
+        result,
+        budget=budget,
+        communication=found,
+        ranks=rank_columns(ranks, matched),
+        telemetry=telemetry_means(ranks),
+        energy_j=energy_j,
+        absent=result.absent | {key: why for key, why in reasons.items() if why},
+    )
 
 
 def block_walls(ranks: Sequence[RankRecord]) -> Ints:
@@ -248,6 +294,21 @@ def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:
     losses = [(rank.warmup.loss + rank.steps.loss)[position] for rank in ranks]
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if len(known) == len(losses) else None
+
+
+def mean_losses(ranks: Sequence[RankRecord]) -> tuple[tuple[float, ...], int]:
+    """A course of the loss in at most 60 points, and the steps that each is the mean of.
+
+    Means over ranks and that many steps in a row (the last point may have fewer), from the first step of
+    the warm-up until a loss of any rank is not finite.
+    """
+    rows = [rank.warmup.loss + rank.steps.loss for rank in ranks]
+    known = list(takewhile(lambda losses: None not in losses, zip(*rows, strict=True)))
+    if not known:
+        return (), 1
+    every = math.ceil(len(known) / MOST_LOSSES)
+    means = np.array(known, dtype=np.float64).mean(axis=1)
+    return tuple(float(means[at : at + every].mean()) for at in range(0, len(means), every)), every
 
 
 def _proof(ranks: Sequence[RankRecord]) -> Proof | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -62,8 +63,28 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             "code_hash": self.code.code_hash,
         }
 
+    def machine(self) -> dict[str, object]:
+        """What the nodes of one run should share: the facts of pooling that are of a node."""
+        facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
+        del facts["placement"]
+        return facts | {"nccl_settings": " ".join(f"{k}={v}" for k, v in sorted(self.nccl_settings.items()))}
+
     @property
     def fingerprint(self) -> str:
         """12 hex digits over `pooling_facts`."""
         data = msgspec.json.encode(self.pooling_facts(), order="sorted")
         return hashlib.sha256(data).hexdigest()[:12]
+
+
+def unlike_nodes(environments: Sequence[Environment]) -> list[str]:
+    """What the nodes of one run do not share: `the nodes differ in cores: 8 (node-a), 4 (node-b)`."""
+    machines = {environment.host: environment.machine() for environment in environments}
+    sentences = []
+    for fact in next(iter(machines.values()), {}):
+        hosts: dict[str, list[str]] = {}
+        for host, machine in machines.items():
+            hosts.setdefault(str(machine[fact]), []).append(host)
+        if len(hosts) > 1:
+            values = ", ".join(f"{value} ({', '.join(sorted(where))})" for value, where in hosts.items())
+            sentences.append(f"the nodes differ in {fact}: {values}")
+    return sentences

@@ -31,6 +31,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a cell is left out whose smaller batch ran out of memory."""
     retries: int = RETRIES
     """How often a launch is tried again after the cluster failed, not the program."""
+    trace: tuple[int, ...] = ()
+    """Ranks that keep the profiler's trace of a few steps."""
+    tensorboard: bool = False
+    """Whether ranks write the scalars of their steps while they run."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

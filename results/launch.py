@@ -40,6 +40,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The job in whose allocation it runs; None: it was started here, or by hand."""
     silence_s: float = SILENCE_S
     """A rank that makes no progress for so long prints its stacks, and the launch is ended."""
+    trace: tuple[int, ...] = ()
+    """Ranks that keep the profiler's trace of a few steps after each run; those that are not there do not."""
+    tensorboard: bool = False
+    """Whether each rank writes the scalars of its steps for TensorBoard, between blocks."""
     link_mbit_per_s: float | None = None
     """Rate at which each virtual node sends and receives; None: the network is what it is."""
     source_folder: str | None = None

@@ -10,6 +10,8 @@ import msgspec
 
 POINT_TO_POINT = ("send", "recv")
 """Operations between two ranks: they are no collective, and not matched over the ranks."""
+RECORDED_STEPS = 20
+"""About so many, in whole periods, after one period that is not kept."""
 MOST_OPERATIONS = 4000
 """Rows of `Operations` in one record: about 120 KiB. A step with more than this is not recorded."""
 
@@ -34,7 +36,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: list[int] = []
     """Bytes of the buffers that this rank handed over; for `recv`, of those it receives into."""
     issued_ns: list[int] = []
-    """From the start of its step to the call."""
+    """From the start of its step to the call, or on CUDA to when the device could begin."""
     duration_ns: list[int] = []
     """From the call, or on CUDA from when the device could begin, until it was done on this rank."""
 

@@ -21,17 +21,19 @@ def _as_it_is(old: Json) -> Json:
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
 #   launch  2  0.1.0  link_mbit_per_s
 #   launch  3  0.1.0  job_id, silence_s
+#   launch  4  0.1.0  trace, tensorboard
 #   attempt 2  0.1.0  heartbeats, out_of_memory_kills, scheduler
+#   job     2  0.1.0  trace and tensorboard of the options
 #   rank-record 2, run-result 2  0.1.0  allocation of the environment
 #   rank-record 3  0.1.0  recorded, link_peak, telemetry, first_step_ns, period; off_step_ns of quads
 #   run-result  3  0.1.0  budget, communication, ranks, telemetry, energy_j, bubble_ideal, first_step_ns,
 #                         startup_ns, losses
 PLAN = Schema("plan", 2, Plan, {1: _as_it_is})
 CELL = Schema("cell", 2, Cell, {1: _as_it_is})
-LAUNCH = Schema("launch", 3, Launch, {1: _as_it_is, 2: _as_it_is})
+LAUNCH = Schema("launch", 4, Launch, {1: _as_it_is, 2: _as_it_is, 3: _as_it_is})
 ATTEMPT = Schema("attempt", 2, Attempt, {1: _as_it_is})
 RANK_RECORD = Schema("rank-record", 3, RankRecord, {1: _as_it_is, 2: _as_it_is})
 RUN_RESULT = Schema("run-result", 3, RunResult, {1: _as_it_is, 2: _as_it_is})
-JOB = Schema("job", 1, Job)
+JOB = Schema("job", 2, Job, {1: _as_it_is})
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)

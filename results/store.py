@@ -6,7 +6,9 @@
       plan-0001.json ...             one a `bench matrix` call that asked for something new
       cells/<cell-id>/cell.json      the worker's exact input
       cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
+                                     trace-00000.json.gz of the ranks that were to keep one
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
+                                     tensorboard/rank-00000/<cell-id>/ if it was asked for
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       report.html, cells.csv, runs.csv   (derived)
@@ -147,6 +149,19 @@ class Study:
                 )
             records.append(record)
         return records
+
+    # Traces and scalars
+
+    def trace_path(self, cell_id: str, run_id: str, rank: int) -> Path:
+        """Where a rank keeps the trace of a few steps, JSON packed by gzip."""
+        return self.run_folder(cell_id, run_id) / f"trace-{rank:05d}.json.gz"
+
+    def trace_paths(self, cell_id: str, run_id: str) -> list[Path]:
+        return sorted(self.run_folder(cell_id, run_id).glob("trace-[0-9][0-9][0-9][0-9][0-9].json.gz"))
+
+    def scalars_folder(self, launch_id: str, rank: int, cell_id: str) -> Path:
+        """Where a rank keeps the scalars of one cell; TensorBoard calls each such folder a run."""
+        return self.launch_folder(launch_id) / "tensorboard" / f"rank-{rank:05d}" / cell_id
 
     # Launches
 

@@ -17,6 +17,17 @@ _LOCAL_FROM = Option(
     kind="int", default=0, minimum=0, help="steps before that, which average gradients as they are"
 )
 
+_RESHARD = Option(
+    kind="bool", default=True, help="give whole parameters up between forward and backward: ZeRO-3"
+)
+_OFFLOAD = Option(
+    kind="str", default="none", choices=("none", "cpu"), help="where shards lie while they are not used"
+)
+_PREFETCH = Option(kind="int", default=0, minimum=0, maximum=8, help="blocks that are gathered ahead")
+_PARAMS = Option(
+    kind="str", default="fp32", choices=("fp32", "bf16"), help="what whole parameters are gathered in"
+)
+
 STRATEGIES = Catalog(
     "strategy",
     [
@@ -46,6 +57,19 @@ STRATEGIES = Catalog(
             positional=_PERIOD,
             options=MappingProxyType({"warmup": _LOCAL_FROM}),
         ),
+        Entry(
+            name="fsdp",
+            help="torch's FSDP2: parameters, gradients and optimizer state in shards, block by block",
+            options=MappingProxyType(
+                {"reshard": _RESHARD, "offload": _OFFLOAD, "prefetch": _PREFETCH, "params": _PARAMS}
+            ),
+        ),
+        Entry(
+            name="zero2",
+            help="ZeRO-2: fsdp that keeps whole parameters till after backward",
+            alias_of="fsdp:reshard=false",
+        ),
+        Entry(name="zero3", help="ZeRO-3: fsdp", alias_of="fsdp"),
     ],
 )
 
@@ -170,6 +194,11 @@ OPTIMIZERS = Catalog(
         ),
     ],
 )
+
+
+def shards(strategy: str) -> bool:
+    """Whether no rank has the whole of the gradients when it updates."""
+    return STRATEGIES.parse(strategy).name == "fsdp"
 
 
 def period(strategy: str) -> int:

@@ -90,6 +90,11 @@ class ParallelModel:
             if parameter.grad is not None:
                 yield name, parameter.grad
 
+    def whole(self, value: Tensor) -> Tensor:
+        """A tensor that is laid out as the parameters are (optimizer state, say), gathered; collective if the
+        strategy shards."""
+        return value
+
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Forward and backward of one step's micro-batches, gradients exchanged at the end.
 

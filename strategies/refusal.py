@@ -68,11 +68,24 @@ def _scratch_ddp(cell: Cell, strategy: Spec) -> str | None:
     return None
 
 
+def _fsdp(cell: Cell, strategy: Spec) -> str | None:
+    if (cell.compression, cell.collective) != ("none", "default"):
+        return "fsdp averages gradients into shards by torch's own collective: none other, and no compressor"
+    if cell.precision == "fp16":
+        return "fp16 scales its loss by what every rank finds in its own shard; use bf16"
+    if strategy.word("params") == "bf16" and cell.precision != "bf16":
+        return "fsdp:params=bf16 computes in bf16: it goes with --precision bf16"
+    if cell.memory_format != "contiguous":
+        return "fsdp lays shards out row by row, and channels_last is another order"
+    return None
+
+
 _RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
     "single": _single,
     "ddp": _ddp,
     "scratch-ddp": _scratch_ddp,
     "local-sgd": _local_sgd,
+    "fsdp": _fsdp,
 }
 
 

@@ -89,6 +89,7 @@ class Trainer:
                 node_size=settings.node_size,
                 seed=settings.seed,
             ),
+            layout=layout,
         )
         if settings.compile:
             _compile(self.model.bare)

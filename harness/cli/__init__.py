@@ -11,7 +11,8 @@ from results.errors import BenchError
 
 COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
-    "report": "Write the report of a study again.",
+    "report": "Write the report of a study again, or of several side by side.",
+    "export": "Write a study as Markdown, CSV, JSON or Parquet.",
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Say where a study stands.",
     "cancel": "End the jobs of a study that wait or run.",

@@ -1,29 +1,41 @@
-"""`bench report`: the page of a study, from what is on disk."""
+"""`bench report`: the page of a study or of several, from what is on disk."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import click
 
+from harness.cli.cost_options import cost_options
+
 
 @click.command(name="report")
-@click.argument("study")
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE.html", help="where to write it, instead of STUDY/report.html")
-def command(study: str, output: str | None) -> int:
+@click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
+@cost_options
+def command(studies: tuple[str, ...], output: str | None, *, redact: bool, **costs: Any) -> int:
     """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV beside it.
 
-    Works where torch is not installed. A study that may not be written is read all the same; then the
-    report needs --output.
+    Several studies stand side by side in one report, which needs --output. Works where torch is not
+    installed. A study that may not be written is read all the same; then the report needs --output.
+    Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); GPUs that
+    have none are looked up in a catalogue of list prices.
     """
     from harness.console import Console
-    from harness.report import write_report
-    from reports.analysis.study import analyse
+    from harness.costs import CostFlags
+    from harness.report import write_joint_report, write_report
+    from harness.studies import read_figures
+    from results.errors import UsageError
     from results.store import Study
 
-    folder = Study.existing(Path(study))
-    results = folder.collect() if os.access(folder.root, os.W_OK) else folder.results()
-    figures = analyse(folder.name, folder.plans(), results)
-    write_report(folder, figures, Console(), path=Path(output) if output else None)
+    if len(studies) > 1 and output is None:
+        raise UsageError("a report of several studies needs a place of its own: give --output FILE.html")
+    console = Console()
+    figures = read_figures(studies, CostFlags(**costs), console, redact=redact)
+    if len(studies) > 1 and output is not None:
+        write_joint_report(figures, console, path=Path(output))
+    else:
+        write_report(Study(Path(studies[0])), figures[0], console, path=Path(output) if output else None)
     return 0

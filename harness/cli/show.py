@@ -19,7 +19,7 @@ LAST_LINES = 15
 @click.argument("study")
 @click.argument("cell")
 def command(study: str, cell: str) -> int:
-    """Show CELL (its id, or the beginning of it) of STUDY: its runs, and why one failed."""
+    """Show CELL (its id, or the beginning of it) of STUDY: its runs, why one failed, and its traces."""
     folder = Study.existing(Path(study))
     cell_id = _one(folder, cell)
     console = Console()
@@ -32,6 +32,8 @@ def command(study: str, cell: str) -> int:
         if result.outcome is not Outcome.OK:
             for words in _last_words(folder, result):
                 console.result(f"    {words}")
+        for path in folder.trace_paths(result.cell_id, result.run_id):
+            console.result(f"    trace: {path}")
     return 0
 
 

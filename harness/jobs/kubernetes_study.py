@@ -61,6 +61,11 @@ class KubernetesStudy:
         return self._profile.gpu_resource != "none"
 
     @property
+    def same_python(self) -> bool:
+        """Whether the ranks run with the Python of this call: they run with the image's."""
+        return False
+
+    @property
     def gpus_per_node(self) -> int | None:
         return self._profile.gpus_per_node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from harness.console import Console
 from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import Document, SlurmDocuments
 from harness.jobs.left import left
+from harness.jobs.slurm_starter import python
 from harness.jobs.standing import held_by_jobs, recover, standings
 from harness.jobs.submit import Call, Feed, Submitted, Submitter, live_ids
 from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, require_within_budget
@@ -62,6 +64,11 @@ class SlurmStudy:
     @property
     def has_gpus(self) -> bool:
         return self._site.gpu_request != "none"
+
+    @property
+    def same_python(self) -> bool:
+        """Whether the ranks run with the Python of this call."""
+        return python(self._site) == sys.executable
 
     @property
     def gpus_per_node(self) -> int | None:

@@ -200,6 +200,8 @@ class Crew:
             warnings=self.warnings,
             job_id=self.around.job_id,
             silence_s=self.options.silence_s,
+            trace=self.options.trace,
+            tensorboard=self.options.tensorboard,
         )
 
     def _threads(self, device: Device) -> int:

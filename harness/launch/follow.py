@@ -14,6 +14,7 @@ _PHASES = {
     "warm-up": "warm-up",
     "measure": "measuring",
     "exposed": "on and off",
+    "recording": "recording",
     "recorded": "ending",
 }
 

@@ -39,7 +39,7 @@ def write_launches(
         Machine.here(),
         Surroundings(starter=LocalStarter(), checkout=checkout(), code=code),
     )
-    waiting = [launch for launch in study.launches() if _waits(study, launch, code)]
+    waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
     for planned in campaign.planned(so_far):
         launch = _written_before(planned, waiting) or _new(study, planned, crew, so_far)
         path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
@@ -53,9 +53,10 @@ def write_launches(
     )
 
 
-def _waits(study: Study, launch: Launch, code: CodeVersion) -> bool:
+def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:
     begun = any(study.run_folder(slot.cell_id, slot.run_id).exists() for slot in launch.slots)
-    return launch.supervisor_pid is None and launch.code == code and not begun
+    kept, asked = (launch.trace, launch.tensorboard), (options.trace, options.tensorboard)
+    return launch.supervisor_pid is None and launch.code == code and kept == asked and not begun
 
 
 def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch | None:

@@ -33,6 +33,15 @@ def require_torch() -> None:
         )
 
 
+def require_tensorboard() -> None:
+    """Raises MachineError if tensorboard is not installed; torch writes its files with it."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MachineError(
+            "--tensorboard needs a package that is not installed: install it with: pip install tensorboard; "
+            "or leave the option out"
+        )
+
+
 def require_room(root: Path) -> None:
     """Raises MachineError if the disk of the study is nearly full."""
     folder = next(path for path in (root, *root.resolve().parents) if path.exists())

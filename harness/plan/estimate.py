@@ -9,6 +9,7 @@ from typing import Literal
 from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
+from results.recorded import RECORDED_STEPS
 from strategies.catalog import period
 from workloads.catalog import WORKLOADS, facts
 
@@ -149,7 +150,7 @@ def _rate(cell: Cell, hardware: Hardware) -> float | None:
 
 
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
-    """One run: set-up, the check that it trains, warm-up, measuring until the budget, and the quads.
+    """One run: set-up, the check that it trains, warm-up, measuring until the budget, quads and recording.
 
     The check simulates all replicas on one device beside the real steps, and is left out where it would
     not fit its limit.
@@ -159,7 +160,14 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
         return SETUP_S + policy.budget_s
     block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
-    quads_s = policy.quads * QUAD_BLOCKS * block_s if cell.gpus > 1 else 0.0
+    exchange_s = policy.quads * QUAD_BLOCKS * block_s + _recorded_steps(cell) * step.seconds
     proof_s = max(PROOF_STEPS, period(cell.strategy)) * step.seconds * (1 + cell.replicas)
     counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
-    return SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s + quads_s
+    alone_s = SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s
+    return alone_s + exchange_s if cell.gpus > 1 else alone_s
+
+
+def _recorded_steps(cell: Cell) -> int:
+    """Whole periods, with the one before them."""
+    steps = period(cell.strategy)
+    return (max(1, RECORDED_STEPS // steps) + 1) * steps

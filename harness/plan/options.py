@@ -197,6 +197,15 @@ OPTIONS: tuple[PlanOption, ...] = (
         help="leave out cells whose smaller batch ran out of memory (the default)",
     ),
     PlanOption(name="rerun", kind="word", choices=("failed",), help="run again what failed for good"),
+    PlanOption(
+        name="trace",
+        kind="counts",
+        minimum=0,
+        help="ranks that keep the profiler's trace of 3 steps after each run: 0,3",
+    ),
+    PlanOption(
+        name="tensorboard", kind="switch", help="write each rank's loss and step times while it runs"
+    ),
     PlanOption(name="out", kind="text", help="folder of the study, instead of runs/NAME"),
 )
 

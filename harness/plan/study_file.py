@@ -79,6 +79,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     retries: int | None = None
     prune: bool | None = None
     rerun: Literal["failed"] | None = None
+    trace: Counts | None = None
+    """Ranks, from 0."""
+    tensorboard: bool | None = None
     out: str | None = None
     include: list[Pattern] | None = None
     """Points beside the matrix; each names at least workload, strategy, gpus and batch_size."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import torch
@@ -68,10 +70,10 @@ class CudaEventClock:
         self._losses: list[Tensor] = []
 
     def begins(self, phase: Phase) -> None:
-        self._marks.append((phase, _event()))
+        self._marks.append((phase, cuda_event()))
 
     def step_done(self, loss: Tensor) -> None:
-        self._ends.append(_event())
+        self._ends.append(cuda_event())
         self._steps.append(self._marks)
         self._marks = []
         self._losses.append(loss)
@@ -80,7 +82,8 @@ class CudaEventClock:
         rows = []
         for marks, end in zip(self._steps, self._ends, strict=True):
             first = marks[0][1]
-            rows.append(_row([(phase, _ns(first, event)) for phase, event in marks], _ns(first, end)))
+            moments = [(phase, elapsed_ns(first, event)) for phase, event in marks]
+            rows.append(_row(moments, elapsed_ns(first, end)))
         losses = self._losses
         self._steps, self._ends, self._losses = [], [], []
         return _columns(rows, losses)
@@ -90,13 +93,15 @@ def step_clock(device: torch.device) -> StepClock:
     return CudaEventClock() if device.type == "cuda" else MonotonicClock()
 
 
-def _event() -> torch.cuda.Event:
+def cuda_event() -> torch.cuda.Event:
+    """A mark on the current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def _ns(first: torch.cuda.Event, second: torch.cuda.Event) -> int:
+def elapsed_ns(first: torch.cuda.Event, second: torch.cuda.Event) -> int:
+    """From one mark to another; the device must have come to both."""
     return round(float(first.elapsed_time(second)) * 1e6)
 
 
@@ -119,6 +124,31 @@ def _columns(rows: list[dict[str, int]], losses: list[Tensor]) -> StepColumns:
         optimizer_ns=[row[Phase.OPTIMIZER] for row in rows],
         loss=[value if math.isfinite(value) else None for value in values],
     )
+
+
+class FirstStep:
+    """Host time of a trainer's very first step, whose halves a proof takes apart; the device included."""
+
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        """`synchronize` waits for this rank's own device."""
+        self._synchronize = synchronize
+        self._over = False
+        self.ns = 0
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Counts what is done in it, until the step is over."""
+        if self._over:
+            yield
+            return
+        start = time.perf_counter_ns()
+        yield
+        self._synchronize()
+        self.ns += time.perf_counter_ns() - start
+
+    def is_over(self) -> None:
+        """The next part is another step's."""
+        self._over = True
 
 
 def joined(first: StepColumns, second: StepColumns) -> StepColumns:

@@ -52,6 +52,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         device_id=device if device.type == "cuda" else None,
     )
     surroundings = Surroundings(
+        study=study,
         launch=launch,
         evidence=_evidence(launch, rank, cores),
         rank=rank,

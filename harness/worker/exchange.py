@@ -8,9 +8,10 @@ between the two is the exposed communication, and neither strategy nor model kno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from harness.worker.recorder import Recorder, group_text
+
 _BACKEND = "bench_exchange"
 
 # Options of a collective are opaque C++ structs that are only handed on.
 Options = Any
+Operation = Callable[..., dist.Work]
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Traffic:
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
+    recorder: Recorder | None = None
+    """Who is told of every operation; None outside of recorded blocks."""
 
 
 class ExchangeGroup(dist.ProcessGroup):
@@ -42,13 +48,23 @@ class ExchangeGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, rank: int, size: int, backend: dist.ProcessGroup | None = None, traffic: Traffic | None = None
+        self,
+        rank: int,
+        size: int,
+        backend: dist.ProcessGroup | None = None,
+        traffic: Traffic | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
-        """Over `backend` (None: the default group), counted in `traffic`."""
+        """Over `backend` (None: the default group), counted in `traffic`.
+
+        `members` are the ranks of the launch that are in it (None: the first `size`).
+        """
         super().__init__(rank, size)  # type: ignore[call-arg]  # as torch calls it for other Python groups
         self._size = size
         self._rank = rank
         self._backend: Any = dist.group.WORLD if backend is None else backend
+        self._members = range(size) if members is None else members
+        self._recorded_as = group_text(self._members)
         self._name = ""
         self._parts: list[dist.ProcessGroup] = []
         self.traffic = Traffic() if traffic is None else traffic
@@ -80,7 +96,8 @@ class ExchangeGroup(dist.ProcessGroup):
         mine = next(part for part in parts if self._rank in part)
         backend = self._split_backend(parts)
         self._parts.append(backend)
-        return ExchangeGroup(list(mine).index(self._rank), len(mine), backend, self.traffic)
+        members = [self._members[rank] for rank in mine]
+        return ExchangeGroup(list(mine).index(self._rank), len(mine), backend, self.traffic, members)
 
     def _split_backend(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         groups = [dist.new_group(list(part)) for part in parts]
@@ -115,10 +132,15 @@ class ExchangeGroup(dist.ProcessGroup):
             output.view(self._size, -1).copy_(values.view(1, -1).expand(self._size, -1))
         return self._run("_allgather_base", [values], [output], (output, values), options)
 
+    # What torch calls the two from version 2.13 on.
+    all_gather_single = _allgather_base  # type: ignore[assignment]
+
     def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> dist.Work:
         if not self.traffic.enabled:
             output.copy_(values.view(self._size, -1)[self._rank])
         return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
+
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
     def alltoall_base(  # type: ignore[override]
         self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
@@ -134,6 +156,8 @@ class ExchangeGroup(dist.ProcessGroup):
         # The sender counts.
         if not self.traffic.enabled:
             return _finished(tensors)
+        if self.traffic.recorder is not None:
+            return self._recorded("recv", tensors, self._backend.recv, (tensors, source, tag))
         work: dist.Work = self._backend.recv(tensors, source, tag)
         return work
 
@@ -145,8 +169,19 @@ class ExchangeGroup(dist.ProcessGroup):
         self.traffic.payload_bytes += _bytes(sent)
         self.traffic.operations += 1
         collective = getattr(self._backend, name)
-        work: dist.Work = collective(*arguments) if options is None else collective(*arguments, options)
+        if options is not None:
+            arguments = (*arguments, options)
+        if self.traffic.recorder is not None:
+            return self._recorded(name, sent, collective, arguments)
+        work: dist.Work = collective(*arguments)
         return work
+
+    def _recorded(
+        self, name: str, buffers: list[Tensor], operation: Operation, arguments: tuple[object, ...]
+    ) -> dist.Work:
+        assert self.traffic.recorder is not None
+        call = partial(operation, *arguments)
+        return self.traffic.recorder.issue(name, self._recorded_as, _bytes(buffers), call)
 
 
 def _bytes(buffers: Iterable[Tensor]) -> int:

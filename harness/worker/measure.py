@@ -1,5 +1,8 @@
 """Timed blocks: warm-up until the step time is steady, measuring to a target or a budget, on-off quads.
 
+After them come blocks that are not timed against each other: one with the recorder on, and on CUDA one under
+the profiler. Their steps are real ones, and training goes on from them.
+
 A block is some steps between a barrier and the last rank's finished work; nothing inside a block waits for
 the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
 figures that all ranks share, so that all decide alike.
@@ -14,16 +17,21 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
 
 from harness.worker.clock import StepClock, joined
 from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup
+from harness.worker.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
 from harness.worker.log import RankLog
+from harness.worker.recorder import Recorder, steps_to_record
 from results.cell import StepPolicy
 from results.record import Quads, StepColumns
+from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.parallel import Batch
 from strategies.snapshot import Snapshot
@@ -63,6 +71,8 @@ class Stopwatch:
         self._clock = clock
         self._control = control
         self._log = log
+        self.after_block: Callable[[StepColumns], None] = lambda columns: None
+        """Told the steps of each block of the warm-up and of measuring, before the next one begins."""
         trainer.observer = clock
 
     def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
@@ -77,6 +87,7 @@ class Stopwatch:
         while not steady and len(columns.step_ns) < policy.warmup_max_steps:
             _, wall, block = self._block(steps, self._batches)
             columns = joined(columns, block)
+            self.after_block(block)
             steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
             walls.append(wall)
         return columns, steady
@@ -91,6 +102,7 @@ class Stopwatch:
         while stop is None:
             mine, wall, block = self._block(steps, self._batches)
             columns = joined(columns, block)
+            self.after_block(block)
             own.append(mine)
             walls.append(wall)
             stop = _stop(walls, policy)
@@ -106,28 +118,64 @@ class Stopwatch:
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
             first = self._draw(steps)
-            quads.on_first_ns.append(self._drawn_block(first))
+            quads.on_first_ns.append(self._drawn_block(first)[0])
             snapshot = Snapshot(self._trainer)
             exchange.traffic.enabled = False
-            quads.off_first_ns.append(self._drawn_block(first, undone=True))
+            quads.off_first_ns.append(self._off_block(first, quads.off_step_ns))
             second = self._draw(steps)
-            quads.off_second_ns.append(self._drawn_block(second, undone=True))
+            quads.off_second_ns.append(self._off_block(second, quads.off_step_ns))
             exchange.traffic.enabled = True
             snapshot.restore()
-            quads.on_second_ns.append(self._drawn_block(second))
+            quads.on_second_ns.append(self._drawn_block(second)[0])
         return quads
 
-    def _block_steps(self, policy: StepPolicy) -> int:
+    def record(self, exchange: ExchangeGroup, device: torch.device) -> Recorded:
+        """A block of about 20 steps with the recorder on; collective.
+
+        One period goes before it and is not kept: it shows how many operations there are, and which threads
+        issue them. Raises TooManyOperationsError on all ranks if a record could not hold a period's.
+        """
         period = self._trainer.model.period
-        return math.ceil(policy.block_steps / period) * period
+        recorder = Recorder(self._clock, device)
+        self._trainer.observer = exchange.traffic.recorder = recorder
+        try:
+            _, _, columns = self._block(period, self._batches)
+            operations = len(recorder.take(columns).operations.step)
+            [most] = self._control.largest([float(operations)])
+            _, _, columns = self._block(steps_to_record(period, int(most)), self._batches)
+        finally:
+            exchange.traffic.recorder = None
+            self._trainer.observer = self._clock
+        return recorder.take(columns)
+
+    def profile(self, device: torch.device) -> KernelTimes | None:
+        """The kernels of whole periods of at least three steps; None if the profiler saw none. Collective, on
+        CUDA alone."""
+        steps = self._whole_periods(PROFILED_STEPS)
+        with profiled_kernels(device) as kernels:
+            self._block(steps, self._batches)
+        return kernel_times(kernels, steps) if kernels else None
+
+    def _block_steps(self, policy: StepPolicy) -> int:
+        return self._whole_periods(policy.block_steps)
+
+    def _whole_periods(self, steps: int) -> int:
+        period = self._trainer.model.period
+        return math.ceil(steps / period) * period
 
     def _draw(self, steps: int) -> list[Batch]:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
 
-    def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> int:
-        steps = len(batches) // self._trainer.settings.accumulation
-        mine, _, _ = self._block(steps, iter(batches), undone=undone)
+    def _off_block(self, batches: list[Batch], each_ns: list[int]) -> int:
+        """A block that is undone; adds the times of its steps to `each_ns`."""
+        mine, columns = self._drawn_block(batches, undone=True)
+        each_ns.extend(columns.step_ns)
         return mine
+
+    def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> tuple[int, StepColumns]:
+        steps = len(batches) // self._trainer.settings.accumulation
+        mine, _, columns = self._block(steps, iter(batches), undone=undone)
+        return mine, columns
 
     def _block(
         self, steps: int, batches: Iterator[Batch], *, undone: bool = False

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from harness.worker.agreement import hash_number, replicas_agree
+from harness.worker.clock import FirstStep
 from harness.worker.conservation import (
     Balance,
     Ledger,
@@ -37,6 +38,7 @@ from harness.worker.findings import (
     compare_surroundings,
     compare_update,
     exact_arithmetic,
+    exact_update,
 )
 from harness.worker.measure import DivergedError
 from harness.worker.parts import Parts
@@ -45,10 +47,10 @@ from harness.worker.reference import (
     TooLongError,
     dense,
     finite,
+    optimizer_history,
     replay_update,
     seed_step,
     simulate_step,
-    state_of,
 )
 from results.cell import Cell
 from results.record import Proof
@@ -74,20 +76,29 @@ def first_steps(model: ParallelModel) -> list[bool]:
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
 
 
-def take_first_steps(parts: Parts, trainer: Trainer, batches: Iterator[Batch], beat: Beat) -> None:
+def take_first_steps(
+    parts: Parts, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
+) -> None:
     """The steps that a proof takes, without one: a run that is not proven goes the same way."""
     for step in range(len(first_steps(trainer.model))):
         seed_step(parts.cell.seed, step, parts.rank.rank)
-        trainer.step(batches)
+        with first.part():
+            trainer.step(batches)
+        first.is_over()
         beat()
 
 
 def prove(
-    parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control, beat: Beat = lambda: None
+    parts: Parts,
+    trainer: Trainer,
+    batches: Iterator[Batch],
+    control: Control,
+    beat: Beat = lambda: None,
+    first: FirstStep | None = None,
 ) -> Proof:
     """Take the cell's first steps and compare them with the reference; collective.
 
-    `beat` is called after each step: many are not silence.
+    `beat` is called after each step: many are not silence. `first` times what is training of the first one.
 
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
@@ -97,7 +108,7 @@ def prove(
     if exchange is not None:
         exchange.audited = parts.cell.compression != "none"
     try:
-        return _Examination(parts, trainer, batches, control, beat).verdict()
+        return _Examination(parts, trainer, batches, control).verdict(beat, first or FirstStep())
     finally:
         if exchange is not None:
             exchange.audited = False
@@ -106,11 +117,8 @@ def prove(
 class _Examination:
     """The first steps of a cell under examination, on this rank."""
 
-    def __init__(
-        self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control, beat: Beat
-    ) -> None:
+    def __init__(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> None:
         self._parts = parts
-        self._beat = beat
         self._checked = sum(first_steps(trainer.model))
         self._trainer = trainer
         self._batches = batches
@@ -119,12 +127,15 @@ class _Examination:
         self._findings: list[Finding] = []
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
+        self._first = FirstStep()
         self._alone = 0
         """Steps that the replicas took each on its own."""
         self._common: dict[str, Tensor] = {}
         """The parameters that the replicas last had in common."""
 
-    def verdict(self) -> Proof:
+    def verdict(self, beat: Beat, first: FirstStep) -> Proof:
+        """Calls `beat` after each step, and times what is training of the first one by `first`."""
+        self._first = first
         obstacle = None
         for step, checked in enumerate(first_steps(self._trainer.model)):
             seed_step(self._parts.cell.seed, step, self._parts.rank.rank)
@@ -134,7 +145,8 @@ class _Examination:
             else:
                 self._alone += not self._trainer.model.exchanges_gradients
                 self._trainer.step(self._batches)
-            self._beat()
+            first.is_over()
+            beat()
         agreed = replicas_agree(self._trainer, self._control)
         if obstacle is not None:
             return _weaker(agreed, obstacle)
@@ -159,18 +171,19 @@ class _Examination:
         if self._parts.rank.rank == 0:
             reference, obstacle = self._simulated(start, step, range(cell.replicas))
         if self._control.from_first(float(reference is None)):
-            trainer.update()
+            self._update()
             return obstacle
         if exact_arithmetic(cell):
             self._stale |= not self._buffers_equal(reference)
         balance = None if ledger is None else ledger.balance(gradients, scale=trainer.scaler.get_scale())
-        expected = {}
+        expected, history = {}, optimizer_history(trainer)
         if reference is not None:
             self._findings += compare_step(cell, gradients, self._buffers(), reference, balance)
-            expected = replay_update(self._parts, start, gradients, trainer)
-        trainer.update()
+            expected = replay_update(self._parts, start, gradients, history)
+        self._update()
+        updated = self._parameters()
         if reference is not None:
-            self._findings.append(compare_update(cell, self._parameters(), expected, start))
+            self._findings.append(compare_update(cell, updated, expected, start))
         return None
 
     def _apart(self, step: int) -> str | None:
@@ -182,13 +195,13 @@ class _Examination:
         gradients = self._gradients(step)
         reference, obstacle = self._simulated(start, step, [self._parts.rank.rank])
         if self._control.largest([float(reference is None)])[0]:
-            trainer.update()
+            self._update()
             return obstacle or "a rank could not recompute its replica"
         assert reference is not None
         self._findings += compare_step(cell, gradients, self._buffers(), reference, None)
-        expected = replay_update(self._parts, start, gradients, trainer)
+        expected = replay_update(self._parts, start, gradients, optimizer_history(trainer))
         ledger = Ledger(trainer.model)
-        trainer.update()
+        self._update()
         self._alone += 1
         if self._alone % trainer.model.period:
             self._findings.append(compare_update(cell, self._parameters(), expected, start))
@@ -205,15 +218,23 @@ class _Examination:
 
     def _start(self) -> dict[str, Tensor]:
         # In host memory: a device that the cell nearly fills has no room for it.
-        return {name: value.to("cpu", copy=True) for name, value in state_of(self._trainer.model.bare)}
+        return {
+            name: value.to("cpu", copy=True)
+            for name, value in (*self._trainer.model.named_parameters(), *self._buffers().items())
+        }
 
     def _gradients(self, step: int) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
-        loss = self._trainer.compute_gradients(self._batches)
+        with self._first.part():
+            loss = self._trainer.compute_gradients(self._batches)
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
         scale = self._trainer.scaler.get_scale()
         return {name: dense(value) / scale for name, value in self._trainer.model.named_gradients()}
+
+    def _update(self) -> None:
+        with self._first.part():
+            self._trainer.update()
 
     def _simulated(
         self, start: dict[str, Tensor], step: int, replicas: Sequence[int]
@@ -296,9 +317,17 @@ def _rule(cell: Cell) -> str:
         )
     if not exact_arithmetic(cell):
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
-    if cell.replicas <= 2:
+    if cell.replicas <= 2 and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
-    return "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
+    sums = (
+        "are equal bit for bit"
+        if cell.replicas <= 2
+        else "agree within the rounding of a sum in another order"
+    )
+    updates = (
+        "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
+    )
+    return f"gradients {sums}; updates {updates}"
 
 
 def _weaker(agreed: bool, obstacle: str) -> Proof:

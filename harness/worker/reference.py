@@ -120,17 +120,32 @@ def _rounding(replicas: int) -> float:
     return 2 * roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
 
 
+History = dict[int, dict[str, Tensor]]
+"""An optimizer's state, whole, by the number of the parameter."""
+
+
+def optimizer_history(trainer: Trainer) -> History:
+    """What the trainer's optimizer knows of earlier steps, not copied; collective if the strategy shards."""
+    state = trainer.optimizer.state_dict()["state"]
+    return {
+        index: {
+            key: trainer.model.whole(value) if isinstance(value, Tensor) else value
+            for key, value in sorted(values.items())
+        }
+        for index, values in sorted(state.items())
+    }
+
+
 def replay_update(
-    parts: Parts, start: dict[str, Tensor], gradients: dict[str, Tensor], trainer: Trainer
+    parts: Parts, start: dict[str, Tensor], gradients: dict[str, Tensor], history: History
 ) -> dict[str, Tensor]:
-    """The parameters after a plain optimizer step from `start` by `gradients`, with the trainer's history."""
+    """The parameters after a plain optimizer step from `start` by `gradients`, with that history."""
     workload = _reference_model(parts, start)
     parameters = dict(workload.module.named_parameters())
     optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
-    if trainer.optimizer.state:
+    if history:
         # The state alone: rates are the cell's. A copy: loading shares tensors, and the step writes to them.
-        history = copy.deepcopy(trainer.optimizer.state_dict()["state"])
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": history})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": copy.deepcopy(history)})
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.clone()
     if parts.cell.clip_norm is not None:

@@ -13,25 +13,32 @@ import msgspec
 import torch
 
 from harness.worker.agreement import parameters_hash
-from harness.worker.clock import step_clock
+from harness.worker.clock import FirstStep, step_clock
 from harness.worker.compilation import reproducible_compilation, require_compiled
 from harness.worker.control import Control
 from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.failure import classify
+from harness.worker.kernels import LONGEST_PERIOD
+from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.parts import Parts
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
+from harness.worker.recorder import TooManyOperationsError
 from harness.worker.reference import seed_step
+from harness.worker.scalars import live_scalars
 from harness.worker.teardown import free_memory
+from harness.worker.telemetry import sampler
+from harness.worker.trace import traced_steps, write_trace
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
-from results.store import utc_now
+from results.recorded import KernelTimes
+from results.store import Study, utc_now
 from strategies.parallel import Batch
 from strategies.trainer import Trainer
 from workloads.flops import count_flops
@@ -46,6 +53,7 @@ class ProofFailedError(Exception):
 class Surroundings:
     """What stays the same for all runs of a launch on this rank."""
 
+    study: Study
     launch: Launch
     evidence: Evidence
     rank: Rank
@@ -102,12 +110,15 @@ class Run:
         self._model = weakref.ref(workload.module)
         batches = parts.batches(workload, around.rank.rank)
         trainer = parts.trainer(workload, around.exchange)
-        self._found["setup_ns"] = time.perf_counter_ns() - began
+        self._found |= {"setup_ns": time.perf_counter_ns() - began, "period": trainer.model.period}
         self._prove(parts, trainer, batches)
         clock = step_clock(around.device)
         watch = Stopwatch(trainer, batches, clock=clock, control=around.control, log=around.log)
         self._found["clock"] = clock.name
-        self._measure(watch, parts, trainer, workload)
+        with live_scalars(self._scalars_folder()) as scalars:
+            watch.after_block = scalars.write
+            self._measure(watch, parts, trainer, workload)
+        self._absent |= scalars.absent
         self._found["memory"] = self._memory(idle_rss, idle_device)
         if around.launch.placement.gpus > 1 and cell.steps.quads:
             around.log.event("exposed")
@@ -116,24 +127,76 @@ class Run:
             self._absent["quads"] = (
                 "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
             )
+        self._record_exchange(watch, trainer.model.period)
         trainer.model.settle()
         self._found["parameters_hash"] = parameters_hash(trainer)
         self._add_losses_to_a_weaker_proof()
+        self._trace(trainer, batches)
+
+    def _scalars_folder(self) -> Path | None:
+        around = self._around
+        if not around.launch.tensorboard:
+            return None
+        return around.study.scalars_folder(around.launch.launch_id, around.rank.rank, self._cell.id)
+
+    def _trace(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+        """Further steps under the profiler; last of all, so that nothing measured comes after them."""
+        around = self._around
+        if not any(rank < around.rank.gpus for rank in around.launch.trace):
+            return
+        around.log.event("trace")
+        rank = around.rank.rank
+        profiler = traced_steps(trainer, batches, around.control, keep=rank in around.launch.trace)
+        if profiler is not None:
+            path = around.study.trace_path(self._cell.id, self._slot.run_id, rank)
+            self._absent |= write_trace(profiler, path)
+
+    def _record_exchange(self, watch: Stopwatch, period: int) -> None:
+        """What the exchange does, and what the network can do, in blocks beside the timed ones."""
+        around = self._around
+        if around.rank.gpus == 1:
+            self._absent |= dict.fromkeys(("recorded", "link_peak"), "one rank exchanges nothing")
+            return
+        around.log.event("recording")
+        try:
+            recorded = watch.record(around.exchange, around.device)
+        except TooManyOperationsError as error:
+            self._absent["recorded"] = str(error)
+        else:
+            kernels = self._kernels(watch, period) if around.device.type == "cuda" else None
+            self._found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
+        self._found["link_peak"] = measure_link_peak(
+            around.control,
+            around.device,
+            ranks=around.rank.gpus,
+            link_mbit_per_s=self._cell.link_mbit_per_s,
+        )
+
+    def _kernels(self, watch: Stopwatch, period: int) -> KernelTimes | None:
+        if period > LONGEST_PERIOD:
+            self._absent["kernels"] = f"a period of {period} steps is too long to profile"
+            return None
+        kernels = watch.profile(self._around.device)
+        if kernels is None:
+            self._absent["kernels"] = "the profiler saw no kernel"
+        return kernels
 
     def _prove(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
         around = self._around
+        first = FirstStep(around.control.synchronize)
         if self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
-            take_first_steps(parts, trainer, batches, around.log.heartbeat)
+            take_first_steps(parts, trainer, batches, around.log.heartbeat, first)
         else:
             around.log.event("proof")
             with reproducible_compilation(self._cell):
-                proof = prove(parts, trainer, batches, around.control, around.log.heartbeat)
+                proof = prove(parts, trainer, batches, around.control, around.log.heartbeat, first)
             if around.rank.rank == 0:
                 self._found["proof"] = proof
             if not proof.passed:
                 raise ProofFailedError(proof.detail)
+        self._found["first_step_ns"] = first.ns
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
         seed_step(self._cell.seed, len(first_steps(trainer.model)), around.rank.rank)
         # What the reference took is not what the cell takes.
@@ -165,13 +228,15 @@ class Run:
         around.log.event("measure")
         foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
-        measured = watch.measure(policy)
+        with sampler(around.device, around.rank) as sampling:
+            measured = watch.measure(policy)
         steps = len(measured.columns.step_ns)
         self._found |= {
             "steps": measured.columns,
             "blocks_ns": measured.blocks_ns,
             "block_steps": measured.block_steps,
             "stop": measured.stop,
+            "telemetry": sampling.telemetry(),
             "foreign_cpu_cores": foreign.cores_used() if foreign else None,
             "work": self._work(
                 workload,
@@ -179,6 +244,7 @@ class Run:
                 operations=(around.exchange.traffic.operations - before[1]) // steps,
             ),
         }
+        self._absent |= sampling.absent
 
     def _work(self, workload: Workload, *, payload_bytes: int, operations: int) -> Work:
         cell = self._cell

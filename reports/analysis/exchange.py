@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from reports.analysis.communication import communication
+from reports.analysis.compression import BreakEven, LossGuard, break_even, loss_guard, payload_ratio
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import Setting, setting_of
@@ -67,10 +69,35 @@ class ExchangeRow:
     def gradients_per_exposed_s(self) -> float | None:
         """Bytes of the model's gradients, 4 a parameter however few are sent, over the exposed seconds; None
         where these may be 0."""
-        exposed, parameters = _exposed(self.figures), self.figures.newest.parameters
+        exposed, parameters = communication(self.figures).exposed_ns, self.figures.newest.parameters
         if exposed is None or exposed.low is None or exposed.low <= 0 or not parameters:
             return None
         return GRADIENT_BYTES * parameters / (exposed.value / 1e9)
+
+    @property
+    def payload_ratio(self) -> float | None:
+        """Payload over that of the dense exchange."""
+        return None if self.dense is None else payload_ratio(self.figures, self.dense)
+
+    @property
+    def exchange_cpu_ns(self) -> float | None:
+        """CPU time a step beside the training thread: encoding, decoding and adding up, hidden or not."""
+        return communication(self.figures).mean("exchange_cpu_ns")
+
+    @property
+    def loss_guard(self) -> LossGuard | None:
+        """Its loss beside that of the dense exchange; None where the two cannot be compared."""
+        return None if self._comparable is None else loss_guard(self.figures, self._comparable)
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """The bandwidth below which it would be faster; None where the two cannot be compared."""
+        return None if self._comparable is None else break_even(self.figures, self._comparable)
+
+    @property
+    def _comparable(self) -> CellFigures | None:
+        """The dense exchange, of runs under the same conditions."""
+        return None if self.speed_up is None else self.dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +187,6 @@ def _incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
     if figures.evidence is not dense.evidence:
         return f"{figures.evidence} here, {dense.evidence} there"
     return unlike_conditions(figures, dense)
-
-
-def _exposed(figures: CellFigures) -> Metric | None:
-    """Over the runs; of one run with the interval of its quads."""
-    return figures.exposed_ns if len(figures.runs) > 1 else figures.newest.exposed_ns
 
 
 def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:

@@ -84,7 +84,7 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         words("workload", lambda row: row.workload),
         words("strategy", lambda row: row.strategy),
         words("setting", lambda row: row.setting),
-        figures(devices_word, lambda row: f"{row.gpus:,}"),
+        figures(devices_word, lambda row: f"{row.gpus:,}", anchor="method-sizes"),
         words("scaling", lambda row: ", ".join(row.kinds), anchor="method-scaling"),
         figures("batch: replica / global", _batch, anchor="method-scaling"),
         figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),

@@ -137,6 +137,14 @@ def efficiency(figures: CellFigures, baseline: Baseline | None, *, without: str)
     return Efficiency(metric=scaled(ratio, scale), baseline=baseline, reason=None)
 
 
+def speed_up(point: Point) -> Metric | None:
+    """S(n) = X(n) / X(n0) = E(n) n / n0, where an efficiency is claimed, against the same baseline."""
+    claim = point.efficiency
+    if claim.metric is None or claim.baseline is None:
+        return None
+    return scaled(claim.metric, point.gpus / claim.baseline.gpus)
+
+
 def scaled(metric: Metric, factor: float) -> Metric:
     """A metric times a known positive factor."""
     return msgspec.structs.replace(

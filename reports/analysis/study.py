@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.allocations import Drift, drift
+from reports.analysis.assumptions import Assumptions
 from reports.analysis.figures import CellFigures, figures
 from reports.analysis.outcomes import (
     Failure,
@@ -47,6 +48,8 @@ class StudyFigures:
     """How the allocations differ that a scheduler gave; None without two."""
     strangers: tuple[str, ...]
     """Ids of cells that have results but stand in no plan and are no baseline of allocations."""
+    assumptions: Assumptions
+    """What was not measured, and is taken as told."""
 
     @property
     def devices_word(self) -> str:
@@ -63,7 +66,9 @@ class StudyFigures:
         return tuple(run for one in self.cells.values() for run in one.runs)
 
 
-def analyse(name: str, plans: Sequence[Plan], results: Sequence[RunResult]) -> StudyFigures:
+def analyse(
+    name: str, plans: Sequence[Plan], results: Sequence[RunResult], assumptions: Assumptions | None = None
+) -> StudyFigures:
     """The figures of the study called `name`, from all its plans and the results of all its runs."""
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     pools = _pools(cells, plans, results)
@@ -84,6 +89,7 @@ def analyse(name: str, plans: Sequence[Plan], results: Sequence[RunResult]) -> S
         skipped=tuple(skipped_sizes(standing_skips(plans))),
         drift=drifted,
         strangers=tuple(sorted({result.cell_id for result in results} - known)),
+        assumptions=assumptions or Assumptions(),
     )
 
 

@@ -17,6 +17,7 @@ from results.cell import Cell
 from results.environment import Environment
 from results.run import RunResult
 
+_PLACEMENT = "nodes x devices a node"
 _CELLS_NAMED = 3
 """So many cells are named where many have the same warning."""
 
@@ -41,12 +42,30 @@ def environment_table(study: StudyFigures) -> TextTable:
     )
 
 
+def environments_finding(study: StudyFigures) -> str:
+    """What the machines, software and code of the counted runs do not share, in words."""
+    facts = [_facts(group) for group in _environments(study)]
+    hosts = {host for run in study.runs for host in run.hosts}
+    if len(facts) < 2:
+        return (
+            f"{count(len(study.runs), 'counted run')} on {count(len(hosts), 'host')}: one kind of machine, "
+            f"one set of versions, one state of the code."
+        )
+    # Not how many runs there are, nor the placement, which a scaling study changes on purpose.
+    names = [name for name in facts[0] if name not in ("runs", _PLACEMENT)]
+    differing = [name for name in names if len({fact[name] for fact in facts}) > 1]
+    return (
+        f"{count(len(study.runs), 'counted run')} in {len(facts)} environments, which differ in "
+        f"{', '.join(differing)}. A figure is over runs of one of them; cells of unlike ones are not divided."
+    )
+
+
 def allocations_table(drift: Drift) -> TextTable:
     """One row an allocation."""
     columns: list[Shown[Allocation]] = [
         words("allocation", attrgetter("name")),
         words("host of the baseline", lambda row: ", ".join(row.hosts)),
-        figures("runs", lambda row: f"{row.runs:,}"),
+        figures("runs", lambda row: f"{row.runs:,}", hint="of the cell in this allocation"),
         figures("step time", lambda row: duration(row.step_ns), anchor="method-step-time"),
         figures("against the median", lambda row: f"{row.ratio:.3f}", anchor="method-allocations"),
     ]
@@ -99,7 +118,7 @@ def warnings_table(study: StudyFigures) -> TextTable:
     label = CellWords(study).label
     columns: list[Shown[str]] = [
         words("warning", str),
-        figures("runs", lambda warning: f"{runs[warning]:,}"),
+        figures("runs", lambda warning: f"{runs[warning]:,}", hint="counted runs that gave this warning"),
         words("cells", lambda warning: _named([label(cell) for cell in found[warning].values()])),
     ]
     return table(sorted(found), columns)
@@ -145,7 +164,7 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "CPU": first.cpu_model,
         "cores usable on the host": _distinct(str(one.cores) for one in environments),
         "threads a rank": str(first.threads),
-        "nodes x devices a node": _distinct(f"{one.nodes} x {one.gpus_per_node}" for one in environments),
+        _PLACEMENT: _distinct(f"{one.nodes} x {one.gpus_per_node}" for one in environments),
         "operating system": _distinct(one.os for one in environments),
         "Python": first.python,
         "torch": first.torch,

@@ -1,25 +1,50 @@
-"""Throughput and efficiency against size: two drawings for each piece of work that was scaled."""
+"""Throughput, speed-up and efficiency against size: three drawings for each piece of work that was scaled.
+
+What kind of number a mark is shows in its look, never in its colour: measured filled on a full line, emulated
+hollow on a dotted one, projected a line of dashes without marks of runs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
-from reports.analysis.scaling import Curve, Point
+from reports.analysis.scaling import Curve, Point, scaled, speed_up
 from reports.page.groups import Group, Hand, Hands, shown_gaps
 from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
 from reports.text import number
-from results.outcome import Evidence
 from results.statistics import Metric
 
-_WIDTH, _HEIGHT, _LEGEND_ROW = 4.6, 2.7, 0.19
+_WIDTH, _HEIGHT, _LEGEND_ROW = 4.2, 2.6, 0.19
 _LONG_LABEL = 26
 _CLOSEST_TICKS = 1.25
 """Sizes nearer to each other than by this factor share a label."""
+_IDEAL = (0, (6, 2, 1, 2))
+"""Dashes and dots in turn: dots alone are emulated, dashes alone projected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How one kind of evidence is drawn."""
+
+    line: tuple[float, tuple[float, ...]]
+    """An offset and the lengths of dashes and gaps, in widths of the line; none for a full line."""
+    filled: bool
+    words: str
+    """For the legend."""
+
+
+_LOOKS = {
+    "measured": _Look((0, ()), True, "filled: measured"),
+    "emulated": _Look((0, (1, 1.6)), False, "hollow, dotted: emulated"),
+    "projected": _Look((0, (5, 3)), False, "dashed: projected"),
+}
 
 
 def throughput(group: Group, hands: Hands) -> Drawing:
@@ -32,6 +57,7 @@ def throughput(group: Group, hands: Hands) -> Drawing:
         _ideal(drawn, group)
         drawn.set_yscale("log")
         drawn.yaxis.set_major_locator(_throughput_ticks(*drawn.get_ylim()))
+        _gaps(drawn, group, hands)
         _finish(drawn, group, entries)
         drawn.set_title(group.unit)
         return Drawing(
@@ -48,6 +74,37 @@ def _throughput_ticks(low: float, high: float) -> Locator:
     return LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
 
 
+def _speed_up_ticks(low: float, high: float) -> Locator:
+    """Powers of two; round numbers at equal distances where there are fewer than three."""
+    if high < 4:
+        return FixedLocator([float(tick) for tick in MaxNLocator(4).tick_values(low, high) if tick > 0])
+    return LogLocator(base=2, numticks=8)
+
+
+def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
+    """Times the baseline's throughput, both axes logarithmic; the ideal starts at each baseline's size."""
+    title = "Speed-up over the baseline"
+    entries = _legend(group, hands, "ideal: linear")
+    with axes(width=_WIDTH, height=_height(entries)) as drawn:
+        for curve in group.curves:
+            _line(drawn, curve, hands[curve.key.exchange], _speed_ups(curve))
+        for start in group.starts:
+            ends = [start, max(group.sizes)]
+            drawn.plot(
+                ends, [end / start for end in ends], color=MUTED, linewidth=1, linestyle=_IDEAL, zorder=1
+            )
+        drawn.set_yscale("log", base=2)
+        drawn.set_ylim(min(0.9, drawn.get_ylim()[0]), max(1.1, drawn.get_ylim()[1]))
+        drawn.yaxis.set_major_locator(_speed_up_ticks(*drawn.get_ylim()))
+        _gaps(drawn, group, hands)
+        _finish(drawn, group, entries)
+        drawn.set_title(f"times {group.against}")
+        return Drawing(
+            title=title,
+            svg=inline(drawn, name=f"{group.name}-speed-up", title=title, description=group.description),
+        )
+
+
 def efficiency(group: Group, hands: Hands) -> Drawing:
     """Efficiency against the best single device, or against the own smallest size where there is none."""
     title = "Efficiency, percent of the baseline"
@@ -56,7 +113,8 @@ def efficiency(group: Group, hands: Hands) -> Drawing:
         for curve in group.curves:
             _line(drawn, curve, hands[curve.key.exchange], _claims(curve))
             _super_linear(drawn, curve)
-        drawn.axhline(100, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        drawn.axhline(100, color=MUTED, linewidth=1, linestyle=_IDEAL, zorder=1)
+        _gaps(drawn, group, hands)
         _finish(drawn, group, entries)
         drawn.set_ylim(0, max(110, 1.06 * drawn.get_ylim()[1]))
         drawn.set_title(f"% of {group.against}")
@@ -79,43 +137,45 @@ def _claims(curve: Curve) -> list[Mark]:
     return [(point, _in_percent(metric)) for point, metric in found if metric is not None]
 
 
+def _speed_ups(curve: Curve) -> list[Mark]:
+    found = [(point, speed_up(point)) for point in curve.points]
+    return [(point, metric) for point, metric in found if metric is not None]
+
+
 def _in_percent(metric: Metric) -> Metric:
-    ends = [None if end is None else end * 100 for end in (metric.low, metric.high)]
-    return Metric(
-        value=metric.value * 100,
-        unit="%",
-        low=ends[0],
-        high=ends[1],
-        samples=metric.samples,
-        interval=metric.interval,
-    )
+    return scaled(metric, 100)
 
 
 def _line(drawn: Axes, curve: Curve, hand: Hand, marks: Sequence[Mark]) -> None:
-    """Measured sizes filled on a full line, emulated ones hollow on a dotted one."""
-    measured = [mark for mark in marks if mark[0].figures.evidence is Evidence.MEASURED]
-    emulated = [mark for mark in marks if mark[0].figures.evidence is Evidence.EMULATED]
-    if emulated:
-        bridge = [*measured[-1:], *emulated] if measured and _after(measured, emulated) else emulated
-        drawn.plot(*_xy(bridge), color=hand.colour, linestyle=":", zorder=2)
-    drawn.plot(*_xy(measured), color=hand.colour, zorder=2)
-    for some, fill in ((measured, hand.colour), (emulated, PAPER)):
-        _markers(drawn, some, hand, fill)
-    for gap in shown_gaps(curve):
-        drawn.plot(
-            [gap],
-            [0.035],
-            "x",
-            color=hand.colour,
-            transform=drawn.get_xaxis_transform(),
-            clip_on=False,
-            zorder=4,
-        )
+    """The marks of a series, a part for each kind of evidence, joined to the part before it."""
+    before: list[Mark] = []
+    for evidence, part in groupby(marks, key=_evidence):
+        there, look = list(part), _LOOKS[evidence]
+        drawn.plot(*_xy([*before, *there]), color=hand.colour, linestyle=look.line, zorder=2)
+        _markers(drawn, there, hand, hand.colour if look.filled else PAPER)
+        before = there[-1:]
+
+
+def _gaps(drawn: Axes, group: Group, hands: Hands) -> None:
+    """What is missing, on the axis where it would have been; several of one size above each other."""
+    heights: dict[int, int] = {}
+    for curve in group.curves:
+        skipped = {gap.gpus for gap in curve.gaps if gap.skipped}
+        for gpus in shown_gaps(curve):
+            place = heights.get(gpus, 0)
+            heights[gpus] = place + 1
+            drawn.plot(
+                [gpus],
+                [0.04 + 0.055 * place],
+                "|" if gpus in skipped else "x",
+                color=hands[curve.key.exchange].colour,
+                transform=drawn.get_xaxis_transform(),
+                clip_on=False,
+                zorder=4,
+            )
 
 
 def _markers(drawn: Axes, marks: Sequence[Mark], hand: Hand, fill: str) -> None:
-    if not marks:
-        return
     below = [metric.value - (metric.value if metric.low is None else metric.low) for _, metric in marks]
     above = [(metric.value if metric.high is None else metric.high) - metric.value for _, metric in marks]
     sizes, values = _xy(marks)
@@ -150,8 +210,8 @@ def _xy(marks: Sequence[Mark]) -> tuple[list[int], list[float]]:
     return [point.gpus for point, _ in marks], [metric.value for _, metric in marks]
 
 
-def _after(measured: Sequence[Mark], emulated: Sequence[Mark]) -> bool:
-    return measured[-1][0].gpus < emulated[0][0].gpus
+def _evidence(mark: Mark) -> str:
+    return str(mark[0].figures.evidence)
 
 
 def _ideal(drawn: Axes, group: Group) -> None:
@@ -162,7 +222,7 @@ def _ideal(drawn: Axes, group: Group) -> None:
         [start.figures.throughput.value * size / start.gpus for size in ends],
         color=MUTED,
         linewidth=1,
-        linestyle=(0, (4, 3)),
+        linestyle=_IDEAL,
         zorder=1,
     )
 
@@ -197,27 +257,30 @@ def _labelled(sizes: Sequence[int]) -> set[int]:
 
 
 def _legend(group: Group, hands: Hands, ideal: str) -> list[Line2D]:
-    points = [point for curve in group.curves for point in curve.points]
     labels = dict.fromkeys(curve.key.exchange for curve in group.curves)
     entries = [
         Line2D([], [], color=hands[label].colour, marker=hands[label].marker, label=label) for label in labels
     ]
-    entries.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=ideal))
-    if any(point.figures.evidence is Evidence.EMULATED for point in points):
-        entries.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                marker="o",
-                markerfacecolor=PAPER,
-                linestyle=":",
-                label="hollow: emulated",
+    entries.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=_IDEAL, label=ideal))
+    return [*entries, *_evidence_entries(group), *_gap_entries(group)]
+
+
+def _evidence_entries(group: Group) -> Iterator[Line2D]:
+    """What the looks mean, where there is more than the plain one."""
+    kinds = {str(point.figures.evidence) for curve in group.curves for point in curve.points}
+    for kind, look in _LOOKS.items():
+        if kind in kinds and kinds != {"measured"}:
+            fill = MUTED if look.filled else PAPER
+            yield Line2D(
+                [], [], color=MUTED, marker="o", markerfacecolor=fill, linestyle=look.line, label=look.words
             )
-        )
-    if any(shown_gaps(curve) for curve in group.curves):
-        entries.append(Line2D([], [], color=MUTED, marker="x", linestyle="", label="failed or skipped"))
-    return entries
+
+
+def _gap_entries(group: Group) -> Iterator[Line2D]:
+    gaps = [(gap, gap.gpus in shown_gaps(curve)) for curve in group.curves for gap in curve.gaps]
+    for marker, skipped, words in (("x", False, "failed or not run"), ("|", True, "skipped")):
+        if any(shown and gap.skipped is skipped for gap, shown in gaps):
+            yield Line2D([], [], color=MUTED, marker=marker, linestyle="", label=words)
 
 
 def _legend_columns(entries: Sequence[Line2D]) -> int:

@@ -68,6 +68,12 @@ class Group:
         return (singles or sorted(owns, key=lambda own: own.gpus))[0]
 
     @property
+    def starts(self) -> list[int]:
+        """The sizes of the baselines that the drawn efficiencies are measured against."""
+        baselines = [point.efficiency.baseline for curve in self.curves for point in curve.points]
+        return sorted({baseline.gpus for baseline in baselines if baseline is not None})
+
+    @property
     def against(self) -> str:
         """What the drawn efficiencies are measured against."""
         singles = [curve.single for curve in self.curves if curve.single is not None]

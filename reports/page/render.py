@@ -1,4 +1,4 @@
-"""The report: a study's figures put into one HTML file that needs no network and no script.
+"""The report: a study's figures as one HTML file that needs no network and is whole without its script.
 
 The same study gives the same bytes: nothing in the page comes from the time or the place of its making.
 """
@@ -6,20 +6,30 @@ The same study gives the same bytes: nothing in the page comes from the time or 
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
+from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.contents import contents
+from reports.analysis.summary import summary
+from reports.page.contents import appendix, contents
 from reports.page.frames import cells_csv, runs_csv
-from reports.text import count, moment
+from reports.page.magnitudes import magnitude
+from reports.page.method import definitions, hints
+from reports.page.section import Section
+from reports.page.sections.comparison import comparison_section
 from results.run import RunResult
 from results.store import Study
 
+_FOLDER = Path(__file__).parent / "templates"
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=jinja2.FileSystemLoader(_FOLDER),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
@@ -27,16 +37,55 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One study of a page of several."""
+
+    anchor: str
+    """Unique on the page, and before all ids of the part."""
+    name: str
+    summary: str
+    sections: tuple[Section, ...]
+
+
 def _segments(text: str) -> list[str]:
     """Where a figure's text may be broken: before its interval, and before what the interval is."""
     return text.replace(" (", "\n(").replace(", ", ",\n").split("\n")
+
+
+def _breadth(svg: str) -> int:
+    """How wide a drawing is shown, in pixels: the letters of all of them are then of one size."""
+    found = re.search(r'viewBox="0 0 (\d+)', svg)
+    assert found is not None
+    return round(1.27 * int(found[1]))
 
 
 def _data(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-_TEMPLATES.filters |= {"segments": _segments, "data": _data}
+def _own_ids(html: str, prefix: str) -> Markup:
+    """A part of the page with `prefix` before its ids, and before them wherever the part refers to them.
+
+    In a text no attribute can be mistaken for one: its quotation marks are escaped.
+    """
+    ids = set(re.findall(r'\bid="([^"]+)"', html))
+
+    def named(found: re.Match[str]) -> str:
+        names = [f"{prefix}-{name}" if name in ids else name for name in found[2].split(" ")]
+        return found[1] + " ".join(names)
+
+    return Markup(_REFERENCE.sub(named, html))
+
+
+_REFERENCE = re.compile(r'(\b(?:id|for|aria-[a-z]+)="|\bhref="#|url\(#)([^")]+)')
+_TEMPLATES.filters |= {
+    "segments": _segments,
+    "data": _data,
+    "magnitude": magnitude,
+    "own_ids": _own_ids,
+    "breadth": _breadth,
+}
 
 
 def render(study: Study, results: Sequence[RunResult]) -> str:
@@ -56,25 +105,43 @@ def runs_as_csv(study: Study, results: Sequence[RunResult]) -> str:
 
 def render_figures(study: StudyFigures) -> str:
     """The report of a study that is analysed already."""
-    sections = contents(study)
-    return _TEMPLATES.get_template("report.html.j2").render(
+    sections, last = contents(study), appendix(study)
+    return _page(
+        "report.html.j2",
+        [study],
+        (*sections, *last),
         title=study.name,
-        summary=_summary(study),
-        created=[moment(plan.created_at) for plan in study.plans],
-        cpu=any(pool.cell.device == "cpu" for pool in study.pools.values()),
+        summary=summary(study),
         sections=sections,
-        definitions=[definition for section in sections for definition in section.definitions],
+        appendix=last,
     )
 
 
-def _summary(study: StudyFigures) -> str:
-    """The study in a sentence of counts."""
-    skipped = sum(len(group.gpus) for group in study.skipped)
+def render_studies(studies: Sequence[StudyFigures]) -> str:
+    """One page of one study, or of several: what they share, and then each under its name."""
+    if len(studies) == 1:
+        return render_figures(studies[0])
+    comparison = comparison_section(compare(studies))
     parts = [
-        f"{count(len(study.pools), 'cell')} planned",
-        f"{len(study.cells):,} with figures",
-        f"{len(study.failures):,} without",
-        f"{count(skipped, 'point')} skipped",
-        f"{count(len(study.runs), 'run')} counted",
+        Part(f"study-{number}", study.name, summary(study), (*contents(study), *appendix(study)))
+        for number, study in enumerate(studies, start=1)
     ]
-    return ", ".join(parts)
+    sections = [comparison, *(section for part in parts for section in part.sections)]
+    title = ", ".join(study.name for study in studies)
+    return _page("studies.html.j2", studies, sections, title=title, comparison=comparison, parts=parts)
+
+
+def _page(
+    template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
+) -> str:
+    """The document: what is `shown`, with the definitions that its sections bring along, and the script."""
+    script = (_FOLDER / "script.js").read_text(encoding="utf-8")
+    cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
+    defined = definitions(defining, cpu=cpu)
+    return _TEMPLATES.get_template(template).render(
+        **shown,
+        definitions=defined,
+        hints=hints(defined),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )

@@ -43,6 +43,8 @@ class Table:
     caption: str
     folded: bool = False
     """Whether it starts closed, under its caption: what most readers do without."""
+    tools: bool = False
+    """Whether the page's script adds a filter, and buttons that copy and download the rows shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_text, runs_text
 from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, reason_of
 from reports.analysis.outcomes import words as outcome_words
-from reports.analysis.scaling import Curve, Efficiency, Point
+from reports.analysis.scaling import Curve, Efficiency, Point, speed_up
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.table import Row, Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, percent, si, size
+from reports.text import NOTHING, duration, metric, number, si, size
 from results.cell import Cell
 from results.label import exchange_label, label
 from results.run import PHASES
@@ -33,7 +33,7 @@ class CellWords:
         plain: list[Shown[Row]] = [
             words("workload", lambda row: cell(row).workload),
             words("strategy", lambda row: label(cell(row))),
-            figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}"),
+            figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}", anchor="method-sizes"),
             figures("batch: replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
         ]
         if any(self.study.settings.values()):
@@ -56,10 +56,11 @@ def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
     points = [(curve, point) for curve in curves for point in curve.points]
     columns: list[Shown[tuple[Curve, Point]]] = [
         words("strategy", lambda row: row[0].key.label),
-        figures(study.devices_word, lambda row: f"{row[1].gpus:,}"),
+        figures(study.devices_word, lambda row: f"{row[1].gpus:,}", anchor="method-sizes"),
         figures("step time", lambda row: _value(row[1].figures.step_ns), anchor="method-step-time"),
         figures("interval", lambda row: metric(row[1].figures.step_ns).note, anchor="method-interval"),
         figures("throughput", lambda row: _throughput(row[1].figures), anchor="method-throughput"),
+        figures("speed-up", lambda row: _times(speed_up(row[1])), anchor="method-scaling-speed-up"),
         figures("vs single device", lambda row: _efficiency(row[1].single), anchor="method-efficiency"),
         figures("vs own smallest", lambda row: _efficiency(row[1].own), anchor="method-efficiency"),
         words("runs", lambda row: runs_text(row[1].figures), anchor="method-evidence"),
@@ -105,24 +106,11 @@ def spread_table(study: StudyFigures) -> TextTable:
     return table(study.cells.values(), columns)
 
 
-def communication_table(study: StudyFigures) -> TextTable:
-    """What the exchange of gradients costs and carries."""
-    columns: list[Shown[CellFigures]] = [
-        *CellWords(study).columns(attrgetter("cell")),
-        figures("exposed a step", lambda row: _value(row.exposed_ns), anchor="method-exposed"),
-        figures("share of step", lambda row: _value(row.exposed_share), anchor="method-exposed"),
-        figures("interval", _share_interval, anchor="method-interval"),
-        figures("payload a step and rank", _payload, anchor="method-payload"),
-        figures("operations a step", _operations, anchor="method-payload"),
-    ]
-    return table(study.cells.values(), columns)
-
-
 def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
     """Each way to exchange gradients beside the dense one, point by point."""
     columns: list[Shown[ExchangeRow]] = [
         words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
-        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}"),
+        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
         figures("batch: replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
         words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ()))),
         figures("step time", lambda row: _value(row.figures.step_ns), anchor="method-step-time"),
@@ -166,35 +154,12 @@ def exchange_reasons(part: ExchangePart) -> list[str]:
     return [f"{', '.join(dict.fromkeys(those))}: {reason}" for reason, those in points.items()]
 
 
-def work_table(study: StudyFigures) -> TextTable:
-    """What a step is, and what it takes."""
-    columns: list[Shown[CellFigures]] = [
-        *CellWords(study).columns(attrgetter("cell")),
-        figures("parameters", lambda row: _count(row.newest.parameters)),
-        figures("FLOPs a step", lambda row: _flop(row.newest.flops_per_step), anchor="method-flops"),
-        figures("rate", _flop_rate, anchor="method-flops"),
-        figures("MFU", _mfu, anchor="method-flops"),
-        figures("peak memory, host", lambda row: _size(_largest(row, "rss_peak_bytes"))),
-        figures("peak memory, device", lambda row: _size(_largest(row, "device_allocated_peak_bytes"))),
-        figures("warm-up steps", lambda row: f"{row.newest.warmup_steps:,}", anchor="method-warmup"),
-        figures("set-up", lambda row: _duration(row.newest.setup_ns)),
-        words("proof", lambda row: row.proof_method, anchor="method-proof"),
-    ]
-    return table(study.cells.values(), columns)
-
-
-def mfu_reasons(study: StudyFigures) -> list[str]:
-    """Why cells have no MFU, once each."""
-    runs = [cell.newest for cell in study.cells.values()]
-    return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
-
-
 def failures_table(study: StudyFigures) -> TextTable:
     """Cells without a figure."""
     columns: list[Shown[Failure]] = [
         *CellWords(study).columns(attrgetter("cell")),
         words("outcome", lambda row: outcome_words(row.outcome)),
-        figures("runs tried", lambda row: f"{row.runs:,}"),
+        figures("runs tried", lambda row: f"{row.runs:,}", hint="however they ended"),
         words("reason", lambda row: row.reason),
     ]
     return table(study.failures, columns)
@@ -217,7 +182,7 @@ def skipped_table(study: StudyFigures) -> TextTable:
         words("workload", lambda row: row.skip.workload),
         words("strategy", lambda row: label(row.skip)),
         words("scaling", lambda row: row.skip.scaling),
-        figures("batch", lambda row: f"{row.skip.batch_size:,}"),
+        figures("batch", lambda row: f"{row.skip.batch_size:,}", anchor="method-scaling"),
         words(study.devices_word, lambda row: ", ".join(f"{gpus:,}" for gpus in row.gpus)),
         words("reason", lambda row: row.skip.reason),
     ]
@@ -231,6 +196,10 @@ def _value(figure: Metric | None) -> str:
 def _throughput(row: CellFigures) -> str:
     text = metric(row.throughput)
     return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _times(figure: Metric | None) -> str:
+    return NOTHING if figure is None else f"{number(figure.value)} x"
 
 
 def _efficiency(efficiency: Efficiency) -> str:
@@ -255,12 +224,6 @@ def _slow_steps(row: CellFigures) -> str:
     return f"{slow:,} of {sum(run.steps for run in row.runs):,}"
 
 
-def _share_interval(row: CellFigures) -> str:
-    if row.exposed_share is None:
-        return row.exposed_absent or NOTHING
-    return metric(row.exposed_share).note
-
-
 def _payload(row: CellFigures) -> str:
     return _size(row.newest.exchange_payload_bytes)
 
@@ -278,32 +241,6 @@ def _speed_up(row: ExchangeRow) -> str:
 
 def _dense(row: ExchangeRow) -> str:
     return NOTHING if row.dense is None else exchange_label(row.dense.cell)
-
-
-def _operations(row: CellFigures) -> str:
-    return _count(row.newest.exchange_operations)
-
-
-def _flop_rate(row: CellFigures) -> str:
-    flops = row.newest.flops_per_step
-    return NOTHING if flops is None else si(flops / (row.step_ns.value / 1e9), "FLOP/s")
-
-
-def _mfu(row: CellFigures) -> str:
-    run = row.newest
-    if run.mfu is None or run.step_ns is None:
-        return NOTHING
-    # Over the mean step time of all runs, as every rate here.
-    return percent(run.mfu * run.step_ns.value / row.step_ns.value)
-
-
-def _largest(row: CellFigures, name: str) -> int | None:
-    known = [getattr(run, name) for run in row.runs if getattr(run, name) is not None]
-    return max(known, default=None)
-
-
-def _flop(flops: int | None) -> str:
-    return NOTHING if flops is None else si(flops, "FLOP")
 
 
 def _size(size_bytes: int | None) -> str:

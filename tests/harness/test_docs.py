@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FLAGS = {option.flag for option in OPTIONS} | {
     "--dry-run", "--no-report", "--debug", "--help", "--output", "--version", "--watch", "--json",
-    "--forget", "--map",
+    "--forget", "--map", "--format", "--table", "--redact", "--price", "--prices", "--epoch-samples",
+    "--within",
 }  # fmt: skip
 
 

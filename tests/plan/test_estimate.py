@@ -67,14 +67,14 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
         # Set-up 1, proof 3 x 0.1 x (1 + 1), warm-up 40 x 0.1, measuring 20.
         (0.1, 1, True, 1 + 0.6 + 4 + 20),
         (0.1, 1, False, 1 + 4 + 20),
-        # Proof 3 x 0.1 x (1 + 2); quads 5 x 4 blocks x 5 steps x 0.1.
-        (0.1, 2, True, 1 + 0.9 + 4 + 20 + 10),
+        # Proof 3 x 0.1 x (1 + 2); quads 5 x 4 blocks x 5 steps x 0.1; recorded 21 x 0.1.
+        (0.1, 2, True, 1 + 0.9 + 4 + 20 + 10 + 2.1),
         # A thousandth of that: 200 blocks x 5 steps x 0.0001 s end before the budget.
         (0.0001, 1, True, 1 + 0.0006 + 0.004 + 0.1),
         # 6 blocks x 5 steps x 2 s are measured whatever the budget says.
         (2.0, 1, True, 1 + 12 + 80 + 60),
-        # A proof of 3 x 10 x (1 + 2) = 90 s is beyond its limit; quads 100 steps x 10 s.
-        (10.0, 2, True, 1 + 400 + 300 + 1000),
+        # A proof of 3 x 10 x (1 + 2) = 90 s is beyond its limit; quads 100 steps x 10 s, recorded 21.
+        (10.0, 2, True, 1 + 400 + 300 + 1000 + 210),
     ],
 )
 def test_a_run_is_the_sum_of_its_parts(
@@ -87,8 +87,16 @@ def test_a_run_is_the_sum_of_its_parts(
 
 def test_without_quads_nothing_is_added_for_them(cell_of: MakeCell) -> None:
     cell = cell_of(gpus=2, steps=StepPolicy(quads=0))
-    # Set-up 1, warm-up 40 x 0.1, measuring 20.
-    assert run_seconds(cell, StepTime(basis="known", seconds=0.1), proves=False) == pytest.approx(25.0)
+    # Set-up 1, warm-up 40 x 0.1, measuring 20, recorded 21 x 0.1.
+    assert run_seconds(cell, StepTime(basis="known", seconds=0.1), proves=False) == pytest.approx(27.1)
+
+
+def test_whole_periods_are_recorded_after_one_that_is_not_kept(cell_of: MakeCell) -> None:
+    plain, long = (cell_of(gpus=2, strategy=name) for name in ("local-sgd:8", "local-sgd:50"))
+    step = StepTime(basis="known", seconds=0.1)
+    # Quads are blocks of a period: 5 x 4 x 8 and 5 x 4 x 50 steps; recorded 2 periods of 8 or 1 of 50.
+    assert run_seconds(plain, step, proves=False) == pytest.approx(25 + 16 + 3 * 0.8)
+    assert run_seconds(long, step, proves=False) == pytest.approx(1 + 4 + 30 + 100 + 2 * 5)
 
 
 def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
@@ -96,10 +104,10 @@ def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
     result = estimate(
         schedule([one, two], repeats=2), known_step_ns={one.id: 100_000_000, two.id: 100_000_000}
     )
-    # Known cells have had their proof. one: 8 + 1 + 4 + 20 = 33 s; two: 33 + 10 s of quads = 43 s; twice.
-    assert result.seconds == pytest.approx(2 * (33 + 43))
-    assert result.device_hours == pytest.approx(2 * (33 * 1 + 43 * 2) / 3600)
-    assert sorted(launch.seconds for launch in result.launches) == pytest.approx([33, 33, 43, 43])
+    # Known cells have had their proof. one: 8 + 1 + 4 + 20 = 33 s; two: 33 + 10 s of quads + 2.1 s recorded; twice.
+    assert result.seconds == pytest.approx(2 * (33 + 45.1))
+    assert result.device_hours == pytest.approx(2 * (33 * 1 + 45.1 * 2) / 3600)
+    assert sorted(launch.seconds for launch in result.launches) == pytest.approx([33, 33, 45.1, 45.1])
     assert result.notes == ()
 
 

@@ -85,6 +85,8 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     oversubscribe: false
     max_time: 2h
     rerun: failed
+    trace: [0, 3]
+    tensorboard: true
     out: runs/nightly
     include: [{workload: mlp, strategy: ddp, gpus: 8, batch_size: 4}]
     exclude: [{gpus: 4, scaling: strong}]

@@ -15,6 +15,7 @@ from results.environment import CodeVersion, Environment
 from results.outcome import Evidence, Outcome
 from results.plan import Plan, Request, Scaling, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.recorded import LinkPeak, Recorded, Telemetry
 from results.store import Study
 
 MS = 1_000_000
@@ -56,6 +57,24 @@ class Timing:
     units_per_sample: int = 1
     unit: str = "images"
     payload_bytes: int = 4_000_000
+    input_ms: float | None = None
+    """The data phase, with phases that fill the step; None: 5 % of it, beside 5 % outside of all phases."""
+    off_step_ns: Callable[[int], list[int]] | None = None
+    """The steps of a rank without exchange, 4 a quad. Blocks with and without it have no data phase then."""
+    recorded: Callable[[int], Recorded] | None = None
+    """By rank."""
+    link_peak: Callable[[int], LinkPeak] | None = None
+    """By rank."""
+    telemetry: Callable[[int], Telemetry] | None = None
+    """By rank."""
+    bubble_ideal: float | None = None
+    first_step_ms: float | None = None
+
+    @property
+    def data_ns(self) -> int:
+        """Of a step of the slowest rank."""
+        step_ns = round(self.step_ms * MS)
+        return step_ns * 5 // 100 if self.input_ms is None else round(self.input_ms * MS)
 
 
 class PlantedStudy:
@@ -182,20 +201,24 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         clock="monotonic",
         environment=msgspec.structs.replace(timing.environment, gpus_per_node=cell.gpus),
         setup_ns=500 * MS,
+        first_step_ns=None if timing.first_step_ms is None else round(timing.first_step_ms * MS),
         warmup=_columns(step_ns, 4) if ok else StepColumns(),
         warmup_steady=True if ok else None,
-        steps=_columns(step_ns, timing.steps) if ok else StepColumns(),
+        steps=_timed_columns(step_ns, timing) if ok else StepColumns(),
         blocks_ns=[2 * step_ns] * (timing.steps // 2) if ok else [],
         block_steps=2,
         stop="target" if ok else None,
-        quads=_quads(timing, pace) if ok else None,
+        quads=_quads(timing, rank, pace) if ok else None,
+        recorded=timing.recorded(rank) if ok and timing.recorded else None,
+        link_peak=timing.link_peak(rank) if ok and timing.link_peak else None,
+        telemetry=timing.telemetry(rank) if ok and timing.telemetry else None,
         work=_work(cell, timing) if ok else None,
         memory=_memory(rank) if ok else None,
         proof=timing.proof if ok and rank == 0 else None,
         parameters_hash="feed",
         foreign_cpu_cores=timing.foreign_cpu_cores,
         warnings=timing.warnings,
-        absent={} if timing.exposed_ms is not None else {"quads": "quads were turned off"},
+        absent={} if _has_quads(timing) else {"quads": "quads were turned off"},
     )
 
 
@@ -211,12 +234,44 @@ def _columns(step_ns: int, steps: int) -> StepColumns:
     )
 
 
-def _quads(timing: Timing, pace: float) -> Quads | None:
+def _timed_columns(step_ns: int, timing: Timing) -> StepColumns:
+    columns = _columns(step_ns, timing.steps)
+    if timing.input_ms is None:
+        return columns
+    # The backward pass takes the rest, so that nothing of the step is outside of its phases.
+    rest = step_ns - timing.data_ns - columns.forward_ns[0] - columns.optimizer_ns[0]
+    return msgspec.structs.replace(
+        columns, data_ns=[timing.data_ns] * timing.steps, backward_ns=[rest] * timing.steps
+    )
+
+
+def _has_quads(timing: Timing) -> bool:
+    return timing.exposed_ms is not None or timing.off_step_ns is not None
+
+
+def _quads(timing: Timing, rank: int, pace: float) -> Quads | None:
+    if timing.off_step_ns is not None:
+        return _quads_with_steps(timing, timing.off_step_ns(rank))
     if timing.exposed_ms is None:
         return None
     on = round(2 * timing.step_ms * MS * pace)
     off = round(2 * (timing.step_ms - timing.exposed_ms) * MS * pace)
     return Quads(steps=2, on_first_ns=[on], off_first_ns=[off], off_second_ns=[off], on_second_ns=[on])
+
+
+def _quads_with_steps(timing: Timing, off: list[int]) -> Quads:
+    """Every rank takes as long as the slowest with the exchange; without it, what its own steps take."""
+    on = [2 * (round(timing.step_ms * MS) - timing.data_ns)] * (len(off) // 4)
+    first = [off[at] + off[at + 1] for at in range(0, len(off), 4)]
+    second = [off[at] + off[at + 1] for at in range(2, len(off), 4)]
+    return Quads(
+        steps=2,
+        on_first_ns=on,
+        off_first_ns=first,
+        off_second_ns=second,
+        on_second_ns=on,
+        off_step_ns=off,
+    )
 
 
 def _work(cell: Cell, timing: Timing) -> Work:
@@ -229,6 +284,7 @@ def _work(cell: Cell, timing: Timing) -> Work:
         flops=6_000_000 * samples,
         exchange_payload_bytes=timing.payload_bytes if cell.gpus > 1 else 0,
         exchange_operations=3 if cell.gpus > 1 else 0,
+        bubble_ideal=timing.bubble_ideal,
     )
 
 
@@ -273,7 +329,7 @@ def new_timing() -> type[Timing]:
     return Timing
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_study() -> type[PlantedStudy]:
     return PlantedStudy
 

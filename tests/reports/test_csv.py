@@ -1,18 +1,83 @@
-"""The numbers as CSV."""
+"""The numbers as frames of pandas and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 
+import msgspec
+import pandas as pd
 import pytest
 
+from reports.analysis.assumptions import Assumptions
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.frames import FRAMES, cells_csv, cells_frame, csv_text, ranks_csv, ranks_frame, runs_frame
 from reports.page.render import cells_as_csv, runs_as_csv
+from results.budget import Communication, RankColumns, StepBudget
+from results.catalogue.prices import Price
 from results.outcome import Outcome
+from results.run import RunResult
+from results.statistics import Metric
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def figures_of(planted, *, assumptions: Assumptions | None = None, **fields: object) -> StudyFigures:
+    """The study with fields planted in the results of its successful runs."""
+    results = [
+        msgspec.structs.replace(run, **fields) if run.outcome is Outcome.OK else run
+        for run in planted.study.collect()
+    ]
+    return analyse("study", planted.study.plans(), results, assumptions)
+
+
+def ns(value: float, low: float | None = None, high: float | None = None) -> Metric:
+    return Metric(value=value, unit="ns", low=low, high=high, samples=5, interval=None)
+
+
+BUDGET = StepBudget(
+    method="on-off",
+    input_ns=1.0,
+    compute_ns=2.0,
+    transfer_ns=ns(3.0, 2.5, 3.5),
+    wait_ns=ns(4.0, 3.0, 5.0),
+    bubble_ns=None,
+    other_ns=0.5,
+)
+COMMUNICATION = Communication(
+    steps=20,
+    step_ns=11.0,
+    total_ns=7.0,
+    blocked_ns=6.0,
+    transfer_ns=5.0,
+    wait_ns=4.0,
+    exchange_cpu_ns=None,
+    dispatch_ns=None,
+    bubble_ns=None,
+    operations=(),
+    bus_bytes_per_s=8e9,
+    peak_bus_bytes_per_s=9e9,
+)
+RANKS = RankColumns(
+    node=[0, 1],
+    compute_ns=[10, 30],
+    compute_sd_ns=[1, 2],
+    slowest_share=[0.25, 0.75],
+    wait_ns=[20, 0],
+    steps=40,
+)
+
+
+@pytest.fixture
+def pair(planted):
+    """One cell of two ranks with two successful runs of 10 and 30 ms, and one that crashed."""
+    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.plan(repeats=3)
+    planted.runs(cell, [10.0, 30.0])
+    planted.runs(cell, [1.0], outcome=Outcome.CRASHED, reason="broken")
+    return planted
 
 
 def test_one_row_a_cell_with_units_in_the_names(small) -> None:
@@ -57,4 +122,139 @@ def test_nothing_is_nan(small) -> None:
     results = small.study.collect()
     for text in (cells_as_csv(small.study, results), runs_as_csv(small.study, results)):
         values = {value for row in rows_of(text) for value in row.values()}
-        assert values.isdisjoint({"nan", "NaN", "None", "inf"})
+        assert values.isdisjoint({"nan", "NaN", "None", "inf", "<NA>"})
+
+
+def test_columns_and_their_types_are_the_same_whatever_a_study_holds(small, tmp_path, new_study) -> None:
+    empty = new_study(tmp_path / "empty")
+    empty.series("weak", "ddp", [2], batch=8)
+    empty.plan()
+    full, nothing = figures_of(small), figures_of(empty)
+    for name, frame in FRAMES.items():
+        assert frame(full).dtypes.to_dict() == frame(nothing).dtypes.to_dict(), name
+    types = cells_frame(nothing).dtypes
+    named = ["strategy", "gpus", "step_ns", "disturbed"]
+    assert [str(types[name]) for name in named] == ["string", "Int64", "Float64", "boolean"]
+
+
+def test_the_budget_of_a_run_and_the_mean_over_a_cells_runs(pair) -> None:
+    results = pair.study.collect()
+    budgets = iter([BUDGET, msgspec.structs.replace(BUDGET, compute_ns=4.0, transfer_ns=ns(5.0))])
+    planted = [
+        msgspec.structs.replace(run, budget=next(budgets)) if run.outcome is Outcome.OK else run
+        for run in results
+    ]
+    study = analyse("study", pair.study.plans(), planted)
+    runs = runs_frame(study)
+    assert runs["budget_method"].tolist() == ["on-off", "on-off", pd.NA]
+    assert runs["budget_compute_ns"].tolist() == [2.0, 4.0, pd.NA]
+    first = runs.iloc[0]
+    names = ["input_ns", "transfer_ns", "transfer_ns_low", "transfer_ns_high", "wait_ns", "wait_ns_low"]
+    assert [first[f"budget_{name}"] for name in names] == [1.0, 3.0, 2.5, 3.5, 4.0, 3.0]
+    assert first["budget_other_ns"] == 0.5
+    assert first["budget_bubble_ns"] is pd.NA
+    cell = cells_frame(study).iloc[0]
+    # Two runs: the mean, and the range of the runs.
+    assert (cell["budget_compute_ns"], cell["budget_transfer_ns"]) == (3.0, 4.0)
+    assert (cell["budget_transfer_ns_low"], cell["budget_transfer_ns_high"]) == (3.0, 5.0)
+    # 20 ms less 1 + 3 + 4 + 4 ns.
+    assert cell["budget_other_ns"] == 20e6 - 12.0
+
+
+def test_communication_energy_and_times_of_a_run(pair) -> None:
+    study = figures_of(
+        pair, communication=COMMUNICATION, energy_j=2.5, first_step_ns=70, startup_ns=80, bubble_ideal=0.125
+    )
+    run = runs_frame(study).iloc[0]
+    names = ["steps", "step_ns", "total_ns", "blocked_ns", "transfer_ns", "wait_ns", "bus_bytes_per_s"]
+    assert [run[f"communication_{name}"] for name in names] == [20, 11.0, 7.0, 6.0, 5.0, 4.0, 8e9]
+    assert run["communication_peak_bus_bytes_per_s"] == 9e9
+    assert run["communication_exchange_cpu_ns"] is pd.NA
+    assert (run["energy_j"], run["first_step_ns"], run["startup_ns"]) == (2.5, 70, 80)
+    assert run["bubble_ideal"] == 0.125
+    cell = cells_frame(study).iloc[0]
+    assert (cell["communication_total_ns"], cell["energy_j"], cell["bubble_ideal"]) == (7.0, 2.5, 0.125)
+
+
+def test_a_mean_over_runs_needs_all_of_them(pair) -> None:
+    results = pair.study.collect()
+    one = msgspec.structs.replace(results[0], energy_j=2.0)
+    study = analyse("study", pair.study.plans(), [one, *results[1:]])
+    assert runs_frame(study)["energy_j"].tolist() == [2.0, pd.NA, pd.NA]
+    assert cells_frame(study)["energy_j"].tolist() == [pd.NA]
+
+
+def test_telemetry_has_a_column_a_name(pair) -> None:
+    frame = runs_frame(figures_of(pair, telemetry={"power_w": 300.0, "gpu.clock_mhz_max": 1980.0}))
+    told = [name for name in frame if name.startswith("telemetry_")]
+    assert told == ["telemetry_gpu.clock_mhz_max", "telemetry_power_w"]
+    assert frame["telemetry_power_w"].tolist() == [300.0, 300.0, pd.NA]
+
+
+def test_one_row_a_rank_of_a_counted_run(pair) -> None:
+    results = [msgspec.structs.replace(run, ranks=RANKS) for run in pair.study.collect()]
+    frame = ranks_frame(analyse("study", pair.study.plans(), results))
+    # Two ranks in each of two runs; the crashed run is not counted.
+    assert frame["rank"].tolist() == [0, 1, 0, 1]
+    assert frame["run_id"].nunique() == 2
+    second = frame.iloc[1]
+    names = ["node", "steps", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns"]
+    assert [second[name] for name in names] == [1, 40, 30, 2, 0.75, 0]
+    assert second["blocked_ns"] is pd.NA
+    assert rows_of(ranks_csv(figures_of(pair, ranks=RANKS)))[1]["compute_ns"] == "30"
+
+
+def test_costs_are_in_the_table_of_cells(pair) -> None:
+    priced = figures_of(pair, assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
+    cell = cells_frame(priced).iloc[0]
+    # Two devices at 1.8 dollars; a step of 20 ms is of 16 samples: a million takes 1,250 s, 1,000 steps 20 s.
+    assert cell["usd_per_hour"] == pytest.approx(3.6)
+    assert cell["usd_per_million_samples"] == pytest.approx(1.25)
+    assert cell["usd_per_1000_steps"] == pytest.approx(0.02)
+    assert cell["usd_per_epoch"] is pd.NA
+    assert cells_frame(figures_of(pair)).iloc[0]["usd_absent"].startswith("no price is known of Example CPU")
+
+
+HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\r\n=1", "'=1"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_that_begins_like_a_formula_gets_an_apostrophe_that_can_be_taken_off(text: str) -> None:
+    frame = pd.DataFrame({"reason": pd.Series([text, "a=1", None], dtype="string")})
+    first, second, third = rows_of(csv_text(frame))
+    assert first["reason"][0] == "'"
+    assert first["reason"][1:] == text.replace("\r\n", "\n").replace("\r", "\n")
+    assert (second["reason"], third["reason"]) == ("a=1", "")
+
+
+def test_a_carriage_return_ends_no_row() -> None:
+    frame = pd.DataFrame({"reason": pd.Series(["a\rb,c", "d\r\ne"], dtype="string")})
+    assert [row["reason"] for row in rows_of(csv_text(frame))] == ["a\nb,c", "d\ne"]
+
+
+def test_a_negative_number_is_left_alone(planted) -> None:
+    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.plan(repeats=1)
+    planted.runs(cell, [10.0], exposed_ms=-1.0)
+    assert rows_of(cells_csv(figures_of(planted)))[0]["exposed_ns"] == "-1000000.0"
+
+
+def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
+    results = [
+        run if run.outcome is Outcome.OK else msgspec.structs.replace(run, reason='=HYPERLINK("x")')
+        for run in pair.study.collect()
+    ]
+    rows = rows_of(runs_as_csv(pair.study, results))
+    assert rows[-1]["reason"] == '\'=HYPERLINK("x")'
+
+
+def test_what_a_run_says_that_has_no_figures(pair) -> None:
+    failed = [run for run in pair.study.collect() if run.outcome is not Outcome.OK]
+    assert failed[0].budget is None
+    assert isinstance(failed[0], RunResult)
+    row = runs_frame(figures_of(pair)).iloc[-1]
+    known = {
+        name for name in ("outcome", "reason", "hosts", "torch", "ranks_present") if row[name] is not pd.NA
+    }
+    assert known == {"outcome", "reason", "hosts", "torch", "ranks_present"}
+    assert row["step_ns"] is pd.NA

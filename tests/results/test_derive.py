@@ -327,7 +327,9 @@ def test_what_the_ranks_found_is_put_together(two: Callable[..., RunResult]) -> 
     )
     assert run.started_at == "2026-01-02T03:04:05.900Z"
     assert (run.setup_ns, run.warnings[:2], run.evidence) == (9, ("busy", "hot"), Evidence.EMULATED)
-    assert run.absent | {"mfu": ""} == {"a": "rank 0 says", "b": "why", "mfu": ""}
+    assert (run.absent["a"], run.absent["b"]) == ("rank 0 says", "why")
+    # Besides them only what could not be derived.
+    assert set(run.absent) == {"a", "b", "mfu", "budget", "communication", "energy_j"}
 
 
 def test_the_order_of_the_records_does_not_count(cell_of: CellOf, record_of: RecordOf) -> None:

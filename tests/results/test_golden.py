@@ -10,6 +10,7 @@ import pytest
 
 import results.schema
 from results import schemas
+from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion, Environment
 from results.job import Job, JobEnd, RunOptions, Submission
@@ -17,6 +18,7 @@ from results.launch import Attempt, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.recorded import KernelTimes, LinkPeak, Operations, Recorded, Telemetry
 from results.run import RunResult
 from results.schema import Schema
 from results.statistics import Metric
@@ -165,6 +167,7 @@ LAUNCH = Launch(
 )
 LAUNCH_2 = msgspec.structs.replace(LAUNCH, link_mbit_per_s=2500.0)
 LAUNCH_3 = msgspec.structs.replace(LAUNCH_2, job_id="20260102T030400Z-00000c", silence_s=60.0)
+LAUNCH_4 = msgspec.structs.replace(LAUNCH_3, trace=(0, 3), tensorboard=True)
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
     command=("python", "-m", "torch.distributed.run"),
@@ -289,6 +292,103 @@ RUN_RESULT = RunResult(
 IN_A_JOB = msgspec.structs.replace(ENVIRONMENT, allocation="slurm 17")
 RANK_RECORD_2 = msgspec.structs.replace(RANK_RECORD, environment=IN_A_JOB)
 RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
+RANK_RECORD_3 = msgspec.structs.replace(
+    RANK_RECORD_2,
+    first_step_ns=90,
+    period=2,
+    quads=Quads(
+        steps=2,
+        on_first_ns=[16],
+        off_first_ns=[12],
+        off_second_ns=[11],
+        on_second_ns=[15],
+        off_step_ns=[6, 5, 5, 6],
+    ),
+    recorded=Recorded(
+        step_ns=[10, 9],
+        blocked_ns=[2, 3],
+        dispatch_ns=[4, 5],
+        exchange_cpu_ns=[1, 0],
+        bubble_ns=[0, 1],
+        operations=Operations(
+            names=["allreduce", "send"],
+            groups=["0-1", "1"],
+            step=[0, 1],
+            name=[0, 1],
+            group=[0, 1],
+            payload_bytes=[4000, 16],
+            issued_ns=[3, 4],
+            duration_ns=[5, 2],
+        ),
+        kernels=KernelTimes(steps=2, compute_ns=9, communication_ns=6, overlap_ns=4),
+    ),
+    link_peak=LinkPeak(payload_bytes=1 << 20, duration_ns=[300, 310]),
+    telemetry=Telemetry(
+        at_ms=[0, 50], series={"power_w": [350.5, None]}, window_ns=50_000_000, energy_j=17.5
+    ),
+    work=Work(
+        samples=8,
+        units=512,
+        unit="tokens",
+        parameters=1000,
+        flops=3_000_000,
+        exchange_payload_bytes=4000,
+        exchange_operations=2,
+        bubble_ideal=0.25,
+    ),
+)
+RUN_RESULT_3 = msgspec.structs.replace(
+    RUN_RESULT_2,
+    budget=StepBudget(
+        method="on-off",
+        input_ns=1.0,
+        compute_ns=4.5,
+        transfer_ns=Metric(value=1.25, unit="ns", low=1.0, high=1.5, samples=2, interval="range"),
+        wait_ns=Metric(value=0.25, unit="ns", low=None, high=None, samples=1, interval=None),
+        bubble_ns=0.5,
+        other_ns=0.0,
+    ),
+    communication=Communication(
+        steps=2,
+        step_ns=9.5,
+        total_ns=3.5,
+        blocked_ns=2.5,
+        transfer_ns=2.0,
+        wait_ns=0.5,
+        exchange_cpu_ns=0.5,
+        dispatch_ns=4.5,
+        bubble_ns=0.5,
+        operations=(
+            OperationSummary(
+                name="allreduce",
+                group_size=2,
+                count=0.5,
+                payload_bytes=2000.0,
+                duration_ns=2.5,
+                transfer_ns=2.0,
+                wait_ns=0.5,
+            ),
+        ),
+        bus_bytes_per_s=1e12,
+        peak_bus_bytes_per_s=3.5e12,
+    ),
+    ranks=RankColumns(
+        node=[0, 0],
+        compute_ns=[5, 6],
+        compute_sd_ns=[1, 1],
+        slowest_share=[0.25, 0.75],
+        wait_ns=[1, 0],
+        blocked_ns=[2, 3],
+        steps=4,
+    ),
+    telemetry={"power_w": 350.5, "power_w_max": 400.0},
+    energy_j=0.125,
+    bubble_ideal=0.25,
+    losses=(2.5, 2.25),
+    losses_every=2,
+    first_step_ns=90,
+    startup_ns=6_000_000_000,
+)
 JOB = Job(
     job_id="0001-2x8",
     purpose="feed",
@@ -313,6 +413,9 @@ JOB = Job(
     billed_gpus=16,
     site={"partition": "gpu"},
 )
+JOB_2 = msgspec.structs.replace(
+    JOB, options=msgspec.structs.replace(JOB.options, trace=(0, 3), tensorboard=True)
+)
 SUBMISSION = Submission(
     job_id=JOB.job_id, scheduler_id="17", submitted_at="2026-01-02T03:04:05.000Z", cluster="lab"
 )
@@ -336,13 +439,17 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "launch-1": (schemas.LAUNCH, LAUNCH),
     "launch-2": (schemas.LAUNCH, LAUNCH_2),
     "launch-3": (schemas.LAUNCH, LAUNCH_3),
+    "launch-4": (schemas.LAUNCH, LAUNCH_4),
     "attempt-1": (schemas.ATTEMPT, ATTEMPT),
     "attempt-2": (schemas.ATTEMPT, ATTEMPT_2),
     "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),
     "rank-record-2": (schemas.RANK_RECORD, RANK_RECORD_2),
+    "rank-record-3": (schemas.RANK_RECORD, RANK_RECORD_3),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
     "run-result-2": (schemas.RUN_RESULT, RUN_RESULT_2),
+    "run-result-3": (schemas.RUN_RESULT, RUN_RESULT_3),
     "job-1": (schemas.JOB, JOB),
+    "job-2": (schemas.JOB, JOB_2),
     "submission-1": (schemas.SUBMISSION, SUBMISSION),
     "job-end-1": (schemas.JOB_END, JOB_END),
 }

@@ -18,6 +18,7 @@ from results.store import Study
 CellOf = Callable[..., Cell]
 RecordOf = Callable[..., RankRecord]
 Damage = Callable[[Path], None]
+VERSION = f'"schema_version":{schemas.RANK_RECORD.version}'.encode()
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def _of_another_cell(path: Path) -> None:
 
 
 def _version_zero(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"schema_version":2', b'"schema_version":0'))
+    path.write_bytes(path.read_bytes().replace(VERSION, b'"schema_version":0'))
 
 
 DAMAGES: list[tuple[Damage, str]] = [
@@ -150,7 +151,7 @@ def test_what_a_killed_writer_left_is_not_read(study: Study, victim: Path) -> No
 def test_a_newer_record_is_refused_and_nothing_is_rewritten(study: Study, victim: Path) -> None:
     study.collect()
     study.forget_derived()
-    victim.write_bytes(victim.read_bytes().replace(b'"schema_version":2', b'"schema_version":99'))
+    victim.write_bytes(victim.read_bytes().replace(VERSION, b'"schema_version":99'))
     with pytest.raises(NewerSchemaError, match=r"rank-record version 99; .*: update bench to read it"):
         study.collect()
     assert not (study.root / "index.jsonl").exists()

@@ -23,7 +23,9 @@ def warnings_section(study: StudyFigures) -> Section:
 def environment_section(study: StudyFigures) -> Section:
     facts = Table(conditions.environment_table(study), "What the counted runs ran on")
     none = Paragraph("No successful run recorded one.", "plain")
-    blocks: list[Block] = [facts if facts.data.rows else none]
+    blocks: list[Block] = (
+        [Paragraph(conditions.environments_finding(study), "finding"), facts] if facts.data.rows else [none]
+    )
     if study.drift is not None:
         blocks.append(Paragraph(conditions.allocations_finding(study.drift)))
         blocks.append(Table(conditions.allocations_table(study.drift), "The same cell in every allocation"))

@@ -1,4 +1,4 @@
-"""Weak and strong scaling: throughput and efficiency against size, with their baselines named."""
+"""Weak and strong scaling: throughput, speed-up and efficiency against size, with their baselines named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from markupsafe import Markup
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.page import tables
-from reports.page.curves import efficiency, throughput
+from reports.page.curves import efficiency, speed_up_drawing, throughput
 from reports.page.groups import Group, Hands, hands
 from reports.page.section import Block, Bullets, Drawings, Heading, Paragraph, Section, Table
+from reports.page.svg import Drawing
 from reports.page.works import works
 from results.plan import Scaling
 
@@ -46,12 +47,20 @@ def _section(study: StudyFigures, kind: Scaling) -> Section:
 
 def _part(study: StudyFigures, group: Group, drawn: Hands) -> Iterator[Block]:
     yield Heading(group.title)
-    yield Drawings((throughput(group, drawn), efficiency(group, drawn)))
+    yield Drawings((throughput(group, drawn), *_claims(group, drawn)))
     data = tables.scaling_table(study, group.curves)
     yield Table(data, f"Baselines: {'; '.join(_baselines(group.curves))}")
     reasons = tables.no_claim_reasons(group.curves)
     if reasons:
         yield Bullets(tuple(f"No efficiency for {reason}." for reason in reasons), "plain")
+
+
+def _claims(group: Group, drawn: Hands) -> tuple[Drawing, ...]:
+    """Speed-up and efficiency, where there is one that is not its own baseline."""
+    claims = [point.efficiency for curve in group.curves for point in curve.points]
+    if not any(claim.metric is not None and not claim.is_baseline for claim in claims):
+        return ()
+    return speed_up_drawing(group, drawn), efficiency(group, drawn)
 
 
 def _baselines(curves: Sequence[Curve]) -> tuple[str, ...]:

@@ -1,0 +1,26 @@
+"""The flags of `bench report` about costs: what a report is told beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Function = Callable[..., Any]
+
+_OPTIONS = (
+    click.option("--price", type=float, metavar="USD", help="what one device (on CPU: rank) costs an hour"),
+    click.option(
+        "--prices", metavar="FILE.csv", help="prices by device: gpu, usd_per_gpu_hour, date, source"
+    ),
+    click.option("--epoch-samples", type=int, metavar="N", help="samples of one epoch"),
+    click.option("--within", metavar="TIME", help="the cheapest cell that finishes an epoch in it, like 4h"),
+)
+
+
+def cost_options(function: Function) -> Function:
+    """Decorate a command with the flags that `harness.costs.CostFlags` holds, None where one is not given."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function

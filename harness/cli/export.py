@@ -1,0 +1,88 @@
+"""`bench export`: a study in other forms than the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli.cost_options import cost_options
+
+if TYPE_CHECKING:
+    from harness.console import Console
+    from reports.analysis.study import StudyFigures
+
+FORMATS = ("markdown", "csv", "json", "parquet")
+TABLES = ("cells", "runs", "ranks")
+
+
+@click.command(name="export")
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="what to make")
+@click.option("--table", type=click.Choice(TABLES), help="one table of CSV or Parquet, not all three")
+@click.option("-o", "--output", metavar="PATH", help="a file; for CSV and Parquet without --table, a folder")
+@click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
+@cost_options
+def command(
+    studies: tuple[str, ...], form: str, table: str | None, output: str | None, *, redact: bool, **costs: Any
+) -> int:
+    """Write STUDY (a folder), or several, as Markdown, CSV, JSON or Parquet (docs/exports.md).
+
+    Markdown and JSON, and one --table of CSV, go to stdout where no --output is given.
+    """
+    from harness.console import Console
+    from harness.costs import CostFlags
+    from harness.studies import read_figures
+
+    _check(form, table, output)
+    console = Console()
+    figures = read_figures(studies, CostFlags(**costs), console, redact=redact)
+    if form in ("csv", "parquet"):
+        _tables(figures, form, table, output, console)
+    else:
+        _text(figures, form, output, console)
+    return 0
+
+
+def _check(form: str, table: str | None, output: str | None) -> None:
+    """Refuse what has no place to go, before anything is read."""
+    from results.errors import UsageError
+
+    if form in ("markdown", "json"):
+        if table is not None:
+            raise UsageError(f"--table {table} is for csv and parquet; {form} is one text")
+    elif output is None and form == "parquet":
+        raise UsageError("parquet is no text: give --output FOLDER, or --table NAME and --output FILE")
+    elif output is None and table is None:
+        raise UsageError(f"csv is {len(TABLES)} tables: give --output FOLDER, or --table {'|'.join(TABLES)}")
+
+
+def _text(studies: Sequence[StudyFigures], form: Any, output: str | None, console: Console) -> None:
+    from reports.page.export import text
+
+    _put(text(studies, form).encode(), output, console)
+
+
+def _tables(
+    studies: Sequence[StudyFigures], form: Any, table: str | None, output: str | None, console: Console
+) -> None:
+    from reports.page import export
+
+    if table is not None or output is None:
+        _put(export.table(studies, table or TABLES[0], form), output, console)
+        return
+    for name in TABLES:
+        _put(export.table(studies, name, form), str(Path(output) / f"{name}.{form}"), console)
+
+
+def _put(data: bytes, output: str | None, console: Console) -> None:
+    """To stdout as it is, without rich; or to a file, whose name is told."""
+    from results import files
+
+    if output is None:
+        click.echo(data, nl=False)
+    else:
+        files.replace(Path(output), data)
+        console.result(output)

@@ -1,0 +1,68 @@
+"""What a report is told of costs: from flags, a price file and the profile of the site, to assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.console import Console
+from harness.plan.options import read_duration_s
+from reports.analysis.assumptions import Assumptions
+from results.catalogue.prices import Price, checked_usd, read_prices
+from results.errors import SchemaError, UsageError
+from results.job import Job
+from results.job_store import JobStore
+from results.store import Study
+from workloads.catalog import DIGITS_IMAGES
+
+_DATASET_SAMPLES = {"digits": DIGITS_IMAGES}
+"""Real data sets of one size; that of a text depends on the file and on the length of a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFlags:
+    """The flags as they were given."""
+
+    price: float | None = None
+    prices: str | None = None
+    epoch_samples: int | None = None
+    within: str | None = None
+
+
+def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
+    """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
+    if flags.epoch_samples is not None and flags.epoch_samples < 1:
+        raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
+    within_s = None if flags.within is None else read_duration_s(flags.within, "--within")
+    if within_s == 0:
+        raise UsageError(f"--within is more than 0, not {flags.within!r}")
+    return Assumptions(
+        price=None if flags.price is None else _flag(flags.price),
+        prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
+        site=_site(study, console),
+        epoch_samples=flags.epoch_samples,
+        dataset_samples=_DATASET_SAMPLES,
+        within_s=within_s,
+    )
+
+
+def site_price(jobs: Iterable[Job]) -> Price | None:
+    """The price in the profile of the newest job that has one (0 is none); None if no job has."""
+    for job in sorted(jobs, key=lambda job: job.job_id, reverse=True):
+        told = job.site.get("price") or {}
+        if told.get("usd_per_gpu_hour"):
+            return Price(usd_per_gpu_hour=told["usd_per_gpu_hour"], source=told["source"])
+    return None
+
+
+def _flag(usd: float) -> Price:
+    return Price(usd_per_gpu_hour=checked_usd(usd, "--price"), source="given by --price")
+
+
+def _site(study: Study, console: Console) -> Price | None:
+    try:
+        return site_price(JobStore(study.root).jobs())
+    except SchemaError as error:
+        console.warn(f"no price of the site, since a job cannot be read: {error}")
+        return None

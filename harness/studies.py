@@ -1,0 +1,104 @@
+"""The studies that a command is given, analysed: what reports and exports are made from."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.console import Console
+from harness.costs import CostFlags, assumptions
+from reports.analysis.assumptions import Assumptions
+from reports.analysis.study import StudyFigures, analyse
+from reports.redaction import Redactor, Told, redactor
+from results.errors import UsageError
+from results.job_store import JobStore
+from results.run import RunResult
+from results.store import Study
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    study: Study
+    told: Told
+    granted: Assumptions
+
+
+def read_figures(
+    paths: Sequence[str], flags: CostFlags, console: Console, *, redact: bool = False
+) -> list[StudyFigures]:
+    """The figures of the studies at `paths`, each under a name of its own.
+
+    Writes nothing but what is derived, and that only where the study may be written.
+    """
+    studies = [Study.existing(Path(path)) for path in paths]
+    names = study_names([study.root for study in studies])
+    read = [
+        _Read(study, Told(name, study.plans(), _results(study)), assumptions(study, flags, console))
+        for study, name in zip(studies, names, strict=True)
+    ]
+    if redact:
+        read = _redacted(read)
+    return [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+
+
+def study_names(roots: Sequence[Path]) -> list[str]:
+    """What studies are called beside each other: their folders, with as many parents as tell them apart.
+
+    Raises UsageError for a folder that is given twice.
+    """
+    paths = [root.resolve() for root in roots]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UsageError(f"the study {path} is given twice; name each study once")
+    return [_name(path, paths) for path in paths]
+
+
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    for length in range(1, len(path.parts)):
+        ending = path.parts[-length:]
+        if sum(other.parts[-length:] == ending for other in paths) == 1:
+            return "/".join(ending)
+    return str(path)
+
+
+def _results(study: Study) -> list[RunResult]:
+    return study.collect() if os.access(study.root, os.W_OK) else study.results()
+
+
+def _redacted(read: Sequence[_Read]) -> list[_Read]:
+    """With the plain folder's name, numbered where several have it: a parent may be somebody's home."""
+    roots = [one.study.root for one in read]
+    hosts = {host for one in read for host in _job_hosts(one.study)}
+    made = redactor(
+        [one.told for one in read],
+        hosts={platform.node(), *hosts},
+        users=_users(),
+        paths={str(path) for root in roots for path in (root, root.resolve())},
+    )
+    return [_one_redacted(one, roots[:place], made) for place, one in enumerate(read)]
+
+
+def _one_redacted(one: _Read, earlier: Sequence[Path], made: Redactor) -> _Read:
+    same = sum(root.resolve().name == one.study.name for root in earlier)
+    name = f"{one.study.name} ({same + 1})" if same else one.study.name
+    return replace(one, told=made.study(replace(one.told, name=name)), granted=made.value(one.granted))
+
+
+def _users() -> set[str]:
+    with suppress(KeyError, OSError):
+        return {getpass.getuser()}
+    # A container may run under a number that has no name.
+    return set()
+
+
+def _job_hosts(study: Study) -> set[str]:
+    """Nodes that the study's jobs ran on: a reason may name one that left no record."""
+    store = JobStore(study.root)
+    jobs = [job.job_id for job in store.jobs()]
+    ends = [end for job_id in jobs for end in (*store.starts(job_id), store.ended(job_id)) if end is not None]
+    return {node for end in ends for node in end.nodes}

@@ -1,0 +1,314 @@
+"""The recorder: every operation of an exchange, when it was issued and when it was done on this rank.
+
+It is told by an `ExchangeGroup` of what goes over it, and by the Trainer, as its observer beside the clock,
+of steps and phases. Its steps are steps like any other; they are no timed ones, as each operation then costs
+some microseconds more of the thread that issues it.
+
+The end of an operation on CPU. Gloo completes a work on a thread of its own and calls the work's future from
+there, whether or not anybody waits: the moment is read in that call. Python lets one thread run at a time, so
+the call comes about 0.1 ms late beside a training thread that computes in torch, and up to 5 ms (the
+interpreter's switch interval) beside one that runs nothing but Python; while the training thread waits, which
+is where communication is exposed, nothing delays it. Of torch 2.13's Gloo, sends, receives and
+`_reduce_scatter_base` have no future: they count as done when the wait for them returns, which is late where
+others were waited for first.
+
+The end on CUDA (not run on a device so far). The callback of a future runs on a stream that waits for the
+collective, so that an event recorded there is its end. The device may begin an operation at its issue, or
+when the one before it on the same group has ended: a group has one stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from harness.worker.clock import cuda_event, elapsed_ns
+from results.record import StepColumns
+from results.recorded import MOST_OPERATIONS, RECORDED_STEPS, Operations, Recorded
+from strategies.observer import Phase, StepObserver
+
+_LATE_S = 1.0
+"""How long a callback may come after the work that it is of."""
+
+# A moment: an integer on the host, an event on a device.
+Mark = Any
+
+
+class TooManyOperationsError(Exception):
+    """One period has more operations than a record can hold; raised on all ranks."""
+
+    def __init__(self, operations: int) -> None:
+        super().__init__(f"a period has {operations} operations, a record holds {MOST_OPERATIONS}")
+
+
+def steps_to_record(period: int, operations: int) -> int:
+    """Whole periods of `operations` each: about 20 steps, fewer where a record could not hold them.
+
+    Raises TooManyOperationsError if it cannot hold one.
+    """
+    if operations > MOST_OPERATIONS:
+        raise TooManyOperationsError(operations)
+    return min(max(1, RECORDED_STEPS // period), MOST_OPERATIONS // max(1, operations)) * period
+
+
+def group_text(ranks: Iterable[int]) -> str:
+    """A group by its ranks in ascending order, runs of neighbours as one: `0-7`, `0,2,4`, `0-1,4-5`."""
+    runs = itertools.groupby(enumerate(ranks), key=lambda item: item[1] - item[0])
+    bounds = [[rank for _, rank in run] for _, run in runs]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in bounds)
+
+
+class Marks(Protocol):
+    """Moments of one kind of device."""
+
+    def now(self) -> Mark: ...
+
+    def between(self, first: Mark, second: Mark) -> int:
+        """Nanoseconds from the first to the second, which has come."""
+
+
+class HostMarks:
+    def now(self) -> int:
+        return time.perf_counter_ns()
+
+    def between(self, first: int, second: int) -> int:
+        return second - first
+
+
+class DeviceMarks:
+    """Events on the stream that is the current one."""
+
+    def now(self) -> torch.cuda.Event:
+        return cuda_event()
+
+    def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> int:
+        return elapsed_ns(first, second)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Operation:
+    """One operation under way, or done."""
+
+    marks: Marks
+    name: str
+    group: str
+    payload_bytes: int
+    step: int
+    issued: Mark
+    ended: Mark = None
+    promised: bool = False
+    """Whether its future will say when it is done."""
+
+    def end(self, _: object = None) -> None:
+        if self.ended is None:
+            self.ended = self.marks.now()
+
+
+class _WaitedFor(dist.Work):
+    """A work without a future: done when somebody has waited for it."""
+
+    def __init__(self, work: dist.Work, done: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._done = done
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        finished = self._work.wait(timeout)
+        self._done()
+        return finished
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+class _Blocked:
+    """Wall time less CPU time of the thread that trains, outside of the data phase."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._wall_ns = self._cpu_ns = self._blocked_ns = 0
+
+    def begins(self, phase: Phase | None) -> None:
+        """The phase before has ended; None: and so has the step."""
+        wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        if self._phase is not None and self._phase is not Phase.DATA:
+            self._blocked_ns += (wall_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
+        self._phase, self._wall_ns, self._cpu_ns = phase, wall_ns, cpu_ns
+
+    def take(self) -> int:
+        """What has come together since the last call, not less than 0: the two clocks tick apart."""
+        blocked_ns, self._blocked_ns = self._blocked_ns, 0
+        return max(0, blocked_ns)
+
+
+class _Helpers:
+    """The threads beside the one that trains which issue operations, and their CPU time."""
+
+    def __init__(self) -> None:
+        self._trains = threading.get_ident()
+        self._clocks: dict[int, int] = {}
+        self._started_ns: dict[int, int] = {}
+
+    @property
+    def known(self) -> bool:
+        return bool(self._clocks)
+
+    def saw_this_thread(self) -> None:
+        """Called by a thread that issues. Of a new one, time counts from here on."""
+        thread = threading.get_ident()
+        if thread != self._trains and thread not in self._clocks:
+            clock = time.pthread_getcpuclockid(thread)
+            self._started_ns[thread] = time.clock_gettime_ns(clock)
+            self._clocks[thread] = clock
+
+    def step_begins(self) -> None:
+        self._started_ns = self._read()
+        self._clocks = {thread: self._clocks[thread] for thread in self._started_ns}
+
+    def step_ends(self) -> int:
+        """CPU time of all of them since the step began."""
+        return sum(now_ns - self._started_ns[thread] for thread, now_ns in self._read().items())
+
+    def _read(self) -> dict[int, int]:
+        read = {}
+        for thread, clock in list(self._clocks.items()):
+            try:
+                read[thread] = time.clock_gettime_ns(clock)
+            except OSError:
+                # The thread has ended, and its clock with it.
+                continue
+        return read
+
+
+class Recorder:
+    """Records the steps of a Trainer whose observer it is, and the operations of the groups it is set on.
+
+    It hands on to `clock` what it is told. Made by the thread that trains.
+    """
+
+    def __init__(self, clock: StepObserver, device: torch.device) -> None:
+        self._clock = clock
+        self._cuda = device.type == "cuda"
+        self._marks: Marks = DeviceMarks() if self._cuda else HostMarks()
+        self._blocked = _Blocked()
+        self._helpers = _Helpers()
+        self._without_future: set[str] = set()
+        self._in_step = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._operations: list[_Operation] = []
+        self._steps: list[tuple[Mark, Mark]] = []
+        self._blocked_ns: list[int] = []
+        self._dispatch_ns: list[int] = []
+        self._helpers_ns: list[int] = []
+
+    def begins(self, phase: Phase) -> None:
+        if not self._in_step:
+            self._in_step = True
+            self._helpers.step_begins()
+            self._host_start = time.perf_counter_ns()
+            self._start = self._marks.now()
+        self._blocked.begins(phase)
+        self._clock.begins(phase)
+
+    def step_done(self, loss: torch.Tensor) -> None:
+        self._clock.step_done(loss)
+        self._blocked.begins(None)
+        self._steps.append((self._start, self._marks.now()))
+        self._dispatch_ns.append(time.perf_counter_ns() - self._host_start)
+        self._blocked_ns.append(self._blocked.take())
+        self._helpers_ns.append(self._helpers.step_ends())
+        self._in_step = False
+
+    def issue(self, name: str, group: str, payload_bytes: int, call: Callable[[], dist.Work]) -> dist.Work:
+        """Make the `call` that issues an operation; on any thread. Returns its work, or one in its place."""
+        self._helpers.saw_this_thread()
+        operation = _Operation(
+            marks=self._marks,
+            name=name,
+            group=group,
+            payload_bytes=payload_bytes,
+            step=len(self._steps),
+            issued=self._marks.now(),
+        )
+        self._operations.append(operation)
+        return self._watched(operation, call())
+
+    def _watched(self, operation: _Operation, work: dist.Work) -> dist.Work:
+        if operation.name not in self._without_future:
+            try:
+                future = work.get_future()
+            except RuntimeError:
+                self._without_future.add(operation.name)
+            else:
+                operation.promised = True
+                future.add_done_callback(operation.end)
+                return work
+        return _WaitedFor(work, operation.end)
+
+    def take(self, columns: StepColumns) -> Recorded:
+        """What was recorded since the last call, in the steps of `columns`; the device has finished them."""
+        self._await_callbacks()
+        recorded = Recorded(
+            step_ns=columns.step_ns,
+            blocked_ns=None if self._cuda else self._blocked_ns,
+            dispatch_ns=self._dispatch_ns if self._cuda else None,
+            # On CUDA, autograd's own threads issue.
+            exchange_cpu_ns=self._helpers_ns if self._helpers.known and not self._cuda else None,
+            operations=self._table(),
+        )
+        self._forget()
+        return recorded
+
+    def _await_callbacks(self) -> None:
+        """Who waits for a work is woken before its callbacks are called."""
+        late = time.monotonic() + _LATE_S
+        while time.monotonic() < late and any(
+            operation.promised and operation.ended is None for operation in self._operations
+        ):
+            time.sleep(0.001)
+
+    def _table(self) -> Operations:
+        names = _numbered(operation.name for operation in self._operations)
+        groups = _numbered(operation.group for operation in self._operations)
+        spans = self._spans()
+        return Operations(
+            names=list(names),
+            groups=list(groups),
+            step=[operation.step for operation in self._operations],
+            name=[names[operation.name] for operation in self._operations],
+            group=[groups[operation.group] for operation in self._operations],
+            payload_bytes=[operation.payload_bytes for operation in self._operations],
+            issued_ns=[begin for begin, _ in spans],
+            duration_ns=[max(0, end - begin) for begin, end in spans],
+        )
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """Of each operation, from the start of its step: when it began and when it was done."""
+        spans = []
+        free_ns: dict[tuple[int, str], int] = {}
+        for operation in self._operations:
+            start, end = self._steps[operation.step]
+            begin_ns = self._marks.between(start, operation.issued)
+            # Nothing is in flight when a step has ended.
+            end_ns = self._marks.between(start, end if operation.ended is None else operation.ended)
+            if self._cuda:
+                stream = operation.step, operation.group
+                begin_ns = max(begin_ns, free_ns.get(stream, begin_ns))
+                free_ns[stream] = end_ns
+            spans.append((begin_ns, end_ns))
+        return spans
+
+
+def _numbered(texts: Iterable[str]) -> dict[str, int]:
+    """Each different text with its number, in the order in which they come."""
+    return {text: number for number, text in enumerate(dict.fromkeys(texts))}

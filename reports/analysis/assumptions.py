@@ -1,0 +1,99 @@
+"""What a reader grants beside what was measured: prices, the size of an epoch, the time that is allowed.
+
+They are no part of a study's records. Whoever writes a report gives them; the same ones give the same page.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reports.text import count
+from results.catalogue.prices import Price, Prices, catalogue_prices, chosen, device_prices
+from results.cell import Cell
+from results.run import RunResult
+
+OLD_AFTER_DAYS = 180
+"""Beyond this a price is shown with its age: clouds change list prices a few times a year."""
+
+Origin = Literal["flag", "file", "site", "catalogue"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What a report is told; all of it may be left out."""
+
+    price: Price | None = None
+    """Of every device, whatever it is: `--price`."""
+    prices: Prices = field(default_factory=dict)
+    """Of the user's own file, by device: `--prices`."""
+    site: Price | None = None
+    """Of the site profile, for runs in a scheduler's allocation."""
+    epoch_samples: int | None = None
+    """Samples of one epoch of whatever is trained on."""
+    dataset_samples: Mapping[str, int] = field(default_factory=dict)
+    """Samples of data sets whose size is known, by name."""
+    within_s: float | None = None
+    """Time in which an epoch is to be finished."""
+
+    def epoch_of(self, cell: Cell) -> int | None:
+        """Samples of one epoch of a cell's data; None if nobody says."""
+        return self.epoch_samples or self.dataset_samples.get(cell.dataset.partition(":")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """The price that a cell is counted with, and where it comes from."""
+
+    price: Price
+    origin: Origin
+    device_name: str
+    alternatives: tuple[Price, ...] = ()
+    """All prices of the device in the same catalogue or file, the chosen one among them."""
+
+    def warning(self, day: datetime.date | None) -> str | None:
+        """What a reader must know of the price's age on the `day` of the study; None for nothing."""
+        if self.origin in ("flag", "site"):
+            return None
+        if self.price.date is None:
+            return "the date of this price is not known: it may be out of date"
+        if day is None:
+            return None
+        age = (day - self.price.date).days
+        if abs(age) <= OLD_AFTER_DAYS:
+            return None
+        side = "older" if age > 0 else "newer"
+        return f"this price is {count(abs(age), 'day')} {side} than the study's runs of {day}"
+
+
+def quote(assumptions: Assumptions, run: RunResult, *, gpus_per_node: int) -> Quote | None:
+    """The price of the device that a run used: the flag's, the file's, the site's, the catalogue's, or None.
+
+    `gpus_per_node` are as many GPUs as the rented instance has at least.
+    """
+    environment = run.environment
+    if environment is None:
+        return None
+    name = environment.device_name
+    if assumptions.price is not None:
+        return Quote(price=assumptions.price, origin="flag", device_name=name)
+    listed = _listed(assumptions.prices, "file", name, gpus_per_node)
+    if listed is None and assumptions.site is not None and environment.allocation is not None:
+        return Quote(price=assumptions.site, origin="site", device_name=name)
+    return listed or _listed(catalogue_prices(), "catalogue", name, gpus_per_node)
+
+
+def study_day(runs: Iterable[RunResult]) -> datetime.date | None:
+    """The day of the newest run, which ages are counted to; None if no run says when it was."""
+    started = [run.started_at for run in runs if run.started_at is not None]
+    return datetime.date.fromisoformat(max(started)[:10]) if started else None
+
+
+def _listed(prices: Prices, origin: Origin, name: str, gpus_per_node: int) -> Quote | None:
+    found = device_prices(prices, name)
+    price = chosen(found, gpus_per_node=gpus_per_node)
+    if price is None:
+        return None
+    return Quote(price=price, origin=origin, device_name=name, alternatives=tuple(found))

@@ -1,0 +1,162 @@
+"""A cell's budget: its step time in parts, the mean over its runs, and what of it is lost against a baseline.
+
+The parts of a run, and their formulas, are in `results/budget.py` and `results/accounts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, get_args
+
+from reports.analysis.figures import CellFigures
+from reports.text import percent
+from results.budget import BudgetMethod, StepBudget
+from results.cell import Cell
+from results.run import RunResult
+from results.statistics import Metric, differences
+
+Part = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""In the order in which they are drawn."""
+RESIDUAL_ABOVE = 0.05
+"""Share of a step in no part above which a cell carries a warning (5 %)."""
+NO_BUDGET = "its runs have no budget"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellBudget:
+    """Where the time of a cell's step goes. The parts add up to the step time."""
+
+    figures: CellFigures
+    method: BudgetMethod
+    part_ns: Mapping[Part, float]
+    """By part; without `bubble` for a strategy that has no stages."""
+    transfer_ns: Metric
+    wait_ns: Metric
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+    @property
+    def step_ns(self) -> float:
+        return self.figures.step_ns.value
+
+    def share(self, part: Part) -> float | None:
+        """Of the step time; None for a part that the cell does not have."""
+        return self.part_ns[part] / self.step_ns if part in self.part_ns else None
+
+    @property
+    def bubble_ideal(self) -> float | None:
+        """Share of a step in which the stages idle at best, by the schedule."""
+        return self.figures.newest.bubble_ideal
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader must know of the residual, if it is large."""
+        share = self.part_ns["other"] / self.step_ns
+        if abs(share) <= RESIDUAL_ABOVE:
+            return None
+        if share < 0:
+            return f"the parts add up to {percent(-share)} more than the step: some time is in two of them"
+        return f"{percent(share)} of the step is in no part: something takes time that is not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What a step takes beyond the computation that it would ideally be, by part.
+
+    Ideal: the baseline's compute time at the work of one device here, C(n0) (W(n) / n) / (W(n0) / n0) with W
+    the samples of a step. Under weak scaling that is the baseline's own, under strong scaling its n0 / n.
+    """
+
+    budget: CellBudget
+    ideal_ns: float
+
+    @property
+    def total_ns(self) -> float:
+        return self.budget.step_ns - self.ideal_ns
+
+    @property
+    def share(self) -> float:
+        """Of the step time."""
+        return self.total_ns / self.budget.step_ns
+
+    @property
+    def part_ns(self) -> Mapping[Part, float]:
+        """All of each part; of compute what lies above the ideal. They add up to the total."""
+        parts = dict(self.budget.part_ns)
+        parts["compute"] -= self.ideal_ns
+        return parts
+
+    @property
+    def largest(self) -> Part:
+        """The part that takes most of it."""
+        parts = self.part_ns
+        return max(parts, key=lambda part: parts[part])
+
+    def shown(self, part: Part) -> bool:
+        """Whether the part is above zero by more than its interval; one without an interval by its value."""
+        figure = {"transfer": self.budget.transfer_ns, "wait": self.budget.wait_ns}.get(part)
+        return (self.part_ns[part] if figure is None or figure.low is None else figure.low) > 0
+
+
+def budget(figures: CellFigures) -> CellBudget | None:
+    """The budget over the counted runs of a cell; None if one of them has none, or another method."""
+    budgets = _budgets(figures)
+    if why_no_budget(figures) is not None:
+        return None
+    parts: dict[Part, float] = {
+        "input": fmean(one.input_ns for one in budgets),
+        "compute": fmean(one.compute_ns for one in budgets),
+        "transfer": fmean(one.transfer_ns.value for one in budgets),
+        "wait": fmean(one.wait_ns.value for one in budgets),
+    }
+    bubbles = [one.bubble_ns for one in budgets if one.bubble_ns is not None]
+    if bubbles:
+        parts["bubble"] = sum(bubbles) / len(budgets)
+    # The mean of the runs' own residuals, but over the step time that the cell is shown with.
+    parts["other"] = figures.step_ns.value - sum(parts.values())
+    return CellBudget(
+        figures=figures,
+        method=budgets[0].method,
+        part_ns=parts,
+        transfer_ns=_pooled([one.transfer_ns for one in budgets]),
+        wait_ns=_pooled([one.wait_ns for one in budgets]),
+    )
+
+
+def why_no_budget(figures: CellFigures) -> str | None:
+    """Why a cell has no budget; None if it has one."""
+    budgets = _budgets(figures)
+    if len(budgets) < len(figures.runs):
+        reasons = [_reason(run) for run in figures.runs if run.budget is None]
+        return reasons[0]
+    methods = sorted({one.method for one in budgets})
+    if len(methods) > 1:
+        return f"its runs were taken apart by unlike methods: {', '.join(methods)}"
+    return None
+
+
+def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
+    """What the step loses against the computation of a baseline of the same work."""
+    work = budget.cell.global_batch / baseline.cell.global_batch
+    per_device = work * baseline.cell.gpus / budget.cell.gpus
+    return Lost(budget=budget, ideal_ns=baseline.part_ns["compute"] * per_device)
+
+
+def _budgets(figures: CellFigures) -> list[StepBudget]:
+    return [run.budget for run in figures.runs if run.budget is not None]
+
+
+def _reason(run: RunResult) -> str:
+    return next((run.absent[key] for key in ("budget", "quads") if key in run.absent), NO_BUDGET)
+
+
+def _pooled(metrics: list[Metric]) -> Metric:
+    """Over the runs; of one run with the interval of its own quads."""
+    if len(metrics) == 1:
+        return metrics[0]
+    return differences([one.value for one in metrics], "ns")

@@ -1,0 +1,285 @@
+"""What communication a cell has, how much of it a step sees, and whether the network is what limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from reports.analysis.budget import CellBudget, budget
+from reports.analysis.figures import CellFigures
+from reports.text import devices, percent, si, size
+from results.budget import BudgetMethod, Communication, OperationSummary
+from results.cell import Cell
+from results.outcome import Evidence
+from results.statistics import Metric
+
+LIMITS_ABOVE = 0.10
+"""Share of a step that must be exposed before the network is said to limit it."""
+FULL_FROM = 0.70
+"""Share of the measured peak from which a link is called full: nothing else runs beside a peak."""
+FAR_BELOW = 0.50
+"""Share of the peak below which it is not the bandwidth that limits."""
+SMALL_BYTES = 2**16
+"""Payload of an operation below which it is called small: 64 KiB are half a millisecond on 1 Gbit/s, not much
+above what starting an operation takes."""
+SLOW_BELOW = 0.50
+"""Share of what is expected of a link below which it is called slow."""
+DISAGREE_ABOVE = 0.20
+"""Share of a step by which two methods of one figure may differ before it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellCommunication:
+    """A cell's communication a step, the mean over its runs; None where not every run recorded it."""
+
+    figures: CellFigures
+    budget: CellBudget | None
+    recorded: tuple[Communication, ...]
+    """Of each run; empty if one of them has none."""
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+    @property
+    def method(self) -> BudgetMethod | None:
+        """How the exposed transfer was found."""
+        if self.budget is not None:
+            return self.budget.method
+        return "on-off" if self.figures.exposed_ns is not None else None
+
+    @property
+    def exposed_ns(self) -> Metric | None:
+        """What on-off blocks are apart, over the runs; of one run with its quads' interval.
+
+        A block without exchange evens out the skew of its steps: that part of it is wait, not transfer.
+        """
+        return self.figures.exposed_ns if len(self.figures.runs) > 1 else self.figures.newest.exposed_ns
+
+    @property
+    def transfer_ns(self) -> Metric | None:
+        """Exposed transfer, by the budget; without one all that is exposed."""
+        return self.budget.transfer_ns if self.budget else self.exposed_ns
+
+    @property
+    def transfer_share(self) -> float | None:
+        """Exposed transfer over the step."""
+        return None if self.transfer_ns is None else self.transfer_ns.value / self.figures.step_ns.value
+
+    @property
+    def wait_ns(self) -> Metric | None:
+        """What the mean rank loses because another is slower."""
+        return self.budget.wait_ns if self.budget else None
+
+    @property
+    def total_ns(self) -> float | None:
+        return self.mean("total_ns")
+
+    @property
+    def seen_ns(self) -> float | None:
+        """What the mean rank sees of communication: exposed transfer and, where it is known, exposed wait."""
+        if self.transfer_ns is None:
+            return None
+        return self.transfer_ns.value + (self.wait_ns.value if self.wait_ns else 0.0)
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of the time in flight that hides behind computation, 0 to 1; None: nothing is in flight."""
+        if self.seen_ns is None or not self.total_ns:
+            return None
+        return 1 - min(1.0, max(0.0, self.seen_ns) / self.total_ns)
+
+    @property
+    def contended(self) -> bool:
+        """Whether more is seen than was in flight: the rest is computation that the exchange slows down."""
+        return self.seen_ns is not None and self.total_ns is not None and self.seen_ns > self.total_ns
+
+    @property
+    def over_compute(self) -> float | None:
+        """Exposed transfer over the compute of a step."""
+        if self.budget is None or self.budget.part_ns["compute"] <= 0:
+            return None
+        return self.budget.transfer_ns.value / self.budget.part_ns["compute"]
+
+    @property
+    def disagreement_ns(self) -> float | None:
+        """What on-off blocks see beyond the time blocked, if it is more than a step's `DISAGREE_ABOVE`."""
+        blocked = self.mean("blocked_ns")
+        if self.method != "on-off" or self.seen_ns is None or blocked is None:
+            return None
+        apart = self.seen_ns - blocked
+        return apart if abs(apart) > DISAGREE_ABOVE * self.figures.step_ns.value else None
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        return self.mean("bus_bytes_per_s")
+
+    @property
+    def peak_bytes_per_s(self) -> float | None:
+        """The best that plain all-reduces reached alone in any of the runs."""
+        peaks = [one.peak_bus_bytes_per_s for one in self.recorded if one.peak_bus_bytes_per_s is not None]
+        return max(peaks, default=None)
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Bandwidth reached over the link's peak."""
+        if self.bus_bytes_per_s is None or not self.peak_bytes_per_s:
+            return None
+        return self.bus_bytes_per_s / self.peak_bytes_per_s
+
+    @property
+    def bytes_per_operation(self) -> float | None:
+        run = self.figures.newest
+        if not run.exchange_operations or run.exchange_payload_bytes is None:
+            return None
+        return run.exchange_payload_bytes / run.exchange_operations
+
+    @property
+    def operations(self) -> tuple[OperationSummary, ...]:
+        """By kind and size of group, the mean over the runs that have it."""
+        kinds: dict[tuple[str, int], list[OperationSummary]] = {}
+        for one in self.recorded:
+            for operation in one.operations:
+                kinds.setdefault((operation.name, operation.group_size), []).append(operation)
+        return tuple(_merged(found) for found in kinds.values())
+
+    def mean(self, name: str) -> float | None:
+        """Of a field of `Communication` over the runs; None if one of them does not have it."""
+        values = [getattr(one, name) for one in self.recorded]
+        return fmean(values) if values and None not in values else None
+
+
+def communication(figures: CellFigures) -> CellCommunication:
+    """A cell's communication, as far as it was measured."""
+    recorded = [run.communication for run in figures.runs if run.communication is not None]
+    complete = len(recorded) == len(figures.runs)
+    return CellCommunication(
+        figures=figures, budget=budget(figures), recorded=tuple(recorded) if complete else ()
+    )
+
+
+def communication_finding(figures: CellFigures) -> str | None:
+    """What the network does to this cell, if it limits the step or is slower than its rate; else None."""
+    one = communication(figures)
+    found = [text for text in (_limit(one), _below_nominal(one)) if text is not None]
+    return " ".join(found) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """A network on which plain all-reduces alone are much slower at some sizes than at a smaller one."""
+
+    one: CellCommunication
+    """The smallest of these sizes."""
+    smaller: CellCommunication
+    """The smaller size with the highest peak."""
+    later: tuple[int, ...]
+    """The other sizes below half of it."""
+
+    @property
+    def finding(self) -> str:
+        slow, fast = _peak(self.one), _peak(self.smaller)
+        too = f"; below half at {', '.join(map(str, self.later))} too" if self.later else ""
+        return (
+            f"Slow link: plain all-reduces alone reach {si(slow, 'B/s')} on {_where(self.one)}, "
+            f"{percent(slow / fast)} of the {si(fast, 'B/s')} on {_where(self.smaller)}{too}."
+        )
+
+
+def slow_links(cells: Iterable[CellFigures]) -> list[SlowLink]:
+    """The networks with a size whose peak is below `SLOW_BELOW` of the best one at a smaller size.
+
+    Bus bandwidth is made so that it does not depend on the number of ranks. Emulated cells are left out:
+    there it is the cores that more ranks share.
+    """
+    networks: dict[tuple[str, str], dict[int, CellCommunication]] = {}
+    for figures in cells:
+        one = communication(figures)
+        if figures.evidence is Evidence.MEASURED and one.peak_bytes_per_s:
+            sizes = networks.setdefault((figures.cell.device, figures.cell.link), {})
+            best = sizes.setdefault(figures.cell.gpus, one)
+            sizes[figures.cell.gpus] = max(best, one, key=_peak)
+    return [slow for sizes in networks.values() if (slow := _slow_link(sizes)) is not None]
+
+
+def _slow_link(sizes: dict[int, CellCommunication]) -> SlowLink | None:
+    slow = []
+    best: CellCommunication | None = None
+    for gpus in sorted(sizes):
+        if best is not None and _peak(sizes[gpus]) < SLOW_BELOW * _peak(best):
+            slow.append(gpus)
+        elif not slow:
+            best = sizes[gpus] if best is None else max(best, sizes[gpus], key=_peak)
+    if best is None or not slow:
+        return None
+    return SlowLink(one=sizes[slow[0]], smaller=best, later=tuple(slow[1:]))
+
+
+def _peak(one: CellCommunication) -> float:
+    return one.peak_bytes_per_s or 0.0
+
+
+def _limit(one: CellCommunication) -> str | None:
+    share, used, peak = one.transfer_share, one.bandwidth_share, one.peak_bytes_per_s
+    if share is None or share <= LIMITS_ABOVE or used is None or peak is None:
+        return None
+    if one.transfer_ns is not None and one.transfer_ns.low is not None and one.transfer_ns.low <= 0:
+        return None
+    reach = f"of the {si(peak, 'B/s')} that plain all-reduces reach alone"
+    seen = f"{percent(share)} of the step is exposed transfer"
+    if used >= FULL_FROM:
+        return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is full."
+    if used >= FAR_BELOW:
+        return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is most of what limits."
+    return f"{seen}, though its collectives reach only {percent(used)} {reach}: {_why_far(one)}."
+
+
+def _why_far(one: CellCommunication) -> str:
+    each = one.bytes_per_operation
+    if each is None:
+        return "latency or contention limits, not the bandwidth"
+    many = f"{one.figures.newest.exchange_operations:,} operations of {size(each)} a step"
+    if each < SMALL_BYTES:
+        return f"latency limits, with {many}"
+    return f"with {many}, contention or latency limits, not the bandwidth"
+
+
+def _below_nominal(one: CellCommunication) -> str | None:
+    """That not even plain all-reduces reach the rate: a ring puts the bus bandwidth on its busiest link."""
+    rate, peak = one.cell.link_mbit_per_s, one.peak_bytes_per_s
+    if rate is None or peak is None:
+        return None
+    nominal = rate * 1e6 / 8
+    if peak >= SLOW_BELOW * nominal:
+        return None
+    return (
+        f"Slow link: plain all-reduces alone reach {si(peak, 'B/s')}, {percent(peak / nominal)} of the "
+        f"{si(nominal, 'B/s')} of a {one.cell.link} link."
+    )
+
+
+def _where(one: CellCommunication) -> str:
+    """`32 GPUs on 4 nodes`."""
+    ranks = one.figures.newest.ranks
+    text = devices(one.cell.gpus, one.cell.device)
+    if ranks is None:
+        return text
+    nodes = len(set(ranks.node))
+    return f"{text} on {nodes:,} node{'' if nodes == 1 else 's'}"
+
+
+def _merged(found: Sequence[OperationSummary]) -> OperationSummary:
+    def mean(name: str) -> float | None:
+        values = [getattr(one, name) for one in found]
+        return None if None in values else fmean(values)
+
+    return OperationSummary(
+        name=found[0].name,
+        group_size=found[0].group_size,
+        count=mean("count") or 0.0,
+        payload_bytes=mean("payload_bytes") or 0.0,
+        duration_ns=mean("duration_ns") or 0.0,
+        transfer_ns=mean("transfer_ns"),
+        wait_ns=mean("wait_ns"),
+    )

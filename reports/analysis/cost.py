@@ -1,0 +1,221 @@
+"""What a measured cell costs, in dollars and joules, and which cells no other beats in time and cost.
+
+All of it is step time multiplied by what does not vary: a cell's devices, its work, a price. So the ends of
+an interval are multiplied alike, and where a rate stood in the denominator they change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from reports.analysis.assumptions import Assumptions, Quote, quote
+from reports.analysis.figures import CellFigures
+from reports.analysis.study import StudyFigures
+from reports.text import devices
+from results.cell import Cell
+from results.outcome import Evidence
+from results.statistics import Metric, over_runs
+
+MILLION = 1_000_000
+BILLION = 1_000_000_000
+HOUR_NS = 3.6e12
+
+EMULATED = (
+    "emulated: a cost is a claim about the throughput of devices of their own, which stand-ins do not make"
+)
+NO_EPOCH = "the size of its epoch is not known: give --epoch-samples N"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellCost:
+    """What a cell costs while it trains. Without a price only the times are there."""
+
+    figures: CellFigures
+    quote: Quote | None
+    usd_per_hour: float | None
+    """Of all devices that it uses."""
+    million_samples_ns: Metric
+    epoch_samples: int | None
+    epoch_ns: Metric | None
+    usd_per_1000_steps: Metric | None
+    usd_per_million_samples: Metric | None
+    usd_per_billion_tokens: Metric | None
+    """None as well where the workload does not count tokens."""
+    usd_per_epoch: Metric | None
+    absent: str | None
+    """Why there are no dollars."""
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """Cells that do the same work, and those of them on the frontier of time and cost."""
+
+    title: str
+    """The work."""
+    costs: tuple[CellCost, ...]
+    """All that have a cost, in reading order; one at least."""
+    best: tuple[CellCost, ...]
+    """The frontier, the fastest first, and so the dearest first."""
+
+    @property
+    def fastest(self) -> CellCost:
+        return self.best[0]
+
+    @property
+    def cheapest(self) -> CellCost:
+        return self.best[-1]
+
+
+def cell_costs(study: StudyFigures) -> list[CellCost]:
+    """The costs of every cell with a figure, in the study's order."""
+    nodes = _nodes(study)
+    return [_cost(one, study.assumptions, nodes[_device(one)]) for one in study.cells.values()]
+
+
+def energy_per_sample(figures: CellFigures) -> Metric | None:
+    """Joules of all devices for one sample: energy of a step over its samples; None without counters."""
+    joules = [run.energy_j / figures.cell.global_batch for run in figures.runs if run.energy_j is not None]
+    return over_runs(joules, "J") if len(joules) == len(figures.runs) else None
+
+
+def why_no_energy(figures: CellFigures) -> str | None:
+    """Why a cell has no joules; None if it has."""
+    if energy_per_sample(figures) is not None:
+        return None
+    reasons = [run.absent["energy_j"] for run in figures.runs if "energy_j" in run.absent]
+    return reasons[0] if reasons else "no counter of the devices' energy was read"
+
+
+def frontiers(costs: Sequence[CellCost]) -> list[Frontier]:
+    """For each piece of equal work that has costs, its frontier."""
+    groups: dict[tuple[str, ...], list[CellCost]] = {}
+    for cost in costs:
+        if cost.usd_per_million_samples is not None:
+            groups.setdefault(_work(cost.cell), []).append(cost)
+    return [
+        Frontier(title=_title(work, list(groups)), costs=tuple(those), best=tuple(_undominated(those)))
+        for work, those in groups.items()
+    ]
+
+
+def cheapest_within(frontier: Frontier, within_s: float) -> CellCost | None:
+    """The cheapest cell whose epoch takes at most so many seconds; None if none does.
+
+    Of equally cheap ones the fastest. The answer is on the frontier, whatever the time.
+    """
+    in_time = [
+        cost for cost in frontier.best if cost.epoch_ns is not None and cost.epoch_ns.value <= within_s * 1e9
+    ]
+    return in_time[-1] if in_time else None
+
+
+def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> CellCost:
+    measured = one.evidence is Evidence.MEASURED
+    found = quote(assumptions, one.newest, gpus_per_node=gpus_per_node) if measured else None
+    rate = found.price.usd_per_gpu_hour * one.cell.gpus if found else None
+    samples = one.cell.global_batch
+    epoch = assumptions.epoch_of(one.cell)
+    million = _scaled(one.step_ns, MILLION / samples, "ns")
+    epoch_ns = _scaled(one.step_ns, epoch / samples, "ns") if epoch else None
+    tokens = _tokens_per_step(one)
+    billion_ns = _scaled(one.step_ns, BILLION / tokens, "ns") if tokens else None
+    return CellCost(
+        figures=one,
+        quote=found,
+        usd_per_hour=rate,
+        million_samples_ns=million,
+        epoch_samples=epoch,
+        epoch_ns=epoch_ns,
+        usd_per_1000_steps=_dollars(_scaled(one.step_ns, 1000, "ns"), rate),
+        usd_per_million_samples=_dollars(million, rate),
+        usd_per_billion_tokens=_dollars(billion_ns, rate),
+        usd_per_epoch=_dollars(epoch_ns, rate),
+        absent=None if found else _why_no_cost(one),
+    )
+
+
+def _dollars(time_ns: Metric | None, usd_per_hour: float | None) -> Metric | None:
+    return (
+        None if time_ns is None or usd_per_hour is None else _scaled(time_ns, usd_per_hour / HOUR_NS, "USD")
+    )
+
+
+def _scaled(metric: Metric, factor: float, unit: str) -> Metric:
+    return msgspec.structs.replace(
+        metric,
+        value=metric.value * factor,
+        unit=unit,
+        low=None if metric.low is None else metric.low * factor,
+        high=None if metric.high is None else metric.high * factor,
+    )
+
+
+def _tokens_per_step(one: CellFigures) -> int | None:
+    """Tokens of a step on all ranks; None where throughput counts something else."""
+    if one.units_per_s is None or one.units_per_s.unit != "tokens/s":
+        return None
+    return round(one.units_per_s.value * one.step_ns.value / 1e9)
+
+
+def _why_no_cost(one: CellFigures) -> str:
+    if one.evidence is not Evidence.MEASURED:
+        return EMULATED
+    environment = one.newest.environment
+    if environment is None:
+        return "no device is known"
+    device = devices(1, one.cell.device).removeprefix("1 ")
+    return (
+        f"no price is known of {environment.device_name}: give --price USD, of one {device} and hour, or "
+        f"--prices FILE.csv"
+    )
+
+
+def _device(one: CellFigures) -> str:
+    environment = one.newest.environment
+    return environment.device_name if environment else ""
+
+
+def _nodes(study: StudyFigures) -> dict[str, int]:
+    """The most devices of one node that the study used, by device: one price for all cells of a device."""
+    most: dict[str, int] = {}
+    for one in study.cells.values():
+        environment = one.newest.environment
+        most[_device(one)] = max(most.get(_device(one), 1), environment.gpus_per_node if environment else 1)
+    return most
+
+
+def _work(cell: Cell) -> tuple[str, ...]:
+    """What two cells share before their time and cost may be compared."""
+    return cell.workload, cell.dataset, cell.precision, cell.source_hash or "", cell.dataset_hash or ""
+
+
+def _title(work: tuple[str, ...], all_works: Sequence[tuple[str, ...]]) -> str:
+    """The workload, and what tells it from others of its name."""
+    named = [other for other in all_works if other[0] == work[0]]
+    told = [part for place, part in enumerate(work) if place == 0 or any(o[place] != part for o in named)]
+    return ", ".join(part[:16] if place else part for place, part in enumerate(told))
+
+
+def _undominated(costs: Sequence[CellCost]) -> Iterator[CellCost]:
+    """Those that no other matches in both time and cost and beats in one; equals stay together."""
+    lowest = float("inf")
+    previous: tuple[float, float] | None = None
+    for cost in sorted(costs, key=_time_and_usd):
+        time_and_usd = _time_and_usd(cost)
+        if time_and_usd[1] < lowest or time_and_usd == previous:
+            lowest, previous = time_and_usd[1], time_and_usd
+            yield cost
+
+
+def _time_and_usd(cost: CellCost) -> tuple[float, float]:
+    """To nine digits: what equals on paper must not be told apart by the last bit of a product."""
+    assert cost.usd_per_million_samples is not None
+    time_ns, usd = cost.million_samples_ns.value, cost.usd_per_million_samples.value
+    return float(f"{time_ns:.9g}"), float(f"{usd:.9g}")

@@ -1,0 +1,128 @@
+"""The knee of a scaling curve: the last size up to which every growth still pays.
+
+From n to m devices the throughput X grows, and each added device brings (X(m) - X(n)) / (m - n). Over what
+each device brought before, X(n) / n, that is the marginal yield
+
+    (X(m) / X(n) - 1) / (m / n - 1)
+
+1 on an ideal line, 0 where growing adds nothing. With E = (X(m) / X(n)) / (m / n), the efficiency of the
+growth, it is 2 E - 1 for a doubling: 0.5 is E = 0.75. Unlike E it also sees that growing by a quarter added
+nothing (E = 0.8), and does not blame growing eightfold for three doublings at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.scaling import Baseline, Curve, efficiency
+from reports.text import percent
+from results.outcome import Evidence
+from results.statistics import Metric
+
+PAYS_FROM = 0.5
+"""Marginal yield below which growing does not pay: an added device brings less than half of what each brought
+before, which for a doubling is an efficiency of 75 %. A convention, not a law."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """From one size that was run to the next."""
+
+    smaller: int
+    larger: int
+    marginal: Metric
+    """Marginal yield."""
+
+    @property
+    def pays(self) -> bool:
+        """False where the yield, and the upper end of its interval if it has one, are below the threshold."""
+        return max(self.marginal.value, self.marginal.high or 0.0) >= PAYS_FROM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """Where a curve stops paying, as far as it was measured."""
+
+    growths: tuple[Growth, ...]
+    """Between measured sizes, ascending; it ends where no claim is made."""
+    unclaimed: tuple[int, ...]
+    """Sizes with figures that no claim is made of."""
+    reason: str | None
+    """Why, of the first of them; None if there is none."""
+
+    @property
+    def beyond(self) -> Growth | None:
+        """The first growth that does not pay."""
+        return next((growth for growth in self.growths if not growth.pays), None)
+
+    @property
+    def at(self) -> int | None:
+        """The knee; None if there is none, or nothing to find one in."""
+        return None if self.beyond is None else self.beyond.smaller
+
+    @property
+    def text(self) -> str:
+        """`knee between 32 and 64: ...`, `no knee up to 64`, or why nothing is claimed; a clause."""
+        if self.beyond is not None:
+            yields = percent(max(0.0, self.beyond.marginal.value))
+            return (
+                f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}: "
+                f"each one added there brings {yields} of what each brought before"
+            )
+        if self.growths:
+            return f"no knee up to {self.growths[-1].larger:,}"
+        return f"no knee is claimed: {self.reason or 'fewer than two sizes have a figure'}"
+
+
+def knee(curve: Curve) -> Knee:
+    """The knee of a curve, from the single device that it is measured against, if that is smaller."""
+    cells = _cells(curve)
+    measured = [one for one in cells if one.evidence is Evidence.MEASURED]
+    unclaimed = {
+        one.cell.gpus: "emulated sizes make no claim" for one in cells if one.evidence is Evidence.EMULATED
+    }
+    growths: list[Growth] = []
+    for smaller, larger in pairwise(measured):
+        grown = efficiency(larger, Baseline(strategy=curve.key.label, figures=smaller), without="")
+        if grown.metric is None:
+            behind = measured[measured.index(larger) :]
+            unclaimed |= {one.cell.gpus: grown.reason or "" for one in behind}
+            break
+        growths.append(_growth(smaller.cell.gpus, larger.cell.gpus, grown.metric))
+    return Knee(
+        growths=tuple(growths),
+        unclaimed=tuple(sorted(unclaimed)),
+        reason=unclaimed[min(unclaimed)] if unclaimed else None,
+    )
+
+
+def _cells(curve: Curve) -> Sequence[CellFigures]:
+    """The curve's cells by size, with the single device in front."""
+    cells = [point.figures for point in curve.points]
+    if curve.single is not None and cells and curve.single.gpus < cells[0].cell.gpus:
+        return [curve.single.figures, *cells]
+    return cells
+
+
+def _growth(smaller: int, larger: int, efficiency: Metric) -> Growth:
+    """With r = m / n and E the efficiency from n to m: (E r - 1) / (r - 1)."""
+    times = larger / smaller
+
+    def marginal(end: float) -> float:
+        return (end * times - 1) / (times - 1)
+
+    return Growth(
+        smaller=smaller,
+        larger=larger,
+        marginal=msgspec.structs.replace(
+            efficiency,
+            value=marginal(efficiency.value),
+            low=None if efficiency.low is None else marginal(efficiency.low),
+            high=None if efficiency.high is None else marginal(efficiency.high),
+        ),
+    )

@@ -1,0 +1,79 @@
+"""Memory that a cell took, against what its device or its host has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.study import StudyFigures
+from results.cell import Cell
+from results.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellMemory:
+    """The largest of any rank and counted run. None: not recorded, or nothing to compare it with."""
+
+    figures: CellFigures
+    device_peak_bytes: int | None
+    """What the allocator gave out on a GPU."""
+    device_bytes: int | None
+    """Memory of one GPU."""
+    rss_peak_bytes: int | None
+    rss_over_idle_bytes: int | None
+    host_bytes: int | None
+    """Memory of one host; recorded of runs on CPU."""
+    ranks_per_host: int
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+    @property
+    def device_share(self) -> float | None:
+        return _over(self.device_peak_bytes, self.device_bytes)
+
+    @property
+    def host_share(self) -> float | None:
+        """At most: the largest rank stands for all of its host, and what they share is counted for each."""
+        return _over(self.rss_peak_bytes, self.host_bytes, times=self.ranks_per_host)
+
+    @property
+    def share(self) -> float | None:
+        """Of what fills up first: the GPU, or the host of CPU ranks."""
+        return self.host_share if self.cell.device == "cpu" else self.device_share
+
+
+def cell_memories(study: StudyFigures) -> list[CellMemory]:
+    """The memory of every cell with a figure, in the study's order."""
+    return [_memory(one) for one in study.cells.values()]
+
+
+def out_of_memory(study: StudyFigures) -> list[Cell]:
+    """Cells without a figure because memory ran out."""
+    return [failure.cell for failure in study.failures if failure.outcome == Outcome.OUT_OF_MEMORY]
+
+
+def _memory(one: CellFigures) -> CellMemory:
+    on_cpu = one.cell.device == "cpu"
+    environment = one.newest.environment
+    capacity = environment.device_memory_bytes if environment else None
+    return CellMemory(
+        figures=one,
+        device_peak_bytes=_largest(one, "device_allocated_peak_bytes"),
+        device_bytes=None if on_cpu else capacity,
+        rss_peak_bytes=_largest(one, "rss_peak_bytes"),
+        rss_over_idle_bytes=_largest(one, "rss_over_idle_bytes"),
+        host_bytes=capacity if on_cpu else None,
+        ranks_per_host=math.ceil(one.cell.gpus / max(1, len(one.newest.hosts))),
+    )
+
+
+def _largest(one: CellFigures, name: str) -> int | None:
+    known = [value for run in one.runs if (value := getattr(run, name)) is not None]
+    return max(known, default=None)
+
+
+def _over(part: int | None, whole: int | None, *, times: int = 1) -> float | None:
+    return None if part is None or not whole else part * times / whole

@@ -1,0 +1,100 @@
+"""What of a workload was not measured, or less well than it could be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from reports.analysis.scaling import Curve
+from reports.analysis.study import StudyFigures
+from results.label import label
+from results.outcome import Evidence
+
+Named = tuple[str, int]
+"""What a series is called, and a size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Each text names a strategy and its sizes: `ddp on 16 and 32`."""
+
+    skipped: tuple[str, ...]
+    failed: tuple[str, ...]
+    """With the outcome: `ddp on 64 (out of memory)`."""
+    emulated: tuple[str, ...]
+    """They have figures, of which nothing is claimed."""
+    unproved: int
+    """Cells whose training was not checked."""
+    cells: int
+    disturbed: int
+    runs: int
+    """Runs that count; so many of them were disturbed."""
+
+
+def missing(study: StudyFigures, workload: str) -> Missing:
+    """Of all series of one workload, and its cells with figures."""
+    curves = [curve for curve in study.curves if curve.key.workload == workload]
+    cells = [one for one in study.cells.values() if one.cell.workload == workload]
+    runs = [run for cell in cells for run in cell.runs]
+    emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
+    return Missing(
+        skipped=_texts(_skipped(study, workload, curves)),
+        failed=_texts(_failed(curves), outcomes=_outcomes(curves)),
+        emulated=_texts(emulated),
+        unproved=sum(cell.proof is None for cell in cells),
+        cells=len(cells),
+        disturbed=sum(run.disturbed for run in runs),
+        runs=len(runs),
+    )
+
+
+def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
+    """Without what is no loss: one device of what exchanges, and several of what is for one device."""
+    for group in study.skipped:
+        name = label(group.skip)
+        sizes = _sizes([curve for curve in curves if curve.key.label == name])
+        if group.skip.workload == workload and sizes != {1}:
+            yield from ((name, gpus) for gpus in group.gpus if gpus > 1 or not _has_single(curves))
+
+
+def _sizes(curves: Iterable[Curve]) -> set[int]:
+    """What was to run."""
+    points = {point.gpus for curve in curves for point in curve.points}
+    return points | {gap.gpus for curve in curves for gap in curve.gaps if not gap.skipped}
+
+
+def _has_single(curves: Iterable[Curve]) -> bool:
+    return any(curve.single is not None for curve in curves)
+
+
+def _failed(curves: Iterable[Curve]) -> Iterator[Named]:
+    for curve in curves:
+        yield from ((curve.key.label, gap.gpus) for gap in curve.gaps if not gap.skipped)
+
+
+def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
+    """By strategy: how its cells failed, in a few words."""
+    found: dict[str, dict[str, None]] = {}
+    for curve in curves:
+        for gap in curve.gaps:
+            if not gap.skipped:
+                found.setdefault(curve.key.label, {})[gap.reason.partition(":")[0]] = None
+    return {name: f" ({', '.join(outcomes)})" for name, outcomes in found.items()}
+
+
+def _texts(points: Iterable[Named], *, outcomes: dict[str, str] | None = None) -> tuple[str, ...]:
+    sizes: dict[str, set[int]] = {}
+    for name, gpus in points:
+        sizes.setdefault(name, set()).add(gpus)
+    endings = outcomes or {}
+    return tuple(
+        f"{name} on {listed([f'{size:,}' for size in sorted(those)])}{endings.get(name, '')}"
+        for name, those in sizes.items()
+    )
+
+
+def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
+    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` stands before the end."""
+    if len(items) > most:
+        items = [*items[: most - 1], f"{len(items) - most + 1} more"]
+    return last.join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]

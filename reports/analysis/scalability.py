@@ -1,0 +1,205 @@
+"""How far one workload scales by one rule, and what its time is lost to where it scales least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from reports.analysis.budget import Part, budget, lost, why_no_budget
+from reports.analysis.knee import Growth, knee
+from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, scaled
+from reports.analysis.study import StudyFigures
+from results.budget import BudgetMethod
+from results.cell import Device
+from results.outcome import Evidence
+from results.plan import Scaling
+from results.statistics import Metric, ratio_of_runs
+
+LITTLE = 0.1
+"""Share of a step up to which what is lost is called little, and nothing is blamed for it (10 %)."""
+NO_BASELINE = "there is no baseline to compare it with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One measured point of a curve."""
+
+    strategy: str
+    gpus: int
+    device: Device
+    throughput: Metric
+    efficiency: Metric | None
+    """None for the baseline itself, and where none is claimed."""
+    against: str | None
+    """The baseline of the efficiency: `single on 1`."""
+    ties: tuple[str, ...]
+    """Others that no difference is shown to: `scratch-ddp on 8`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dominant:
+    """What takes most of the time that a step loses, where it loses most: see `budget.Lost`."""
+
+    cell_id: str
+    gpus: int
+    step_ns: float
+    lost_ns: float
+    part: Part | None
+    """None where little is lost."""
+    part_ns: float
+    """What the part takes of the loss; 0 without a part."""
+    shown: bool
+    """Whether the part is above zero by more than its interval."""
+    method: BudgetMethod
+    against: str
+    """Whose computation is the ideal: `single on 1`."""
+
+    @property
+    def lost_share(self) -> float:
+        """Of the step."""
+        return self.lost_ns / self.step_ns
+
+    @property
+    def part_share(self) -> float:
+        """Of what is lost; above 1 where other parts are below the baseline's."""
+        return self.part_ns / self.lost_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalability:
+    """One piece of work, scaled by one rule: of those with most measured sizes the fastest."""
+
+    kind: Scaling
+    batch: int
+    """Of a replica under weak scaling, else of all replicas."""
+    setting: str
+    fastest: Configuration | None
+    """None where every figure is emulated."""
+    largest: Configuration | None
+    """The fastest at the largest measured size; None where one size alone was measured."""
+    knee: int | None
+    """The last size up to which every growth of the largest's curve pays; None if there is none."""
+    beyond: int | None
+    """The size at which growing did not pay."""
+    knee_text: str
+    dominant: Dominant | None
+    dominant_absent: str | None
+    """Why it is not known what the time is lost to; None if it is, or there is nothing to say it of."""
+    super_linear: tuple[str, ...]
+    """`ddp on 4`."""
+    others: int
+    """Pieces of work of the workload and kind (other batches, settings, links) that it is not about."""
+
+
+Named = tuple[Curve, Point]
+"""A point, and the curve that says what it is called."""
+
+
+def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalability | None:
+    """How a workload scales by one rule; None if no such series has a figure."""
+    pieces = _pieces(study.curves, workload, kind)
+    if not pieces:
+        return None
+    curves = max(pieces, key=_worth)
+    points = [(curve, point) for curve in curves for point in curve.points if _is_measured(point)]
+    sizes = {point.gpus for _, point in points}
+    at_largest = [named for named in points if named[1].gpus == max(sizes)] if len(sizes) > 1 else []
+    lead = max(at_largest, key=_rate, default=None)
+    stop = knee(lead[0]) if lead else None
+    beyond = stop.beyond if stop else None
+    dominant, absent = _dominant(lead[0], beyond) if lead else (None, None)
+    key = curves[0].key
+    return Scalability(
+        kind=kind,
+        batch=key.batch,
+        setting=study.settings[key.setting],
+        fastest=_configuration(max(points, key=_rate), points) if points else None,
+        largest=_configuration(lead, at_largest) if lead else None,
+        knee=stop.at if stop else None,
+        beyond=beyond.larger if beyond else None,
+        knee_text=stop.text if stop else "",
+        dominant=dominant,
+        dominant_absent=absent,
+        super_linear=tuple(_name(named) for named in points if named[1].efficiency.super_linear),
+        others=len(pieces) - 1,
+    )
+
+
+def _pieces(curves: Iterable[Curve], workload: str, kind: Scaling) -> list[list[Curve]]:
+    """The curves with a figure, by what work is done over which network."""
+    pieces: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in curves:
+        if (curve.key.workload, curve.key.kind) == (workload, kind) and curve.points:
+            key = (curve.key.batch, curve.key.setting, curve.key.link)
+            pieces.setdefault(key, []).append(curve)
+    return list(pieces.values())
+
+
+def _worth(curves: Sequence[Curve]) -> tuple[int, float]:
+    """Measured sizes first, then throughput."""
+    points = [point for curve in curves for point in curve.points if _is_measured(point)]
+    rates = [point.figures.samples_per_s.value for point in points]
+    return len({point.gpus for point in points}), max(rates, default=0.0)
+
+
+def _is_measured(point: Point) -> bool:
+    return point.figures.evidence is Evidence.MEASURED
+
+
+def _rate(named: Named) -> float:
+    return named[1].figures.samples_per_s.value
+
+
+def _name(named: Named) -> str:
+    return f"{named[0].key.label} on {named[1].gpus:,}"
+
+
+def _configuration(best: Named, among: Sequence[Named]) -> Configuration:
+    curve, point = best
+    claim = point.efficiency
+    return Configuration(
+        strategy=curve.key.label,
+        gpus=point.gpus,
+        device=point.figures.cell.device,
+        throughput=point.figures.throughput,
+        efficiency=None if claim.is_baseline else claim.metric,
+        against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
+        ties=tuple(_name(other) for other in among if other is not best and _ties(point, other[1])),
+    )
+
+
+def _ties(best: Point, other: Point) -> bool:
+    """Whether the runs of two points leave open which has the higher throughput."""
+    work = best.figures.cell.global_batch / other.figures.cell.global_batch
+    faster = scaled(ratio_of_runs(other.figures.run_step_ns, best.figures.run_step_ns, "ratio"), work)
+    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else faster.low <= 1
+
+
+def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str | None]:
+    """At the first size beyond the knee or, without one, at the largest measured; or why it is unknown."""
+    measured = [point for point in curve.points if _is_measured(point)]
+    point = next((one for one in measured if beyond and one.gpus == beyond.larger), measured[-1])
+    claim = point.efficiency
+    if claim.baseline is None or claim.metric is None or claim.is_baseline:
+        return None, claim.reason or NO_BASELINE
+    return _dominant_of(point, claim.baseline)
+
+
+def _dominant_of(point: Point, baseline: Baseline) -> tuple[Dominant | None, str | None]:
+    here, ideal = budget(point.figures), budget(baseline.figures)
+    if here is None or ideal is None:
+        return None, why_no_budget(point.figures if here is None else baseline.figures)
+    loss = lost(here, ideal)
+    part = None if loss.share < LITTLE else loss.largest
+    found = Dominant(
+        cell_id=point.figures.cell.id,
+        gpus=point.gpus,
+        step_ns=here.step_ns,
+        lost_ns=loss.total_ns,
+        part=part,
+        part_ns=loss.part_ns[part] if part else 0.0,
+        shown=part is None or loss.shown(part),
+        method=here.method,
+        against=baseline.short,
+    )
+    return found, None

@@ -1,0 +1,220 @@
+"""Several studies beside each other: the cells that do the same work in more than one of them.
+
+Two cells do the same work if all their fields are equal but for how long is measured (`steps`). Others are
+not compared, and the fields that differ are named. Conditions may differ, since that is what studies are made
+for: they are named beside the ratio, which is then of all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.figures import CellFigures
+from reports.analysis.pooling import differing
+from reports.analysis.scaling import Efficiency
+from reports.analysis.study import StudyFigures
+from reports.text import count, number
+from results.cell import Cell
+from results.label import label
+from results.statistics import Metric, ratio_of_runs
+
+Change = Literal["faster", "slower", "no difference shown"]
+CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
+NO_ENVIRONMENT = "the environment is unknown"
+_POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
+"""What two cells share that a reader would take for the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A cell's figures in one study."""
+
+    study: str
+    figures: CellFigures
+    efficiency: Efficiency | None
+    """In its own study, against the baseline there."""
+    ratio: Metric | None
+    """Step time of the first study over its own: above 1 it is faster. None for the first study itself."""
+    absent: str | None
+    """Why there is no ratio, or none that can be judged; None for the first study."""
+    differs: Mapping[str, tuple[str, str]]
+    """The conditions that differ from the first study's: there and here, by name."""
+
+    @property
+    def change(self) -> Change | None:
+        """Whether its runs are apart from the first study's, and on which side; None: not judged."""
+        if self.absent is not None or self.ratio is None or self.ratio.low is None or self.ratio.high is None:
+            return None
+        if self.ratio.low > 1:
+            return "faster"
+        return "slower" if self.ratio.high < 1 else "no difference shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCell:
+    """The same work in two studies or more."""
+
+    entries: tuple[Entry, ...]
+    """In the order of the studies; the first is what the others are compared with."""
+
+    @property
+    def cell(self) -> Cell:
+        return self.entries[0].figures.cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What several studies have in common, and what they do not."""
+
+    studies: tuple[str, ...]
+    cells: tuple[SharedCell, ...]
+    unlike: tuple[str, ...]
+    """Points that two studies seem to share and whose work differs, with the fields."""
+    findings: tuple[str, ...]
+
+
+def compare(studies: Sequence[StudyFigures]) -> Comparison:
+    """The studies beside each other; the first that has a cell is what others are compared with."""
+    works: dict[Work, dict[str, tuple[StudyFigures, CellFigures]]] = {}
+    for study in studies:
+        for one in study.cells.values():
+            works.setdefault(_work(one.cell), {}).setdefault(study.name, (study, one))
+    shared = [
+        SharedCell(entries=_entries(list(found.values()))) for found in works.values() if len(found) > 1
+    ]
+    return Comparison(
+        studies=tuple(study.name for study in studies),
+        cells=tuple(shared),
+        unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
+        findings=tuple(_findings(studies, shared)),
+    )
+
+
+Work = tuple[object, ...]
+
+
+def _work(cell: Cell) -> Work:
+    return tuple(getattr(cell, name) for name in cell.__struct_fields__ if name != "steps")
+
+
+def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[Entry, ...]:
+    first = found[0][1]
+    return tuple(_entry(study, one, None if one is first else first) for study, one in found)
+
+
+def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> Entry:
+    absent = None if first is None else _why_not(one, first)
+    ratio = None if first is None or absent else ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+    if ratio is not None and ratio.samples < FEWEST_RUNS:
+        absent = FEW_RUNS
+    return Entry(
+        study=study.name,
+        figures=one,
+        efficiency=_efficiency(study, one.cell),
+        ratio=ratio,
+        absent=absent,
+        differs={} if first is None else _conditions(first, one),
+    )
+
+
+def _why_not(one: CellFigures, first: CellFigures) -> str | None:
+    if one.evidence is not first.evidence:
+        return f"{one.evidence} here, {first.evidence} there"
+    if one.newest.environment is None or first.newest.environment is None:
+        return NO_ENVIRONMENT
+    return None
+
+
+def _conditions(first: CellFigures, one: CellFigures) -> Mapping[str, tuple[str, str]]:
+    there, here = first.newest.environment, one.newest.environment
+    if there is None or here is None:
+        return {}
+    return differing(there.pooling_facts(), here.pooling_facts())
+
+
+def _efficiency(study: StudyFigures, cell: Cell) -> Efficiency | None:
+    points = (point for curve in study.curves for point in curve.points)
+    return next((point.efficiency for point in points if point.figures.cell.id == cell.id), None)
+
+
+def _unlike(one: StudyFigures, other: StudyFigures) -> Iterator[str]:
+    """Points of both studies at which no work is the same, by what differs: one text for all sizes of it."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    theirs = _by_point(other)
+    for point, cells in _by_point(one).items():
+        pairs = [_fields(here, there) for here in cells for there in theirs.get(point, ())]
+        if pairs and all(pairs):
+            nearest = min(pairs, key=len)
+            texts = [f"{name} {a} in {one.name}, {b} in {other.name}" for name, (a, b) in nearest.items()]
+            sizes.setdefault((f"{cells[0].workload}, {label(cells[0])}", "; ".join(texts)), []).append(
+                cells[0].gpus
+            )
+    for (name, difference), found in sizes.items():
+        yield f"{name} on {', '.join(f'{gpus:,}' for gpus in sorted(found))}: {difference}"
+
+
+def _by_point(study: StudyFigures) -> dict[tuple[object, ...], list[Cell]]:
+    points: dict[tuple[object, ...], list[Cell]] = {}
+    for one in study.cells.values():
+        points.setdefault(tuple(getattr(one.cell, name) for name in _POINT), []).append(one.cell)
+    return points
+
+
+def _fields(here: Cell, there: Cell) -> dict[str, tuple[str, str]]:
+    """The fields of the work in which two cells differ; empty for the same work."""
+    one, other = (
+        {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "steps"}
+        for cell in (here, there)
+    )
+    return differing(one, other)
+
+
+def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> Iterator[str]:
+    if not shared:
+        yield "No cell of one study does the same work as a cell of another."
+        return
+    pairs: dict[tuple[str, str], list[Entry]] = {}
+    for cell in shared:
+        for entry in cell.entries[1:]:
+            pairs.setdefault((cell.entries[0].study, entry.study), []).append(entry)
+    for (first, other), entries in pairs.items():
+        told = _told(entries, first, other)
+        yield f"{other} against {first}, {count(len(entries), 'shared cell')}: {told}."
+    alone = {study.name: len(study.cells) - _shared_cells(study.name, shared) for study in studies}
+    texts = [f"{cells:,} of {name}" for name, cells in alone.items() if cells]
+    if texts:
+        yield f"Cells that no other study has: {', '.join(texts)}."
+
+
+def _shared_cells(study: str, shared: Sequence[SharedCell]) -> int:
+    return sum(entry.study == study for cell in shared for entry in cell.entries)
+
+
+def _told(entries: Sequence[Entry], first: str, other: str) -> str:
+    """`faster in 2 (1.1 to 1.3 times as fast); they differ in torch (2.12 in before, 2.13 in after)`."""
+    parts = [text for change in CHANGES if (text := _changed(entries, change))]
+    absent = dict.fromkeys(entry.absent for entry in entries if entry.change is None and entry.absent)
+    if absent:
+        unjudged = sum(entry.change is None for entry in entries)
+        parts.append(f"not judged in {unjudged:,} ({'; '.join(absent)})")
+    differs = dict.fromkeys(
+        f"{name} ({there} in {first}, {here} in {other})"
+        for entry in entries
+        for name, (there, here) in entry.differs.items()
+    )
+    conditions = f"they differ in {', '.join(differs)}" if differs else "under equal conditions"
+    return f"{', '.join(parts)}; {conditions}"
+
+
+def _changed(entries: Sequence[Entry], change: Change) -> str:
+    factors = sorted(entry.ratio.value for entry in entries if entry.change == change and entry.ratio)
+    if not factors:
+        return ""
+    if change == "no difference shown":
+        return f"{change} in {len(factors):,}"
+    low, high = number(factors[0]), number(factors[-1])
+    return f"{change} in {len(factors):,} ({low if low == high else f'{low} to {high}'} times as fast)"

@@ -1,0 +1,116 @@
+"""The tables of communication: its time, what it carries, and each kind of operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from reports.analysis.communication import CellCommunication
+from reports.analysis.study import StudyFigures
+from reports.page.tables import CellWords
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import NOTHING, duration, metric, number, percent, si, size
+from results.budget import OperationSummary
+from results.cell import Cell
+from results.statistics import Metric
+
+Cells = Sequence[CellCommunication]
+
+
+def time_table(study: StudyFigures, cells: Cells) -> TextTable:
+    """The three times of communication, how they were found, and what hides."""
+    columns: list[Shown[CellCommunication]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("in flight", lambda row: _duration(row.total_ns), anchor="method-in-flight"),
+        figures("exposed", lambda row: _metric(row.exposed_ns), anchor="method-exposed"),
+        figures("share of step", lambda row: _metric(row.figures.exposed_share), anchor="method-exposed"),
+        words("interval of the share", _share_interval, anchor="method-interval"),
+        figures("exposed transfer", lambda row: _metric(row.transfer_ns), anchor="method-part-transfer"),
+        figures("exposed wait", lambda row: _metric(row.wait_ns), anchor="method-part-wait"),
+        words("method", lambda row: row.method or NOTHING, anchor="method-exposed-methods"),
+        figures("blocked", lambda row: _duration(row.mean("blocked_ns")), anchor="method-blocked"),
+        figures("hidden", _hidden, anchor="method-overlap"),
+        figures("over compute", lambda row: _percent(row.over_compute), anchor="method-over-compute"),
+    ]
+    return table(cells, columns)
+
+
+def traffic_table(study: StudyFigures, cells: Cells) -> TextTable:
+    """What is carried, and at which bandwidth."""
+    columns: list[Shown[CellCommunication]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("payload a step and rank", _payload, anchor="method-payload"),
+        figures("operations a step", _operations, anchor="method-payload"),
+        figures("an operation", lambda row: _size(row.bytes_per_operation), anchor="method-payload"),
+        figures("transfer inside", lambda row: _duration(row.mean("transfer_ns")), anchor="method-inside"),
+        figures("wait inside", lambda row: _duration(row.mean("wait_ns")), anchor="method-inside"),
+        figures("bandwidth", lambda row: _rate(row.bus_bytes_per_s), anchor="method-bandwidth"),
+        figures("peak", lambda row: _rate(row.peak_bytes_per_s), anchor="method-link-peak"),
+        figures("of the peak", lambda row: _percent(row.bandwidth_share), anchor="method-link-peak"),
+    ]
+    return table(cells, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    cell: Cell
+    operation: OperationSummary
+
+
+def operations_table(study: StudyFigures, cells: Cells) -> TextTable:
+    """One row a kind of operation and size of group."""
+    rows = [_Kind(one.cell, operation) for one in cells for operation in one.operations]
+    columns: list[Shown[_Kind]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("operation", lambda row: row.operation.name, hint="as the process group calls it"),
+        figures("ranks of the group", lambda row: f"{row.operation.group_size:,}", hint="that take part"),
+        figures("a step", lambda row: number(row.operation.count), anchor="method-payload"),
+        figures("payload a step", lambda row: size(row.operation.payload_bytes), anchor="method-payload"),
+        figures("duration", lambda row: duration(row.operation.duration_ns), anchor="method-inside"),
+        figures("transfer", lambda row: _duration(row.operation.transfer_ns), anchor="method-inside"),
+        figures("wait", lambda row: _duration(row.operation.wait_ns), anchor="method-inside"),
+    ]
+    return table(rows, columns)
+
+
+def _share_interval(row: CellCommunication) -> str:
+    if row.figures.exposed_share is None:
+        return row.figures.exposed_absent or NOTHING
+    return metric(row.figures.exposed_share).note
+
+
+def _hidden(row: CellCommunication) -> str:
+    """`84.0 %`; where more is seen than was in flight, 0 and why."""
+    if row.overlap is None:
+        return NOTHING
+    return "0.0 %, slows compute" if row.contended else percent(row.overlap)
+
+
+def _payload(row: CellCommunication) -> str:
+    return _size(row.figures.newest.exchange_payload_bytes)
+
+
+def _operations(row: CellCommunication) -> str:
+    found = row.figures.newest.exchange_operations
+    return NOTHING if found is None else f"{found:,}"
+
+
+def _metric(figure: Metric | None) -> str:
+    return NOTHING if figure is None else metric(figure).value
+
+
+def _duration(ns: float | None) -> str:
+    return NOTHING if ns is None else duration(ns)
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else percent(share)
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
+
+
+def _size(size_bytes: float | None) -> str:
+    return NOTHING if size_bytes is None else size(size_bytes)

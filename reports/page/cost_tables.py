@@ -1,0 +1,146 @@
+"""The tables of costs, of the work of a step, and of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from reports.analysis.cost import CellCost, energy_per_sample
+from reports.analysis.figures import CellFigures
+from reports.analysis.memory import CellMemory
+from reports.analysis.study import StudyFigures
+from reports.page.tables import CellWords
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import NOTHING, duration, metric, percent, si, size
+from results.statistics import Metric
+
+
+def cost_table(study: StudyFigures, costs: Sequence[CellCost], best: frozenset[str]) -> TextTable:
+    """Cells with a price; `best` are the ids of those on a frontier. Columns without a value are left out."""
+    columns: list[Shown[CellCost]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures(
+            "an hour",
+            lambda row: NOTHING if row.usd_per_hour is None else usd(row.usd_per_hour),
+            anchor="method-cost",
+        ),
+        figures(
+            "time of a million samples",
+            lambda row: duration(row.million_samples_ns.value),
+            anchor="method-frontier",
+        ),
+        figures(
+            "a million samples", lambda row: _with_ends(row.usd_per_million_samples), anchor="method-cost"
+        ),
+        words("frontier", lambda row: "yes" if row.cell.id in best else "no", anchor="method-frontier"),
+        figures("1,000 steps", lambda row: _with_ends(row.usd_per_1000_steps), anchor="method-cost"),
+        figures("a billion tokens", lambda row: _with_ends(row.usd_per_billion_tokens), anchor="method-cost"),
+        figures("time of an epoch", lambda row: _time(row.epoch_ns), anchor="method-epoch"),
+        figures("an epoch", lambda row: _with_ends(row.usd_per_epoch), anchor="method-epoch"),
+    ]
+    return _without_empty(table(costs, columns))
+
+
+def work_table(study: StudyFigures) -> TextTable:
+    """What a step is, and how well the devices are used for it."""
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("parameters", lambda row: _count(row.newest.parameters), anchor="method-parameters"),
+        figures("FLOPs a step", lambda row: _flop(row.newest.flops_per_step), anchor="method-flops"),
+        figures("rate", _flop_rate, anchor="method-flops"),
+        figures("MFU", _mfu, anchor="method-flops"),
+        figures("energy of a sample", _energy, anchor="method-energy"),
+    ]
+    return table(study.cells.values(), columns)
+
+
+def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
+    """Peaks against what there is. Columns without a value are left out."""
+    columns: list[Shown[CellMemory]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        figures("peak, device", lambda row: _size(row.device_peak_bytes), anchor="method-memory"),
+        figures("memory of the device", lambda row: _size(row.device_bytes), anchor="method-memory-share"),
+        figures("share of the device", lambda row: _share(row.device_share), anchor="method-memory-share"),
+        figures("peak, host", lambda row: _size(row.rss_peak_bytes), anchor="method-memory"),
+        figures("over idle", lambda row: _size(row.rss_over_idle_bytes), anchor="method-memory-idle"),
+        figures(
+            "ranks a host",
+            lambda row: _count(row.ranks_per_host if row.host_bytes else None),
+            anchor="method-memory-share",
+        ),
+        figures("memory of the host", lambda row: _size(row.host_bytes), anchor="method-memory-share"),
+        figures(
+            "share of the host, at most", lambda row: _share(row.host_share), anchor="method-memory-share"
+        ),
+    ]
+    return _without_empty(table(memories, columns))
+
+
+def mfu_reasons(study: StudyFigures) -> list[str]:
+    """Why cells have no MFU, once each."""
+    runs = [cell.newest for cell in study.cells.values()]
+    return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
+
+
+def _without_empty(full: TextTable) -> TextTable:
+    kept = [n for n in range(len(full.columns)) if any(row[n] != NOTHING for row in full.rows)]
+    return TextTable(
+        columns=tuple(full.columns[n] for n in kept),
+        rows=tuple(tuple(row[n] for n in kept) for row in full.rows),
+    )
+
+
+def usd(value: float) -> str:
+    """A price, as lists print it: to the cent, or as far as it is given."""
+    whole, _, decimals = f"{value:,.4f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')} USD"
+
+
+def _with_ends(figure: Metric | None) -> str:
+    if figure is None:
+        return NOTHING
+    text = metric(figure)
+    return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _time(figure: Metric | None) -> str:
+    """In hours and minutes, unlike the times of steps."""
+    if figure is None:
+        return NOTHING
+    if figure.low is None or figure.high is None:
+        return duration(figure.value)
+    return f"{duration(figure.value)} ({duration(figure.low)} to {duration(figure.high)})"
+
+
+def _energy(row: CellFigures) -> str:
+    joules = energy_per_sample(row)
+    return NOTHING if joules is None else metric(joules).value
+
+
+def _flop_rate(row: CellFigures) -> str:
+    flops = row.newest.flops_per_step
+    return NOTHING if flops is None else si(flops / (row.step_ns.value / 1e9), "FLOP/s")
+
+
+def _mfu(row: CellFigures) -> str:
+    run = row.newest
+    if run.mfu is None or run.step_ns is None:
+        return NOTHING
+    # Over the mean step time of all runs, as every rate here.
+    return percent(run.mfu * run.step_ns.value / row.step_ns.value)
+
+
+def _flop(flops: int | None) -> str:
+    return NOTHING if flops is None else si(flops, "FLOP")
+
+
+def _size(size_bytes: int | None) -> str:
+    return NOTHING if size_bytes is None else size(size_bytes)
+
+
+def _share(share: float | None) -> str:
+    return NOTHING if share is None else percent(share)
+
+
+def _count(items: int | None) -> str:
+    return NOTHING if items is None else f"{items:,}"

@@ -1,0 +1,153 @@
+"""Studies as one JSON document: cells with their figures and intervals, and the facts of the verdict.
+
+Its history: 1, the first. `docs/exports.md` says what stands in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from reports.analysis.scaling import Efficiency, Point
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict import verdict
+from reports.page.rows import CellRow, cell_rows
+from results.cell import Cell
+from results.schema import WRITER
+
+SCHEMA = "bench/export"
+VERSION = 1
+
+Json = dict[str, Any]
+
+
+def document(studies: Sequence[StudyFigures]) -> str:
+    """The document as indented text; the same studies give the same bytes. What is unknown is null."""
+    head: Json = {"schema": SCHEMA, "schema_version": VERSION, "writer": WRITER}
+    # msgspec writes what JSON has no number for (infinity) as null.
+    data = msgspec.json.encode(head | {"studies": [_study(study) for study in studies]})
+    return msgspec.json.format(data, indent=2).decode() + "\n"
+
+
+def _study(study: StudyFigures) -> Json:
+    found = verdict(study)
+    return {
+        "name": study.name,
+        "planned_at": [plan.created_at for plan in study.plans],
+        "sizes_count": study.devices_word,
+        "verdict": {"sentences": found.sentences, "workloads": found.workloads},
+        "cells": [_cell(row) for row in cell_rows(study)],
+        "skipped": [
+            {"gpus": group.gpus, **_fields(group.skip, without=("gpus",))} for group in study.skipped
+        ],
+    }
+
+
+def _cell(row: CellRow) -> Json:
+    return {
+        "id": row.cell.id,
+        "cell": _cell_fields(row.cell),
+        "scaling": row.study.scalings.get(row.cell.id, ()),
+        "outcome": row.outcome,
+        "reason": row.failure.reason if row.failure else None,
+        "runs": [run.run_id for run in row.pool.runs],
+        "runs_planned": row.pool.planned,
+        "runs_lost": [run.run_id for run in row.pool.lost],
+        "runs_left_out": {left.run.run_id: left.reason for left in row.pool.left_out},
+        "figures": _figures(row),
+    }
+
+
+def _cell_fields(cell: Cell) -> Json:
+    """Every field, those with a default too."""
+    return {
+        **_fields(cell, without=("steps",)),
+        "global_batch": cell.global_batch,
+        "steps": _fields(cell.steps),
+    }
+
+
+def _fields(struct: msgspec.Struct, *, without: Sequence[str] = ()) -> Json:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in without}
+
+
+def _figures(row: CellRow) -> Json | None:
+    """None for a cell without a successful run."""
+    figures = row.figures
+    if figures is None:
+        return None
+    return {
+        "evidence": figures.evidence,
+        "proof": figures.proof,
+        "disturbed": figures.disturbed,
+        "fingerprint": figures.newest.fingerprint,
+        "environment": figures.newest.environment,
+        "step_ns": figures.step_ns,
+        "samples_per_s": figures.samples_per_s,
+        "units_per_s": figures.units_per_s,
+        "phase_ns": figures.phase_ns,
+        "exposed_ns": figures.exposed_ns,
+        "exposed_share": figures.exposed_share,
+        "exposed_absent": figures.exposed_absent,
+        "budget": _budget(row),
+        "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
+        "exchange": _exchange(row),
+        "cost": _cost(row),
+        "mfu": row.mean("mfu"),
+        "energy_j": row.mean("energy_j"),
+        **{
+            f"{name}_bytes": row.largest(f"{name}_bytes")
+            for name in ("rss_peak", "rss_over_idle", "device_allocated_peak")
+        },
+    }
+
+
+def _budget(row: CellRow) -> Json | None:
+    if row.budget is None:
+        return None
+    return {
+        "method": row.budget.method,
+        "part_ns": dict(row.budget.part_ns),
+        "transfer_ns": row.budget.transfer_ns,
+        "wait_ns": row.budget.wait_ns,
+    }
+
+
+def _point(point: Point | None) -> Mapping[str, Json] | None:
+    """None for a cell that is in no series of this kind."""
+    return None if point is None else {"single": _efficiency(point.single), "own": _efficiency(point.own)}
+
+
+def _efficiency(efficiency: Efficiency) -> Json:
+    return {
+        "metric": efficiency.metric,
+        "baseline": efficiency.baseline.figures.cell.id if efficiency.baseline else None,
+        "absent": efficiency.reason,
+    }
+
+
+def _exchange(row: CellRow) -> Json | None:
+    """None where the workload's gradients are exchanged in one way alone."""
+    if row.exchange is None:
+        return None
+    return {
+        "dense": row.exchange.dense.cell.id if row.exchange.dense else None,
+        "speed_up": row.exchange.speed_up,
+        "verdict": row.exchange.verdict,
+        "absent": row.exchange.reason,
+    }
+
+
+def _cost(row: CellRow) -> Json | None:
+    cost = row.cost
+    if cost is None:
+        return None
+    names = ("usd_per_1000_steps", "usd_per_million_samples", "usd_per_billion_tokens", "usd_per_epoch")
+    return {
+        "usd_per_hour": cost.usd_per_hour,
+        **{name: getattr(cost, name) for name in names},
+        "price": cost.quote.price if cost.quote else None,
+        "absent": cost.absent,
+    }

@@ -1,0 +1,79 @@
+"""A study as a page of Markdown, for a pull request or a wiki: verdict, headline table, environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from reports.analysis.headline import headline_table
+from reports.analysis.side_by_side import Comparison, compare
+from reports.analysis.study import StudyFigures
+from reports.analysis.summary import summary
+from reports.analysis.verdict import verdict
+from reports.page.conditions import environment_table
+from reports.page.sections.comparison import comparison_table
+from reports.table import TextTable
+from reports.text import NOTHING
+
+_MARKS = re.compile(r"([\\`*_~\[\]#|])")
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "\n": " ", "\r": " "})
+_NAMED = ("device", "CPU", "nodes x devices a node", "operating system", "torch", "CUDA", "NCCL", "commit")
+SOURCE = (
+    "Numbers: step time is the wall time of timed blocks to the last rank over their steps, the mean over "
+    "runs; an interval is over runs and says of what kind it is. `bench report` defines all of them, and "
+    "`bench export --format csv` has them run by run."
+)
+
+
+def markdown(studies: Sequence[StudyFigures]) -> str:
+    """One page; several studies side by side first, then each under its name."""
+    parts = [part for study in studies for part in _study(study)]
+    if len(studies) > 1:
+        parts = ["# Studies side by side", *_comparison(compare(studies)), *parts]
+    return "\n\n".join([*parts, SOURCE]) + "\n"
+
+
+def github_table(table: TextTable) -> str:
+    """A table as GitHub shows it, figures flush right."""
+    heads = [plain(column.title) for column in table.columns]
+    rules = ["---:" if column.numeric else "---" for column in table.columns]
+    rows = [heads, rules, *([plain(cell) for cell in row] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def plain(text: str) -> str:
+    """The text as a reader of the rendered page sees it: no mark, tag or mention in it."""
+    return _MARKS.sub(r"\\\1", text).translate(_ENTITIES)
+
+
+def _study(study: StudyFigures) -> Iterator[str]:
+    yield f"# {plain(study.name)}"
+    yield plain(summary(study))
+    sentences = verdict(study).sentences
+    if sentences:
+        yield "\n".join(f"- {plain(sentence)}" for sentence in sentences)
+    table = headline_table(study)
+    yield github_table(table) if table.rows else "No cell of this study has a figure."
+    yield f"Environment: {plain(_environment(study))}"
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    yield "\n".join(f"- {plain(finding)}" for finding in comparison.findings)
+    table = comparison_table(comparison)
+    if table.rows:
+        yield github_table(table)
+    if comparison.unlike:
+        yield "\n".join(f"- Not compared: {plain(text)}" for text in comparison.unlike)
+
+
+def _environment(study: StudyFigures) -> str:
+    """The facts of each environment in a row: `Example CPU; torch 2.13.0`."""
+    facts = {name: cells for name, *cells in environment_table(study).rows}
+    if not facts:
+        return "no successful run recorded one."
+    count = len(facts["device"])
+    lines = [
+        ", ".join(f"{name} {facts[name][place]}" for name in _NAMED if facts[name][place] != NOTHING)
+        for place in range(count)
+    ]
+    return "; ".join(lines) + "."

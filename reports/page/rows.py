@@ -1,0 +1,145 @@
+"""The rows of the exported tables: a cell, a run or a rank, with all that is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reports.analysis.budget import CellBudget, budget
+from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.exchange import ExchangeRow, exchange_parts
+from reports.analysis.figures import CellFigures
+from reports.analysis.outcomes import Failure
+from reports.analysis.pooling import Pool
+from reports.analysis.scaling import Point
+from reports.analysis.study import StudyFigures
+from results.cell import Cell
+from results.outcome import Outcome
+from results.plan import Scaling
+from results.run import RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """A planned cell with all that is known of it."""
+
+    study: StudyFigures
+    pool: Pool
+    figures: CellFigures | None
+    budget: CellBudget | None
+    failure: Failure | None
+    exchange: ExchangeRow | None
+    cost: CellCost | None
+    weak: Point | None
+    strong: Point | None
+
+    @property
+    def cell(self) -> Cell:
+        return self.pool.cell
+
+    @property
+    def outcome(self) -> str:
+        return self.failure.outcome if self.failure else Outcome.OK
+
+    @property
+    def scaling(self) -> str:
+        return " ".join(self.study.scalings.get(self.cell.id, ()))
+
+    def largest(self, path: str) -> object:
+        """Over the counted runs; None if none has it."""
+        return max(self._known(path), default=None)
+
+    def mean(self, path: str) -> object:
+        """Over the counted runs; None if one of them has none."""
+        known = self._known(path)
+        return sum(known) / len(known) if known and len(known) == len(self.pool.runs) else None
+
+    def _known(self, path: str) -> list[float]:
+        values = (at(path, run) for run in self.pool.runs)
+        return [value for value in values if isinstance(value, int | float)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run of a planned cell."""
+
+    study: StudyFigures
+    cell: Cell
+    run: RunResult
+    counted: bool
+    """Whether the cell's figure is over this run too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """A rank of a counted run."""
+
+    study: StudyFigures
+    cell: Cell
+    run: RunResult
+    rank: int
+
+    def own(self, name: str) -> object:
+        """This rank's value of a column of `RankColumns`."""
+        values = at(f"run.ranks.{name}", self)
+        return values[self.rank] if isinstance(values, list) else None
+
+
+def cell_rows(study: StudyFigures) -> list[CellRow]:
+    """Every planned cell, in the order of the plans."""
+    failures = {failure.cell.id: failure for failure in study.failures}
+    exchanges = {row.cell.id: row for part in exchange_parts(study) for row in part.rows}
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    points = {kind: _points(study, kind) for kind in ("weak", "strong")}
+    return [
+        CellRow(
+            study=study,
+            pool=pool,
+            figures=(figures := study.cells.get(cell_id)),
+            budget=budget(figures) if figures else None,
+            failure=failures.get(cell_id),
+            exchange=exchanges.get(cell_id),
+            cost=costs.get(cell_id),
+            weak=points["weak"].get(cell_id),
+            strong=points["strong"].get(cell_id),
+        )
+        for cell_id, pool in study.pools.items()
+    ]
+
+
+def run_rows(study: StudyFigures) -> list[RunRow]:
+    """Every run of every planned cell, oldest first."""
+    return [
+        RunRow(study=study, cell=pool.cell, run=run, counted=run in pool.runs)
+        for pool in study.pools.values()
+        for run in _all_runs(pool)
+    ]
+
+
+def rank_rows(study: StudyFigures) -> list[RankRow]:
+    """Every rank of every counted run that says something of its ranks."""
+    return [
+        RankRow(study=study, cell=pool.cell, run=run, rank=rank)
+        for pool in study.pools.values()
+        for run in pool.runs
+        if run.ranks is not None
+        for rank in range(len(run.ranks.compute_ns))
+    ]
+
+
+def _all_runs(pool: Pool) -> list[RunResult]:
+    left_out = [left.run for left in pool.left_out]
+    return sorted((*pool.runs, *left_out, *pool.lost), key=lambda run: run.run_id)
+
+
+def _points(study: StudyFigures, kind: Scaling) -> dict[str, Point]:
+    curves = [curve for curve in study.curves if curve.key.kind == kind]
+    return {point.figures.cell.id: point for curve in curves for point in curve.points}
+
+
+def at(path: str, value: object) -> object:
+    """What stands at a dotted path; None as soon as something on the way is None."""
+    for name in path.split("."):
+        if value is None:
+            return None
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return value

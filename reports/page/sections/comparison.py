@@ -1,0 +1,103 @@
+"""Several studies side by side: the first section of a report of more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reports.analysis.headline import efficiency_text, runs_text
+from reports.analysis.series import Setting, setting_labels, setting_of
+from reports.analysis.side_by_side import Comparison, Entry
+from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import NOTHING, devices_word, metric
+from results.cell import Cell
+from results.label import label
+
+ANCHOR = "comparison"
+_ABOUT = (
+    "Cells that do the same work in more than one study, one row a study. The first study that has a cell is "
+    "what the others are compared with."
+)
+DEFINITION = Definition(
+    "method-against-first",
+    "Against the first study",
+    "Step time of the cell in the first study over that in this one: above 1 it is faster here. The interval "
+    "is made from the runs of both, as that of an efficiency. Only cells whose work is equal in every field "
+    "are compared, and measured ones never with emulated ones. Conditions that differ are named: the ratio "
+    "is then of all of them together.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cell: Cell
+    entry: Entry
+
+
+def comparison_section(comparison: Comparison) -> Section:
+    """What the studies share, and what they do not."""
+    blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
+    shared = comparison_table(comparison)
+    if shared.rows:
+        blocks.append(Table(shared, "The same work in several studies"))
+    if comparison.unlike:
+        blocks.append(Paragraph("Not compared, since the work differs:", "plain"))
+        blocks.append(Bullets(comparison.unlike, "plain"))
+    return Section(
+        anchor=ANCHOR, title="Studies side by side", blocks=tuple(blocks), definitions=(DEFINITION,)
+    )
+
+
+def comparison_table(comparison: Comparison) -> TextTable:
+    """One row a shared cell and study, those of one cell together."""
+    rows = [_Row(shared.cell, entry) for shared in comparison.cells for entry in shared.entries]
+    settings = setting_labels(row.cell for row in rows)
+    return table(rows, _columns(rows, settings))
+
+
+def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_Row]]:
+    size = devices_word({row.cell.device for row in rows} or {"cuda"})
+    setting: Shown[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
+    return [
+        words("workload", lambda row: row.cell.workload),
+        words("strategy", lambda row: label(row.cell)),
+        *([setting] if any(settings.values()) else []),
+        figures(size, lambda row: f"{row.cell.gpus:,}"),
+        figures("batch: replica / global", _batch, anchor="method-scaling"),
+        words("study", lambda row: row.entry.study),
+        figures("step time", lambda row: metric(row.entry.figures.step_ns).value, anchor="method-step-time"),
+        figures("interval", lambda row: metric(row.entry.figures.step_ns).note, anchor="method-interval"),
+        figures(
+            "throughput", lambda row: metric(row.entry.figures.throughput).value, anchor="method-throughput"
+        ),
+        figures("efficiency", _efficiency, anchor="method-efficiency"),
+        figures("against the first", _ratio, anchor=DEFINITION.anchor),
+        words("differs in", _differs, anchor=DEFINITION.anchor),
+        words("runs", lambda row: runs_text(row.entry.figures), anchor="method-evidence"),
+    ]
+
+
+def _batch(row: _Row) -> str:
+    return f"{row.cell.micro_batch * row.cell.accumulation:,} / {row.cell.global_batch:,}"
+
+
+def _efficiency(row: _Row) -> str:
+    return NOTHING if row.entry.efficiency is None else efficiency_text(row.entry.efficiency)
+
+
+def _ratio(row: _Row) -> str:
+    entry = row.entry
+    if entry.ratio is None:
+        return NOTHING if entry.absent is None else f"none: {entry.absent}"
+    told = entry.change or "not judged"
+    return f"{metric(entry.ratio)}, {told}"
+
+
+def _differs(row: _Row) -> str:
+    entry = row.entry
+    if entry.differs:
+        return ", ".join(
+            f"{name}: {there} there, {here} here" for name, (there, here) in entry.differs.items()
+        )
+    return NOTHING if entry.ratio is None else "nothing"

@@ -1,0 +1,164 @@
+"""Correctness: how each cell was checked, and what training came to where the data is real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from reports.analysis.figures import CellFigures
+from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group
+from reports.analysis.study import StudyFigures
+from reports.page.groups import hands
+from reports.page.loss_curves import loss_curves
+from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
+from reports.page.tables import CellWords
+from reports.page.works import works
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import NOTHING, count, devices, duration, number
+
+_SYNTHETIC = Paragraph(
+    "The samples are synthetic: there is nothing in them to learn but the samples themselves, so no loss "
+    "curve is drawn. First and last loss say that the update ran, not that a model is good.",
+    "plain",
+)
+_SOME_SYNTHETIC = Paragraph(
+    "Loss curves are drawn for real data alone: synthetic samples hold nothing to learn but themselves.",
+    "plain",
+)
+_NO_LOSSES = Paragraph("The data is real, but no counted run kept a loss for each step.", "plain")
+_NO_ACCURACY = Paragraph(
+    "Accuracy is not measured: no run evaluates its model on samples that it did not train on.", "plain"
+)
+_TARGET = Paragraph(
+    "The target is the worst final loss of a drawing, so that every way to exchange reaches it. Whoever is "
+    "there in less time trains faster to an equal loss, whatever its step time is."
+)
+_DEFINITIONS = (
+    Definition(
+        "method-bound",
+        "Largest difference and its bound",
+        "The largest difference of a gradient element from the reference, beside the bound of the element "
+        "that used most of its own. A bound of 0 asks for equality, bit for bit.",
+    ),
+    Definition(
+        "method-replicas",
+        "Replicas agree",
+        "In how many counted runs the parameters of all ranks were equal bit for bit at the end.",
+    ),
+    Definition(
+        "method-losses",
+        "First and last loss",
+        "The mean over ranks of the training loss of a run's first step (of the warm-up) and of its last, "
+        "in the newest counted run.",
+    ),
+    Definition(
+        "method-target",
+        "Final loss and time to the target",
+        "The final loss is the mean over the last tenth of a curve; the time to the target is the first "
+        "step at which that running mean is at or below the target, times the cell's mean step time. "
+        "Start-up, checks and pauses between blocks are not in it.",
+    ),
+)
+
+
+def correctness_section(study: StudyFigures) -> Section:
+    if not study.cells:
+        nothing = Paragraph("No cell has a figure.", "plain")
+        return Section(anchor="correctness", title="Correctness", blocks=(nothing,))
+    proofs = Table(proof_table(study), "How each cell was checked")
+    return Section(
+        anchor="correctness",
+        title="Correctness",
+        blocks=(Paragraph(_finding(study), "finding"), proofs, *_losses(study), _NO_ACCURACY),
+        definitions=_DEFINITIONS,
+    )
+
+
+def proof_table(study: StudyFigures) -> TextTable:
+    """One row a cell with figures."""
+    columns: list[Shown[CellFigures]] = [
+        *CellWords(study).columns(attrgetter("cell")),
+        words("proof", lambda row: row.proof_method, anchor="method-proof"),
+        figures("largest difference", lambda row: _exact(row, "max_difference"), anchor="method-bound"),
+        figures("its bound", lambda row: _exact(row, "max_bound"), anchor="method-bound"),
+        figures("replicas agree", _replicas, anchor="method-replicas"),
+        figures("first loss", lambda row: _loss(row.newest.loss_first), anchor="method-losses"),
+        figures("last loss", lambda row: _loss(row.newest.loss_last), anchor="method-losses"),
+        words("what was compared", lambda row: row.proof.detail if row.proof else NOTHING),
+    ]
+    return table(study.cells.values(), columns)
+
+
+def target_table(group: LossGroup) -> TextTable:
+    """One row a curve."""
+    columns: list[Shown[LossCurve]] = [
+        words("strategy", attrgetter("label")),
+        figures("final loss", lambda row: _loss(row.final), anchor="method-target"),
+        figures(
+            "steps to the target", lambda row: _steps(row.steps_to(group.target)), anchor="method-target"
+        ),
+        figures("time to the target", lambda row: _time(row.ns_to(group.target)), anchor="method-target"),
+        figures("step time", lambda row: duration(row.figures.step_ns.value), anchor="method-step-time"),
+    ]
+    return table(group.curves, columns)
+
+
+def _finding(study: StudyFigures) -> str:
+    """How many cells were checked, and by which method."""
+    methods: dict[str, int] = {}
+    for cell in study.cells.values():
+        methods[cell.proof_method] = methods.get(cell.proof_method, 0) + 1
+    return f"Of {count(len(study.cells), 'cell')} with figures: {_joined(methods)}."
+
+
+def _joined(methods: dict[str, int]) -> str:
+    return ", ".join(
+        f"{cells:,} by {name}" if name != "not checked" else f"{cells:,} not checked"
+        for name, cells in methods.items()
+    )
+
+
+def _losses(study: StudyFigures) -> Iterator[Block]:
+    real = [is_real(cell.cell) for cell in study.cells.values()]
+    if not any(real):
+        yield _SYNTHETIC
+        return
+    groups = [(title, group) for title, curves in works(study) if (group := loss_group(curves)) is not None]
+    if not groups:
+        yield _NO_LOSSES
+        return
+    yield Heading("Loss")
+    yield _TARGET
+    for place, (title, group) in enumerate(groups):
+        yield from _drawn(study, title, group, place)
+    if not all(real):
+        yield _SOME_SYNTHETIC
+
+
+def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Iterator[Block]:
+    common = f"{title}, {devices(group.gpus, group.curves[0].figures.cell.device)}"
+    drawing = loss_curves(group, hands(study.curves), name=f"loss-{place}", common=common)
+    yield Drawings((drawing,))
+    yield Table(target_table(group), f"Time to a loss of {_loss(group.target)}: {common}")
+
+
+def _exact(row: CellFigures, name: str) -> str:
+    value = getattr(row.proof, name) if row.proof else None
+    return NOTHING if value is None else f"{value:.2g}"
+
+
+def _replicas(row: CellFigures) -> str:
+    known = [run.replicas_agree for run in row.runs if run.replicas_agree is not None]
+    return f"{sum(known):,} of {count(len(known), 'run')}" if known else NOTHING
+
+
+def _loss(loss: float | None) -> str:
+    return NOTHING if loss is None else number(loss, digits=4)
+
+
+def _steps(steps: int | None) -> str:
+    return NOTHING if steps is None else f"{steps:,}"
+
+
+def _time(ns: float | None) -> str:
+    return NOTHING if ns is None else duration(ns)

@@ -1,0 +1,199 @@
+"""Cost and efficiency: what a cell costs while it trains, which cells none beats, how devices are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from reports.analysis.assumptions import Quote, study_day
+from reports.analysis.cost import (
+    NO_EPOCH,
+    CellCost,
+    Frontier,
+    cell_costs,
+    cheapest_within,
+    frontiers,
+    why_no_energy,
+)
+from reports.analysis.study import StudyFigures
+from reports.page.cost_tables import cost_table, mfu_reasons, usd, work_table
+from reports.page.frontier import frontier_drawing
+from reports.page.groups import hands
+from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
+from reports.page.tables import CellWords
+from reports.text import count, duration, metric
+
+_DEFINITIONS = (
+    Definition(
+        "method-cost",
+        "Cost",
+        Markup(
+            "<code>Devices used x price of one device and hour x time</code>, the time that of 1,000 steps, "
+            "of a million samples or of a billion tokens, from the step time, whose interval it carries. On "
+            "a CPU the device is a rank. Not in it: devices of a node that the cell does not use, start-up, "
+            "evaluation, checkpoints, storage, traffic, runs that fail. Measured cells alone have one."
+        ),
+    ),
+    Definition(
+        "method-epoch",
+        "Epoch",
+        Markup(
+            "<code>Samples of an epoch / global batch x step time</code>, and its cost. The samples are "
+            "those of the data set where its size is known, or what --epoch-samples says."
+        ),
+    ),
+    Definition(
+        "method-frontier",
+        "Frontier of cost and time",
+        "Cells that no other cell of the same workload, data, precision and source matches in time and in "
+        "cost of a million samples and beats in one of the two. By the figures as they stand, to nine "
+        "digits: where intervals overlap, another repeat may change it. Batches, optimizers and compressors "
+        "may differ; how fast the loss falls is not compared.",
+    ),
+    Definition(
+        "method-energy",
+        "Energy of a sample",
+        "Energy of all devices in a step by their own counters, over the samples of the step, in joules. The "
+        "rest of the machine and its cooling are not in it.",
+    ),
+)
+
+
+def cost_section(study: StudyFigures) -> Section:
+    if not study.cells:
+        nothing = Paragraph("No cell has a figure.", "plain")
+        return Section(anchor="cost", title="Cost and efficiency", blocks=(nothing,))
+    return Section(
+        anchor="cost",
+        title="Cost and efficiency",
+        blocks=(*_costs(study, cell_costs(study)), *_work(study)),
+        definitions=_DEFINITIONS,
+    )
+
+
+def _costs(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[Block]:
+    priced = [cost for cost in costs if cost.quote is not None]
+    found = frontiers(costs)
+    for frontier in found:
+        yield Paragraph(_finding(study, frontier), "finding")
+        answer = _within(study, frontier)
+        if answer:
+            yield Paragraph(answer, "finding")
+    drawn = hands(study.curves)
+    drawings = [
+        frontier_drawing(one, drawn, name=f"frontier-{place}", devices_word=study.devices_word)
+        for place, one in enumerate(found)
+        if len(one.costs) > 1
+    ]
+    if drawings:
+        yield Drawings(tuple(drawings))
+    if priced:
+        best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
+        yield Table(cost_table(study, priced, best), "Cost of the devices in use, in USD")
+        yield Bullets(tuple(_prices(study, priced)), "plain")
+    reasons = list(_reasons(study, costs))
+    if reasons:
+        yield Bullets(tuple(reasons), "plain")
+
+
+def _finding(study: StudyFigures, frontier: Frontier) -> str:
+    """Which cell is the fastest and which the cheapest, with both figures."""
+    fastest, cheapest = frontier.fastest, frontier.cheapest
+    if fastest is cheapest:
+        only = " (no other has a cost)" if len(frontier.costs) == 1 else ""
+        return f"{frontier.title}: {_named(study, fastest)} is both the fastest and the cheapest{only}."
+    return (
+        f"{frontier.title}: {_named(study, cheapest)} is the cheapest, {_named(study, fastest)} the fastest; "
+        f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier. What a sample "
+        f"teaches is not compared: batches and compressors may differ."
+    )
+
+
+def _named(study: StudyFigures, cost: CellCost) -> str:
+    """A cell with its time and cost."""
+    assert cost.usd_per_million_samples is not None
+    return (
+        f"{CellWords(study).label(cost.cell)} ({metric(cost.usd_per_million_samples).value} and "
+        f"{duration(cost.million_samples_ns.value)} a million samples)"
+    )
+
+
+def _within(study: StudyFigures, frontier: Frontier) -> str | None:
+    """The cheapest cell that finishes an epoch in the time that was asked about; None if none was."""
+    within_s, samples = study.assumptions.within_s, frontier.fastest.epoch_samples
+    if within_s is None:
+        return None
+    limit = duration(within_s * 1e9)
+    if samples is None:
+        return f"{frontier.title}: which cell finishes an epoch within {limit} is open: {NO_EPOCH}."
+    asked = f"{frontier.title}: an epoch of {samples:,} samples within {limit}"
+    cheapest = cheapest_within(frontier, within_s)
+    if cheapest is None:
+        return f"{asked}: no cell does. The fastest is {_epoch(study, frontier.fastest)}."
+    assert cheapest.epoch_ns is not None
+    late = (cheapest.epoch_ns.high or 0.0) > within_s * 1e9
+    warning = " Its interval reaches beyond that time." if late else ""
+    return f"{asked}: the cheapest is {_epoch(study, cheapest)}.{warning}"
+
+
+def _epoch(study: StudyFigures, cost: CellCost) -> str:
+    assert cost.epoch_ns is not None
+    assert cost.usd_per_epoch is not None
+    label = CellWords(study).label(cost.cell)
+    return f"{label}: {duration(cost.epoch_ns.value)} and {metric(cost.usd_per_epoch).value}"
+
+
+def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
+    """Each price once: of what, how much, by whom, from when, and how old that is."""
+    day = study_day(study.runs)
+    quotes = {(quote.device_name, quote.price): quote for cost in costs if (quote := cost.quote) is not None}
+    for quote in quotes.values():
+        warning = quote.warning(day)
+        yield f"{_price(quote)}.{f' Beware: {warning}.' if warning else ''}"
+
+
+def _price(quote: Quote) -> str:
+    price = quote.price
+    parts = [f"{quote.device_name}: {usd(price.usd_per_gpu_hour)} a device and hour", price.place]
+    parts.append(price.note or "")
+    parts.append(f"source: {price.source}")
+    if quote.origin in ("catalogue", "file"):
+        parts.append(f"of {price.date}" if price.date else "undated")
+    parts.append(_choice(quote))
+    return "; ".join(part for part in parts if part)
+
+
+def _choice(quote: Quote) -> str:
+    """From how many prices it was chosen, and how far they go; empty if it is the only one."""
+    if len(quote.alternatives) < 2:
+        return ""
+    dollars = [price.usd_per_gpu_hour for price in quote.alternatives]
+    where = "the catalogue" if quote.origin == "catalogue" else "the file"
+    return (
+        f"the lowest of the newest in {where}, whose {len(dollars)} prices of it go from "
+        f"{usd(min(dollars))} to {usd(max(dollars))}"
+    )
+
+
+def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
+    """Why figures are not there: each reason once, with how many cells it is about."""
+    absent: dict[str, int] = {}
+    for cost in costs:
+        if cost.absent is not None:
+            absent[cost.absent] = absent.get(cost.absent, 0) + 1
+    for reason, cells in absent.items():
+        yield f"No cost of {count(cells, 'cell')}: {reason}."
+    if any(cost.quote is not None and cost.epoch_ns is None for cost in costs):
+        yield f"No cost of an epoch: {NO_EPOCH}."
+    if study.assumptions.within_s is not None and not any(cost.quote for cost in costs):
+        yield "Which cell finishes an epoch in time at the least cost is open: no cell has a cost."
+
+
+def _work(study: StudyFigures) -> Iterator[Block]:
+    yield Table(work_table(study), "What a step is, and how well the devices are used for it")
+    reasons = [f"No MFU: {reason}." for reason in mfu_reasons(study)]
+    energy = {reason for one in study.cells.values() if (reason := why_no_energy(one)) is not None}
+    reasons += [f"No energy of a sample: {reason}." for reason in sorted(energy)]
+    if reasons:
+        yield Bullets(tuple(reasons), "plain")

@@ -1,0 +1,197 @@
+"""A study without what names people and places, so that its report may be handed on.
+
+Hosts, users, paths, addresses, device ids and a scheduler's numbers become `node-1`, `user-1`, `path-1` and
+so on: the same thing is called the same in all texts of all studies that one `Redactor` is made for, and two
+things are never called alike. Versions, devices' marketing names, settings and the commit stay.
+
+It works on what a report is made from, before anything is made of it, so that no page, table or file has to
+think of it. Whatever is not on the list of fields that stay is read through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from results.plan import Plan
+from results.run import RunResult
+
+T = TypeVar("T")
+
+KEPT_FIELDS = frozenset(
+    {"run_id", "launch_id", "fingerprint", "code_hash", "commit", "source_hash", "dataset_hash"}
+    | {"created_at", "started_at", "python", "torch", "driver", "cuda", "nccl"}
+)
+"""Hashes, times, versions and random ids: they name nobody, and some look like addresses."""
+_NOBODY = frozenset({"root", "user", "bench", "localhost"})
+"""Names that say nothing."""
+_EDGE, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
+_PATH_CHARACTERS = r"[^\s'\"<>|,;:()\[\]{}]"
+_TOP = "home|Users|root|tmp|var|mnt|data|scratch|work|opt|srv|gpfs|lustre|nfs|nvme|etc|usr|proc|dev|run"
+_HOME = re.compile(r"(?:/home|/Users)/([A-Za-z0-9][\w.-]*)")
+_PATTERNS = (
+    ("address", r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"),
+    # With blanks in it only between quotes.
+    ("path", r"(?<=')(?:~|\.{1,2})?/[^'\n]+(?=')|(?<=\")(?:~|\.{1,2})?/[^\"\n]+(?=\")"),
+    ("path", rf"(?<![\w./~])(?:~[\w.-]*|\.{{1,2}})?/(?=[\w.~@+-]){_PATH_CHARACTERS}*"),
+    ("path", rf"/(?:{_TOP})/{_PATH_CHARACTERS}*"),
+    # Relative: a file in a folder, or four folders deep; `images/s` and `tokens/s/GPU` are none.
+    ("path", r"(?<![\w./])[\w.@+-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.[A-Za-z]\w{0,5}\b"),
+    ("path", r"(?<![\w./])[\w.@+-]+(?:/[\w.@+-]+){3,}"),
+    ("path", r"\b[A-Za-z]:\\[^\s'\"<>|]+|\\\\[\w.-]+\\[^\s'\"<>|]+"),
+    ("device", r"(?:GPU-|MIG-)?\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b"),
+    ("device", r"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]\b"),
+    ("device", r"(?i:\bserial(?: number| no\.?)?)[ :=#]+(?=[\w-]*\d)[\w-]{4,}"),
+    ("user", r"[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*"),
+    ("job", r"(?i:\b(?:slurm|(?:array[ _-]?)?job(?:[ _-]?(?:id|step))?|stepid|allocation))[ =:#]+\d[\w.+-]*"),
+    ("address", r"\b(?:\d{1,3}\.){3}\d{1,3}\b"),
+    ("address", r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{1,4}(?![\w:])"),
+)
+"""What a thing is called, and what it looks like; where two begin alike, the first counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a study's report is made from."""
+
+    name: str
+    plans: Sequence[Plan]
+    results: Sequence[RunResult]
+
+
+@dataclass(slots=True)
+class Redactor:
+    """Calls the same thing the same, in all texts that it is given."""
+
+    pattern: re.Pattern[str]
+    kinds: tuple[str, ...]
+    """Of the pattern's groups."""
+    names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def study(self, told: Told) -> Told:
+        """The same study without what names people and places. Cells that hold a path get another id."""
+        cells = {cell.id: self._value(cell) for plan in told.plans for cell in plan.cells}
+        ids = {old: new.id for old, new in cells.items()}
+        return Told(
+            name=self.text(told.name),
+            plans=[self._plan(plan, ids) for plan in told.plans],
+            results=[self._result(result, ids) for result in told.results],
+        )
+
+    def text(self, text: str) -> str:
+        """The text with stand-ins in it."""
+        return self.pattern.sub(self._stand_in, text)
+
+    def value(self, value: T) -> T:
+        """The same value, every text in it redacted but those of fields that stay."""
+        return self._value(value)  # type: ignore[no-any-return]
+
+    def _plan(self, plan: Plan, ids: dict[str, str]) -> Plan:
+        series = tuple(
+            msgspec.structs.replace(self._value(one), cells=tuple(ids[cell_id] for cell_id in one.cells))
+            for one in plan.series
+        )
+        return msgspec.structs.replace(self.value(plan), series=series)
+
+    def _result(self, result: RunResult, ids: dict[str, str]) -> RunResult:
+        cell_id = ids.get(result.cell_id) or self.text(result.cell_id)
+        return msgspec.structs.replace(self.value(result), cell_id=cell_id)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if isinstance(value, Enum) else self.text(value)
+        if isinstance(value, msgspec.Struct):
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            changed = {name: self._value(one) for name, one in fields.items() if name not in KEPT_FIELDS}
+            return msgspec.structs.replace(value, **changed)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = {one.name: self._value(getattr(value, one.name)) for one in dataclasses.fields(value)}
+            return dataclasses.replace(value, **parts)
+        if isinstance(value, dict):
+            # Keys are names of fields, phases and settings.
+            return {key: self._value(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._value(one) for one in value)
+        return value
+
+    def _stand_in(self, match: re.Match[str]) -> str:
+        kind = self.kinds[(match.lastindex or 1) - 1]
+        # A sentence's full stop is not the path's.
+        found = match[0].rstrip(".") or match[0]
+        return self._name(kind, found) + match[0][len(found) :]
+
+    def _name(self, kind: str, found: str) -> str:
+        key = (kind, _short(found) if kind == "node" else found)
+        number = sum(other == kind for other, _ in self.names) + 1
+        return self.names.setdefault(key, f"{kind}-{number}")
+
+
+def redactor(
+    studies: Iterable[Told],
+    *,
+    hosts: Collection[str] = (),
+    users: Collection[str] = (),
+    paths: Collection[str] = (),
+) -> Redactor:
+    """One for all studies of a report; further hosts, users and paths are known to whoever asks.
+
+    Hosts are those of the runs, and their siblings: where there is a `gpu017`, `gpu018` is a host too. Users
+    are those whose home folders are named somewhere.
+    """
+    found = list(studies)
+    texts = [*paths, *(text for one in found for text in _texts([one.plans, one.results]))]
+    results = [result for one in found for result in one.results]
+    known_hosts = {*hosts, *(host for result in results for host in _hosts(result))}
+    known_users = {*users, *(user for text in texts for user in _HOME.findall(text))}
+    nodes = sorted((host for host in known_hosts if _tells(host)), key=lambda host: (-len(host), host))
+    parts = [
+        *(("path", re.escape(path)) for path in sorted(paths, key=len, reverse=True) if len(path) > 1),
+        *_PATTERNS,
+        *(("node", pattern) for pattern in dict.fromkeys(map(_host_pattern, nodes))),
+        *(("user", f"{_EDGE}{re.escape(user)}{_END}") for user in sorted(known_users) if _tells(user)),
+    ]
+    kinds = tuple(kind for kind, _ in parts)
+    made = Redactor(re.compile("|".join(f"({pattern})" for _, pattern in parts)), kinds)
+    for host in sorted(nodes):
+        made.text(host)
+    return made
+
+
+def _host_pattern(host: str) -> str:
+    """The host by its short or full name in any case, and others of its name with another number."""
+    stem = re.fullmatch(r"([A-Za-z][A-Za-z-]{2,}?)\d+", _short(host))
+    name = rf"{re.escape(stem[1])}(?:\d+|\[[\d,-]+\])" if stem else re.escape(_short(host))
+    return rf"(?i:{_EDGE}{name}(?:\.[a-z][\w-]*)*{_END})"
+
+
+def _short(host: str) -> str:
+    """Without the domain; an address has none."""
+    lowered = host.lower()
+    return lowered if re.fullmatch(r"[\d.:]+", lowered) else lowered.partition(".")[0]
+
+
+def _hosts(result: RunResult) -> tuple[str, ...]:
+    return (*result.hosts, result.environment.host) if result.environment else result.hosts
+
+
+def _tells(name: str) -> bool:
+    return len(name) > 1 and name.lower() not in _NOBODY
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _texts(getattr(value, name))
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)

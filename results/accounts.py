@@ -1,0 +1,220 @@
+"""Where the time of a step goes: the budget of a run, and the columns of its ranks. Pure.
+
+All times are in nanoseconds of one step. The ranks of a run are given in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from results.budget import RankColumns, StepBudget
+from results.communication import blocked_by_step, bubble_by_step
+from results.errors import SchemaError
+from results.matching import Floats, Matched, recorded_of
+from results.record import Quads, RankRecord
+from results.statistics import Metric, differences, within_run
+
+
+def step_budget(
+    ranks: Sequence[RankRecord], step_ns: float, phase_ns: Mapping[str, float], matched: Matched | None
+) -> StepBudget | None:
+    """The step time in parts that add up to it; None where `why_no_budget` has the reason.
+
+    input is the mean data phase of the timed steps, and other is the step time less all other parts. One
+    rank has the input, compute = the step less its input and what it has beyond its phases, and no more.
+    """
+    if len(ranks) == 1:
+        return _of_one_rank(step_ns, phase_ns)
+    data_ns = phase_ns["data"]
+    return _on_off(ranks, step_ns, data_ns) or _by_the_recorder(ranks, step_ns, data_ns, matched)
+
+
+def why_no_budget(ranks: Sequence[RankRecord]) -> str:
+    """Why a run of several ranks has no budget."""
+    if all(rank.quads is not None and rank.quads.on_first_ns for rank in ranks):
+        return "the single steps of its blocks without exchange were not kept: an older bench measured it"
+    reasons = {key: why for rank in reversed(ranks) for key, why in rank.absent.items()}
+    without_blocks = reasons.get("quads", "none were measured")
+    return (
+        f"no blocks without exchange ({without_blocks}) and no time blocked by the recorder "
+        f"({reasons.get('recorded', 'not recorded')})"
+    )
+
+
+def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
+    """The quads of all ranks; None unless all have them with the single steps of their off blocks.
+
+    Raises SchemaError if the off blocks are no whole periods.
+    """
+    quads = [rank.quads for rank in ranks if rank.quads is not None and rank.quads.off_step_ns]
+    if not ranks or len(quads) < len(ranks):
+        return None
+    if ranks[0].period < 1 or quads[0].steps % ranks[0].period:
+        raise SchemaError(
+            f"the off blocks of run {ranks[0].run_id} of {ranks[0].cell_id} have {quads[0].steps} steps, no "
+            f"whole periods of {ranks[0].period}: their records were edited, move the run away"
+        )
+    return quads
+
+
+def off_periods(quads: Sequence[Quads], period: int) -> Floats:
+    """What each rank needs for a step when it waits for nobody: (ranks, quads, periods).
+
+    The mean over the steps of each whole period of an off block, because ranks meet once a period: a rank
+    that is slow in one step of it can make that good in another.
+    """
+    steps = np.array([own.off_step_ns for own in quads], dtype=np.float64)
+    means: Floats = steps.reshape(len(quads), len(quads[0].on_first_ns), -1, period).mean(axis=3)
+    return means
+
+
+def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> StepBudget | None:
+    """Blocks with and without the exchange. Of each quad, with c(r, s) what rank r needs for off step s:
+
+    compute = mean over r and s of c; expected slowest = mean over s of the maximum over r of c;
+    wait = expected slowest - compute: what the mean rank loses because each period waits for its slowest,
+    by ranks that are always slow and by random skew together;
+    transfer = mean time of an on step to the last rank - expected slowest.
+
+    Their values are means over the quads. The stages of a pipeline stand idle in the off blocks too: the
+    bubble that the recorder saw is part of c, and is taken off compute.
+    """
+    quads = quads_of(ranks)
+    if quads is None:
+        return None
+    own = off_periods(quads, ranks[0].period)
+    compute = own.mean(axis=(0, 2))
+    slowest = own.max(axis=0).mean(axis=1)
+    on = _to_the_last([q.on_first_ns for q in quads]) + _to_the_last([q.on_second_ns for q in quads])
+    bubble_ns = _bubble(ranks)
+    return _adding_up(
+        StepBudget(
+            method="on-off",
+            input_ns=data_ns,
+            compute_ns=float(compute.mean()) - (bubble_ns or 0.0),
+            transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest),
+            wait_ns=_over_quads(slowest - compute),
+            bubble_ns=bubble_ns,
+            other_ns=0.0,
+        ),
+        step_ns,
+    )
+
+
+def _to_the_last(rows: Sequence[Sequence[int]]) -> Floats:
+    longest: Floats = np.array(rows, dtype=np.float64).max(axis=0)
+    return longest
+
+
+def _over_quads(values: Floats) -> Metric:
+    return differences([float(value) for value in values], "ns", of="t95-quads")
+
+
+def _by_the_recorder(
+    ranks: Sequence[RankRecord], step_ns: float, data_ns: float, matched: Matched | None
+) -> StepBudget | None:
+    """Time blocked, by the recorder; None unless all ranks have it. Of each recorded step, means over ranks:
+
+    exposed = time blocked, less the bubble; wait = the wait inside of collectives, or all that is exposed if
+    that is less in the mean: only exposed wait counts; transfer = exposed - wait;
+    compute = step - time blocked - the mean data phase of the timed steps.
+
+    Their values are means over the steps, with intervals by batch means; on CUDA, where time blocked is one
+    figure for all profiled steps, without.
+    """
+    recorded = recorded_of(ranks)
+    blocked = None if recorded is None else blocked_by_step(recorded)
+    if recorded is None or blocked is None or matched is None:
+        return None
+    bubble = bubble_by_step(recorded)
+    figures = blocked.shape[1]
+    exposed = _over_ranks(blocked, figures)
+    if bubble is not None:
+        exposed = np.maximum(exposed - _over_ranks(bubble, figures), 0.0)
+    waited = _over_ranks(matched.wait_ns, figures)
+    wait = waited if waited.mean() <= exposed.mean() else exposed
+    step = float(np.mean([own.step_ns for own in recorded]))
+    return _adding_up(
+        StepBudget(
+            method="recorded",
+            input_ns=data_ns,
+            compute_ns=step - float(blocked.mean()) - data_ns,
+            transfer_ns=_over_steps(exposed - wait),
+            wait_ns=_over_steps(wait),
+            bubble_ns=None if bubble is None else float(bubble.mean()),
+            other_ns=0.0,
+        ),
+        step_ns,
+    )
+
+
+def _over_ranks(values: Floats, figures: int) -> Floats:
+    """Means over ranks of (ranks, steps): one a step, or one of all steps where `figures` is 1."""
+    means: Floats = values.mean(axis=0)
+    return means if len(means) == figures else means.mean(keepdims=True)
+
+
+def _over_steps(values: Floats) -> Metric:
+    return within_run([float(value) for value in values], "ns")
+
+
+def _bubble(ranks: Sequence[RankRecord]) -> float | None:
+    recorded = recorded_of(ranks)
+    bubble = None if recorded is None else bubble_by_step(recorded)
+    return None if bubble is None else float(bubble.mean())
+
+
+def _of_one_rank(step_ns: float, phase_ns: Mapping[str, float]) -> StepBudget:
+    nothing = Metric(value=0.0, unit="ns", low=None, high=None, samples=1, interval=None)
+    return StepBudget(
+        method="one rank",
+        input_ns=phase_ns["data"],
+        compute_ns=step_ns - phase_ns["data"] - phase_ns["other"],
+        transfer_ns=nothing,
+        wait_ns=nothing,
+        other_ns=phase_ns["other"],
+    )
+
+
+def _adding_up(budget: StepBudget, step_ns: float) -> StepBudget:
+    """With the rest of the step as `other_ns`."""
+    parts = (
+        budget.input_ns,
+        budget.compute_ns,
+        budget.transfer_ns.value,
+        budget.wait_ns.value,
+        budget.bubble_ns or 0.0,
+    )
+    return msgspec.structs.replace(budget, other_ns=step_ns - sum(parts))
+
+
+def rank_columns(ranks: Sequence[RankRecord], matched: Matched | None) -> RankColumns | None:
+    """One value a rank; None for one rank, or without the single steps of off blocks.
+
+    Means and standard deviations (n - 1) are over the off steps. The slowest share is over whole periods:
+    who the others would wait for; those that are equally slow share it.
+    """
+    quads = quads_of(ranks)
+    if quads is None or len(ranks) == 1:
+        return None
+    steps = np.array([own.off_step_ns for own in quads], dtype=np.float64)
+    periods = off_periods(quads, ranks[0].period).reshape(len(ranks), -1)
+    slowest = periods == periods.max(axis=0)
+    recorded = recorded_of(ranks)
+    blocked = None if recorded is None else blocked_by_step(recorded)
+    return RankColumns(
+        node=[rank.node_rank for rank in ranks],
+        compute_ns=_whole(steps.mean(axis=1)),
+        compute_sd_ns=_whole(steps.std(axis=1, ddof=1)),
+        slowest_share=[round(float(share), 6) for share in (slowest / slowest.sum(axis=0)).mean(axis=1)],
+        wait_ns=None if matched is None else _whole(matched.wait_ns.mean(axis=1)),
+        blocked_ns=None if blocked is None else _whole(blocked.mean(axis=1)),
+        steps=steps.shape[1],
+    )
+
+
+def _whole(values: Floats) -> list[int]:
+    return [round(float(value)) for value in values]

@@ -1,0 +1,207 @@
+"""`bench export`, and `bench report` of several studies and without names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import run
+from harness.studies import study_names
+from results.errors import UsageError
+from results.store import Study
+
+SmallStudy = tuple[Study, object]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def two(small_study: SmallStudy, tmp_path: Path) -> list[str]:
+    """A study and a copy of it under the same name in another folder."""
+    roots = [tmp_path / parent / "study" for parent in ("before", "after")]
+    for root in roots:
+        shutil.copytree(small_study[0].root, root)
+    return list(map(str, roots))
+
+
+def export(capsys: Capture, *arguments: str) -> str:
+    assert run(["export", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def names_host(text: str) -> bool:
+    """As a word: hosts may be called `vm`, and a page holds hashes and base64."""
+    return re.search(rf"(?<![\w+/=-]){re.escape(platform.node())}(?![\w+/=-])", text) is not None
+
+
+def test_markdown_and_json_go_to_stdout(small_study: SmallStudy, capsys: Capture) -> None:
+    root = str(small_study[0].root)
+    assert export(capsys, root, "--format", "markdown").startswith(
+        "# study\n\nScaling of distributed training."
+    )
+    document = json.loads(export(capsys, root, "--format", "json"))
+    assert document["schema"] == "bench/export"
+    assert [study["name"] for study in document["studies"]] == ["study"]
+
+
+def test_one_table_of_csv_goes_to_stdout(small_study: SmallStudy, capsys: Capture) -> None:
+    root = str(small_study[0].root)
+    rows = list(csv.DictReader(io.StringIO(export(capsys, root, "--format", "csv", "--table", "runs"))))
+    assert {row["run_id"] for row in rows} == {result.run_id for result in small_study[0].results()}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_all_tables_go_into_a_folder(
+    form: str, small_study: SmallStudy, tmp_path: Path, capsys: Capture
+) -> None:
+    out = export(capsys, str(small_study[0].root), "--format", form, "-o", str(tmp_path / "new/tables"))
+    written = sorted((tmp_path / "new/tables").iterdir())
+    assert [path.name for path in written] == [f"cells.{form}", f"ranks.{form}", f"runs.{form}"]
+    assert sorted(out.splitlines()) == list(map(str, written))
+
+
+def test_a_text_or_one_table_goes_into_a_file(
+    small_study: SmallStudy, tmp_path: Path, capsys: Capture
+) -> None:
+    root = str(small_study[0].root)
+    export(capsys, root, "--format", "markdown", "-o", str(tmp_path / "page.md"))
+    assert (tmp_path / "page.md").read_text().startswith("# study")
+    export(capsys, root, "--format", "parquet", "--table", "cells", "-o", str(tmp_path / "cells.parquet"))
+    assert (tmp_path / "cells.parquet").read_bytes()[:4] == b"PAR1"
+
+
+WRONG = [
+    (["--format", "csv"], "csv is 3 tables: give --output FOLDER, or --table cells|runs|ranks"),
+    (["--format", "parquet"], "parquet is no text: give --output FOLDER"),
+    (["--format", "json", "--table", "runs"], "--table runs is for csv and parquet"),
+    (["--format", "xls"], "'xls' is not one of 'markdown', 'csv', 'json', 'parquet'"),
+    ([], "--format"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_a_call_that_has_nowhere_to_write_is_refused(
+    arguments: list[str], words: str, capsys: Capture
+) -> None:
+    assert run(["export", "absent", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["export", str(tmp_path), "--format", "json"]) == 2
+    assert "is not a study" in capsys.readouterr().err
+
+
+PROBE = """
+import sys
+from harness.cli import run
+code = run(sys.argv[2:])
+assert code == 0, code
+loaded = set(sys.argv[1].split(",")) & sys.modules.keys()
+assert not loaded, loaded
+"""
+
+
+def probe(forbidden: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-c", PROBE, forbidden, *arguments], check=True, capture_output=True)
+
+
+def test_the_help_loads_nothing_heavy() -> None:
+    probe("torch,pandas,matplotlib,numpy,scipy,msgspec,rich", "export", "--help")
+
+
+def test_exporting_loads_no_torch(small_study: SmallStudy, tmp_path: Path) -> None:
+    root = str(small_study[0].root)
+    for form in ("json", "parquet"):
+        probe("torch", "export", root, "--format", form, "-o", str(tmp_path / form))
+
+
+def test_several_studies_in_one_report(two: list[str], tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "both.html"
+    assert run(["report", *two, "-o", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "after/study against before/study, 3 shared cells: " in out
+    assert "Studies side by side" in page.read_text()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "both.cells.csv").read_text())))
+    assert {row["study"] for row in rows} == {"before/study", "after/study"}
+
+
+def test_several_studies_need_an_output(two: list[str], capsys: Capture) -> None:
+    assert run(["report", *two]) == 2
+    assert "give --output FILE.html" in capsys.readouterr().err
+
+
+def test_a_study_given_twice_is_refused(two: list[str], capsys: Capture, tmp_path: Path) -> None:
+    assert run(["report", two[0], f"{two[0]}/", "-o", str(tmp_path / "page.html")]) == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
+NAMES = [
+    (["a/x", "b/y"], ["x", "y"]),
+    (["a/x", "b/x", "c/z"], ["a/x", "b/x", "z"]),
+    (["a/1/x", "b/1/x"], ["a/1/x", "b/1/x"]),
+    (["x", "a/x"], ["top/x", "a/x"]),
+]
+
+
+@pytest.mark.parametrize(("paths", "names"), NAMES)
+def test_studies_are_called_by_as_much_of_their_path_as_tells_them_apart(
+    paths: list[str], names: list[str]
+) -> None:
+    top = Path("/somewhere/top")
+    assert study_names([top / path for path in paths]) == names
+
+
+def test_the_same_folder_twice_has_no_two_names(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name each study once"):
+        study_names([tmp_path, tmp_path / "."])
+
+
+def test_a_redacted_report_names_no_host_folder_or_user(
+    two: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "planteduser")
+    page = tmp_path / "page.html"
+    assert run(["report", *two, "--redact", "-o", str(page)]) == 0
+    texts = [
+        page.read_text(),
+        (tmp_path / "page.cells.csv").read_text(),
+        (tmp_path / "page.runs.csv").read_text(),
+    ]
+    for text in texts:
+        assert not names_host(text)
+        assert str(tmp_path) not in text
+        assert "planteduser" not in text
+        assert "before/" not in text
+    assert "study (2)" in texts[1]
+    assert "node-1" in texts[2]
+
+
+@pytest.mark.parametrize("form", ["markdown", "json"])
+def test_a_redacted_export_names_no_host(
+    form: str, small_study: SmallStudy, capsys: Capture, tmp_path: Path
+) -> None:
+    plain = export(capsys, str(small_study[0].root), "--format", form)
+    hidden = export(capsys, str(small_study[0].root), "--format", form, "--redact")
+    assert not names_host(hidden)
+    assert names_host(plain) == (form == "json")
+
+
+def test_a_study_that_may_not_be_written_is_exported(
+    two: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(two[0]).rglob("*")}
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    export(capsys, two[0], "--format", "json")
+    assert {path: path.stat().st_mtime_ns for path in Path(two[0]).rglob("*")} == before

@@ -1,0 +1,234 @@
+"""`--trace` and `--tensorboard`: from the call to the ranks, and a real run with both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from harness import matrix
+from harness.cli import run
+from harness.console import Console
+from harness.jobs.documents import SlurmDocuments
+from harness.jobs.planned import planned_jobs
+from harness.launch.campaign import Crew, Surroundings
+from harness.launch.machine import Machine
+from harness.launch.manual import write_launches
+from harness.launch.starter import LocalStarter
+from harness.launch.tally import Conditions, tally
+from harness.plan.expand import expand
+from harness.plan.options import BY_NAME, check
+from harness.plan.request import make_request
+from harness.plan.schedule import schedule
+from harness.plan.study_file import StudyFile, read_study_file
+from results.environment import CodeVersion
+from results.errors import UsageError
+from results.job import RunOptions
+from results.launch import Launch
+from results.plan import Plan
+from results.store import Study
+from slurm.site import SiteProfile
+
+CODE = CodeVersion(code_hash="c0de")
+BOTH = RunOptions(trace=(0, 3), tensorboard=True)
+MLP = ("--workload", "mlp", "--device", "cpu", "--batch-size", "32", "--strategy", "ddp", "--out", "study")
+# Warm-up cannot end early, so that each run takes the same steps.
+FIXED = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "2", "--quads", "1")
+
+
+# The options, on their way
+
+
+def plan_of() -> Plan:
+    file = StudyFile(workload="mlp", gpus=2, batch_size=8, device="cpu", strategy="ddp", repeats=1)
+    request = make_request(file, machine_has_cuda=False, source_folder=Path())
+    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("given", [[0, 3], "0,3", ["0", 3]])
+def test_ranks_come_from_a_file_or_a_flag(given: Any) -> None:
+    check(BY_NAME["trace"], given, "--trace")
+    options = matrix._run_options(StudyFile(trace=given, tensorboard=True))
+    assert (options.trace, options.tensorboard) == ((0, 3), True)
+
+
+def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("gpus: 2\ntrace: 0\ntensorboard: true\n")
+    options = matrix._run_options(read_study_file(path))
+    assert (options.trace, options.tensorboard) == ((0,), True)
+
+
+def test_nothing_is_kept_unless_it_is_asked_for() -> None:
+    options = matrix._run_options(StudyFile())
+    assert (options.trace, options.tensorboard) == ((), False)
+    assert (RunOptions().trace, RunOptions().tensorboard) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("-1", "x is at least 0, not -1"), ("first", "x takes whole numbers joined by commas")],
+)
+def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(BY_NAME["trace"], value, "x")
+
+
+def launch_of(plan: Plan, options: RunOptions) -> Launch:
+    (planned,) = schedule(plan.cells, repeats=1)
+    around = Surroundings(starter=LocalStarter(), checkout=Path(), code=CODE)
+    crew = Crew(plan, options, Machine(cores=2, gpu_names=()), around)
+    so_far = tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
+    return crew.launch(planned, planned.cells, so_far)
+
+
+def test_a_launch_carries_them() -> None:
+    launch = launch_of(plan_of(), BOTH)
+    assert (launch.trace, launch.tensorboard) == ((0, 3), True)
+
+
+def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
+    plan = plan_of()
+    jobs = planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, known_step_ns={})
+    site = SiteProfile(gpus_per_node=8)
+    document = SlurmDocuments(Study(tmp_path / "s"), plan, site, BOTH, CODE).run(jobs[0])
+    assert document.job.options == BOTH
+
+
+def test_a_launch_by_hand_is_not_printed_again_for_a_call_that_keeps_something_else(tmp_path: Path) -> None:
+    study, plan = Study(tmp_path / "study"), plan_of()
+    study.add_plan(plan)
+    for options in (RunOptions(), RunOptions(), BOTH, BOTH):
+        write_launches(study, plan, options, CODE, Console())
+    found = [(launch.trace, launch.tensorboard) for launch in study.launches()]
+    assert sorted(found) == [((), False), ((0, 3), True)]
+
+
+# What a call is told
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Console, "width", 300)
+
+
+@pytest.fixture
+def no_tensorboard(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *more: None if name == "tensorboard" else real(name, *more)
+    )
+
+
+def test_a_rank_that_no_cell_has_is_noted(own_folder: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["matrix", *MLP, "--gpus", "2,4", "--oversubscribe", "--dry-run", "--trace", "1,2"]) == 0
+    words = capsys.readouterr().err
+    assert "--trace 2: cells of fewer than 3 workers have no such rank" in words
+    assert "--trace 1" not in words
+
+
+@pytest.mark.parametrize("launcher", ["local", "manual", "slurm"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_without_the_package_the_call_is_refused_with_the_command_that_installs_it(
+    launcher: str, more: tuple[str, ...], no_tensorboard: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["matrix", *MLP, "--gpus", "2", "--launcher", launcher, "--tensorboard", *more]) == 1
+    assert "install it with: pip install tensorboard" in capsys.readouterr().err
+    assert not Path("study").exists()
+
+
+def test_ranks_with_a_python_of_their_own_are_not_judged_by_this_one(no_tensorboard: None) -> None:
+    Path("site.yaml").write_text("python: /opt/venv/bin/python3\ngpu_request: none\n")
+    call = ["matrix", *MLP, "--gpus", "2", "--launcher", "slurm", "--site", "site.yaml"]
+    assert run([*call, "--tensorboard", "--dry-run"]) == 0
+
+
+# A real run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of one run on two ranks that kept everything."""
+    folder = tmp_path_factory.mktemp("extras")
+    done = called(folder, "--repeats", "1", "--trace", "1", "--tensorboard")
+    assert done.returncode == 0, done.stderr
+    return folder / "study"
+
+
+def called(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("bench")), "matrix", *MLP, "--gpus", "2", *FIXED, *options]
+    return subprocess.run([*command, "--no-report"], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def records(study: Path) -> list[list[dict[str, Any]]]:
+    """Rank files by run, read by plain JSON."""
+    runs = sorted(study.glob("cells/*/*/"))
+    return [[json.loads(path.read_text()) for path in sorted(run.glob("rank-*.json"))] for run in runs]
+
+
+def test_the_chosen_rank_alone_has_a_trace_beside_its_record(study: Path) -> None:
+    [path] = study.glob("cells/*/*/trace-*.json.gz")
+    assert path.name == "trace-00001.json.gz"
+    assert (path.parent / "rank-00001.json").exists()
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    steps = [event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")]
+    assert len(steps) == 3
+
+
+def test_show_names_the_trace(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [path] = study.glob("cells/*/*/trace-*.json.gz")
+    assert run(["show", str(study), path.parts[-3]]) == 0
+    assert f"    trace: {path}" in capsys.readouterr().out.splitlines()
+
+
+def test_scalars_are_those_of_the_rank_records(study: Path) -> None:
+    [ranks] = records(study)
+    for number, record in enumerate(ranks):
+        [folder] = study.glob(f"launches/*/tensorboard/rank-{number:05d}/{record['cell_id']}")
+        reader = EventAccumulator(str(folder))
+        reader.Reload()
+        for tag, column, unit in (
+            ("loss", "loss", 1),
+            *((f"time/{name}_ms", f"{name}_ns", 1e6) for name in ("step", "data", "forward", "backward")),
+            ("time/optimizer_ms", "optimizer_ns", 1e6),
+        ):
+            values = record["warmup"][column] + record["steps"][column]
+            expected = [(i, float(np.float32(value / unit))) for i, value in enumerate(values)]
+            assert [(event.step, event.value) for event in reader.Scalars(tag)] == expected
+
+
+def test_the_record_has_samples_of_the_time_in_which_it_was_measured(study: Path) -> None:
+    [ranks] = records(study)
+    for record in ranks:
+        telemetry = record["telemetry"]
+        measured_ms = sum(record["blocks_ns"]) / 1e6
+        assert telemetry["at_ms"][-1] >= measured_ms - 1
+        assert telemetry["series"]["cpu_cores"][-1] > 0
+        assert telemetry["series"]["rss_bytes"][-1] <= record["memory"]["rss_peak_bytes"]
+        assert telemetry["energy_j"] is None
+        assert record["absent"]["energy_j"] == "no energy counter is read on this device"
+    network = "network_sent_bytes_per_s"
+    assert [network in record["telemetry"]["series"] for record in ranks] == [True, False]
+
+
+@pytest.mark.slow
+def test_what_is_kept_beside_a_run_changes_neither_its_cell_nor_its_parameters(study: Path) -> None:
+    done = called(study.parent, "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    first, second = records(study)
+    assert first[0]["cell_id"] == second[0]["cell_id"]
+    assert first[0]["launch_id"] != second[0]["launch_id"]
+    assert len({record["parameters_hash"] for record in [*first, *second]}) == 1
+    assert first[0]["steps"]["loss"] == second[0]["steps"]["loss"]
+    assert len(list(study.glob("cells/*/*/trace-*"))) == 1
+    assert len(list(study.glob("launches/*/tensorboard"))) == 1

@@ -1,0 +1,270 @@
+"""Overlap, bandwidth, disagreement and slow links by hand; what limits is said, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reports.analysis.communication import communication, communication_finding, slow_links
+from results.outcome import Evidence
+from results.statistics import Metric
+
+MS = 1e6
+
+
+@pytest.fixture
+def one(new_cell, new_run, new_budget, new_communication, figures_of):
+    """A cell's communication from one run: times in ms, fields of what was recorded as they are."""
+
+    def made(
+        *,
+        exposed: float | None = 2.0,
+        budget: tuple[float, ...] | None = (7.0, 2.0, 1.0),
+        method: str = "on-off",
+        gpus: int = 4,
+        link: float | None = None,
+        run: dict[str, object] | None = None,
+        **recorded: object,
+    ):
+        cell = new_cell(gpus, link_mbit_per_s=link)
+        result = new_run(
+            cell,
+            10.0,
+            **({"exposed_ms": exposed} if "exposed_ns" not in (run or {}) else {}),
+            budget=None if budget is None else new_budget(*budget, method=method),
+            communication=new_communication(**recorded) if recorded else None,
+            **(run or {}),
+        )
+        return communication(figures_of(cell, [result]))
+
+    return made
+
+
+def test_what_hides_is_in_flight_and_neither_exposed_nor_waited_for(one) -> None:
+    found = one(exposed=2.4, total_ns=5 * MS)
+    # 5 ms in flight, 2 of exposed transfer and 1 of exposed wait: 2 of 5 hide. The blocks are 2.4 ms apart,
+    # some of it skew, which the budget has in the wait.
+    assert found.seen_ns == pytest.approx(3 * MS)
+    assert found.overlap == pytest.approx(0.4)
+    assert not found.contended
+    assert found.over_compute == pytest.approx(2 / 7)
+    assert found.method == "on-off"
+
+
+def test_more_exposed_than_in_flight_is_contention_and_no_negative_overlap(one) -> None:
+    found = one(total_ns=2.5 * MS)
+    assert found.contended
+    assert found.overlap == 0.0
+    assert not one(total_ns=3 * MS).contended
+
+
+def test_less_than_nothing_exposed_hides_all_and_not_more(one) -> None:
+    found = one(exposed=-0.5, budget=(10.5, -0.5, 0.0), total_ns=5 * MS)
+    assert found.overlap == 1.0
+    assert found.over_compute == pytest.approx(-0.5 / 10.5)
+
+
+def test_what_was_not_measured_is_none(one) -> None:
+    bare = one(exposed=None, budget=None)
+    names = (
+        *("method", "exposed_ns", "transfer_ns", "wait_ns", "total_ns", "seen_ns", "overlap", "over_compute"),
+        *("disagreement_ns", "bus_bytes_per_s", "peak_bytes_per_s", "bandwidth_share"),
+    )
+    assert {name: getattr(bare, name) for name in names} == dict.fromkeys(names)
+    assert not bare.contended
+    assert one(total_ns=0.0).overlap is None
+
+
+def test_without_on_off_blocks_there_is_the_recorders_transfer(one) -> None:
+    found = one(exposed=None, budget=(7.0, 1.5, 0.5), method="recorded", total_ns=4 * MS, blocked_ns=9 * MS)
+    assert found.method == "recorded"
+    assert found.exposed_ns is None
+    assert found.transfer_ns is not None
+    assert found.transfer_ns.value == pytest.approx(1.5 * MS)
+    assert found.overlap == pytest.approx(0.5)
+    # It is the same method: there is nothing to disagree with.
+    assert found.disagreement_ns is None
+
+
+@pytest.mark.parametrize(("blocked", "apart"), [(5.1, -2.1), (4.9, None), (1.1, None), (0.9, 2.1)])
+def test_methods_that_differ_by_a_fifth_of_the_step_disagree(one, blocked, apart) -> None:
+    # On-off blocks see 2 + 1 ms of a step of 10.
+    found = one(total_ns=5 * MS, blocked_ns=blocked * MS).disagreement_ns
+    assert found == (None if apart is None else pytest.approx(apart * MS))
+
+
+def test_figures_are_means_over_runs_and_the_peak_is_the_best(
+    new_cell, new_run, new_communication, new_operation, figures_of
+) -> None:
+    cell = new_cell()
+    runs = [
+        new_run(
+            cell,
+            communication=new_communication(
+                [new_operation("allreduce", 4, payload, count=count, transfer_ns=payload)],
+                total_ns=total * MS,
+                bus_bytes_per_s=bus,
+                peak_bus_bytes_per_s=peak,
+            ),
+        )
+        for payload, count, total, bus, peak in (
+            (1000.0, 1.0, 4.0, 3e8, 1e9),
+            (3000.0, 2.0, 6.0, 5e8, 8e8),
+        )
+    ]
+    found = communication(figures_of(cell, runs))
+    assert found.total_ns == pytest.approx(5 * MS)
+    assert found.bus_bytes_per_s == pytest.approx(4e8)
+    assert found.peak_bytes_per_s == pytest.approx(1e9)
+    assert found.bandwidth_share == pytest.approx(0.4)
+    (operation,) = found.operations
+    assert (operation.count, operation.payload_bytes, operation.transfer_ns) == (1.5, 2000.0, 2000.0)
+    # With one run that recorded nothing, nothing is said of the cell.
+    partial = communication(figures_of(cell, [*runs, new_run(cell)]))
+    assert (partial.total_ns, partial.operations, partial.bus_bytes_per_s) == (None, (), None)
+
+
+def test_kinds_and_group_sizes_stay_apart(
+    new_cell, new_run, new_communication, new_operation, figures_of
+) -> None:
+    cell = new_cell()
+    operations = [
+        new_operation("allreduce", 4, 10.0),
+        new_operation("allreduce", 2, 20.0),
+        new_operation("send", 2, 30.0, transfer_ns=None, wait_ns=None),
+    ]
+    run = new_run(cell, communication=new_communication(operations))
+    assert list(communication(figures_of(cell, [run, run])).operations) == operations
+
+
+PEAK = 1e8
+LIMITS = [
+    # Above 70 % of the peak the link is full.
+    (2.0, 0.75e8, 4, "the link is full"),
+    (2.0, 0.70e8, 4, "the link is full"),
+    (2.0, 0.60e8, 4, "the link is most of what limits"),
+    (2.0, 0.50e8, 4, "the link is most of what limits"),
+    # Four operations of 1 MB are not small, 100 of 40 kB are.
+    (2.0, 0.20e8, 4, "with 4 operations of 977 KiB a step, contention or latency limits"),
+    (2.0, 0.20e8, 100, "latency limits, with 100 operations of 39.1 KiB a step"),
+    # Of a tenth of the step or less nothing is said.
+    (1.0, 0.75e8, 4, None),
+    (1.01, 0.75e8, 4, "the link is full"),
+    (-2.0, 0.75e8, 4, None),
+    (2.0, None, 4, None),
+]
+
+
+@pytest.mark.parametrize(("exposed", "bus", "operations", "text"), LIMITS)
+def test_what_limits_is_told_by_the_bandwidth_and_the_size_of_operations(
+    one, exposed, bus, operations, text
+) -> None:
+    found = one(
+        budget=(7.0, exposed, 1.0),
+        bus_bytes_per_s=bus,
+        peak_bus_bytes_per_s=PEAK,
+        run={"exchange_operations": operations},
+    )
+    finding = communication_finding(found.figures)
+    assert (finding is None) == (text is None)
+    if text is not None:
+        assert finding is not None
+        assert text in finding
+
+
+def test_the_finding_is_a_sentence_of_figures(one) -> None:
+    found = one(bus_bytes_per_s=0.8e8, peak_bus_bytes_per_s=PEAK)
+    assert communication_finding(found.figures) == (
+        "20.0 % of the step is exposed transfer, and its collectives reach 80.0 % of the 100 MB/s that "
+        "plain all-reduces reach alone: the link is full."
+    )
+
+
+def test_an_exposed_time_that_may_be_nothing_limits_nothing(
+    new_cell, new_run, new_communication, figures_of
+) -> None:
+    cell = new_cell()
+    recorded = new_communication(bus_bytes_per_s=0.8e8, peak_bus_bytes_per_s=PEAK)
+    runs = [new_run(cell, 10.0, exposed, communication=recorded) for exposed in (-1.0, 6.0)]
+    assert communication_finding(figures_of(cell, runs)) is None
+    apart = [new_run(cell, 10.0, exposed, communication=recorded) for exposed in (1.0, 6.0)]
+    assert communication_finding(figures_of(cell, apart)) is not None
+
+
+def test_the_exposed_share_of_the_recorder_counts_too(one) -> None:
+    found = one(
+        exposed=None,
+        budget=(7.0, 2.0, 0.0),
+        method="recorded",
+        bus_bytes_per_s=0.8e8,
+        peak_bus_bytes_per_s=PEAK,
+    )
+    finding = communication_finding(found.figures)
+    assert finding is not None
+    assert finding.startswith("20.0 % of the step")
+
+
+@pytest.mark.parametrize(("peak", "slow"), [(61e6, True), (63e6, False), (125e6, False)])
+def test_half_of_the_nominal_rate_is_a_slow_link(one, peak, slow) -> None:
+    # 1 Gbit/s are 125 MB/s; nothing is exposed.
+    found = one(exposed=0.0, link=1000.0, peak_bus_bytes_per_s=peak)
+    expected = (
+        "Slow link: plain all-reduces alone reach 61.0 MB/s, 48.8 % of the 125 MB/s of a 1gbit link."
+        if slow
+        else None
+    )
+    assert communication_finding(found.figures) == expected
+
+
+@pytest.fixture
+def peaks(new_cell, new_run, new_communication, new_ranks, figures_of):
+    """Cells of some sizes by the peak of their link in MB/s, four ranks a node."""
+
+    def made(by_size: dict[int, float], *, run: dict[str, object] | None = None, **fields: object):
+        cells = []
+        for gpus, peak in by_size.items():
+            cell = new_cell(gpus, **fields)
+            ranks = new_ranks([10.0] * gpus, node=[rank // 4 for rank in range(gpus)])
+            recorded = new_communication(peak_bus_bytes_per_s=peak * 1e6)
+            cells.append(
+                figures_of(cell, [new_run(cell, communication=recorded, ranks=ranks, **(run or {}))])
+            )
+        return cells
+
+    return made
+
+
+def test_a_size_with_half_of_the_peak_of_a_smaller_one_has_a_slow_link(peaks) -> None:
+    (slow,) = slow_links(peaks({2: 900, 4: 1000, 8: 490, 16: 510, 32: 480, 64: 100}))
+    assert slow.finding == (
+        "Slow link: plain all-reduces alone reach 490 MB/s on 8 ranks (CPU) on 2 nodes, 49.0 % of the 1.00 "
+        "GB/s on 4 ranks (CPU) on 1 node; below half at 32, 64 too."
+    )
+
+
+def test_a_link_that_is_quicker_at_larger_sizes_is_not_slow_at_small_ones(peaks) -> None:
+    assert slow_links(peaks({2: 100, 4: 500, 8: 1000})) == []
+
+
+def test_networks_devices_and_stand_ins_are_not_compared(peaks) -> None:
+    fast = peaks({4: 1000})
+    assert slow_links([*fast, *peaks({8: 100}, link_mbit_per_s=1000.0)]) == []
+    assert slow_links([*fast, *peaks({8: 100}, device="cuda")]) == []
+    assert slow_links([*fast, *peaks({8: 100}, run={"evidence": Evidence.EMULATED})]) == []
+    assert len(slow_links([*fast, *peaks({8: 100})])) == 1
+
+
+def test_of_several_cells_of_one_size_the_best_peak_counts(peaks) -> None:
+    good, bad = peaks({8: 900}), peaks({8: 100}, compression="bf16")
+    assert slow_links([*peaks({4: 1000}), *bad, *good]) == []
+    assert slow_links([*peaks({4: 1000}), *good, *bad]) == []
+
+
+def test_the_interval_of_one_run_is_asked_too(one) -> None:
+    unsure = Metric(value=2 * MS, unit="ns", low=-1.0, high=4 * MS, samples=8, interval="t95-quads")
+    recorded = {"bus_bytes_per_s": 0.8e8, "peak_bus_bytes_per_s": PEAK}
+    found = one(budget=None, run={"exposed_ns": unsure}, **recorded)
+    assert communication_finding(found.figures) is None
+    sure = msgspec.structs.replace(unsure, low=1.0)
+    found = one(budget=None, run={"exposed_ns": sure}, **recorded)
+    assert communication_finding(found.figures) is not None

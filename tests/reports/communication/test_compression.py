@@ -1,0 +1,196 @@
+"""Bytes, loss and break-even beside the dense exchange, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from reports.analysis.compression import (
+    ANY_RATE,
+    BY_NODES,
+    NO_FEWER,
+    NOT_EXPOSED,
+    NOT_RECORDED,
+    BreakEven,
+    break_even,
+    loss_guard,
+    payload_ratio,
+    wire_bytes,
+)
+from reports.analysis.exchange import exchange_parts
+
+MS = 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("allreduce", 1.5),
+        ("allgather", 3),
+        ("_allgather_base", 3),
+        ("_reduce_scatter_base", 0.75),
+        ("alltoall_base", 0.75),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("send", 1),
+        ("recv", 0),
+    ],
+)
+def test_wire_bytes_of_each_operation_over_four_ranks(new_operation, name, factor) -> None:
+    assert wire_bytes([new_operation(name, 4, 1000.0)]) == pytest.approx(1000 * factor)
+
+
+def test_wire_bytes_add_up_each_over_its_own_group(new_operation) -> None:
+    # 2 x 1/2 of 1000, and 7 times 10.
+    operations = [new_operation("allreduce", 2, 1000.0), new_operation("_allgather_base", 8, 10.0)]
+    assert wire_bytes(operations) == pytest.approx(1070.0)
+
+
+def test_a_ring_of_sends_carries_what_an_all_reduce_does(new_operation) -> None:
+    # 4 ranks: 2 x 3 sends of a quarter.
+    sends = [new_operation("send", 4, 6 * 250.0), new_operation("recv", 4, 6 * 250.0)]
+    assert wire_bytes(sends) == wire_bytes([new_operation("allreduce", 4, 1000.0)])
+
+
+def test_what_is_not_known_has_no_wire_bytes(new_operation) -> None:
+    assert wire_bytes([]) is None
+    assert wire_bytes([new_operation("allreduce", 4, 1.0), new_operation("gossip", 4, 1.0)]) is None
+
+
+@pytest.fixture
+def exchanged(new_cell, new_run, new_communication, new_operation, figures_of):
+    """A cell of 4 ranks by step and exposed time in ms and its operation."""
+
+    def made(step, exposed, operation, payload, *, run=None, **fields):
+        cell = new_cell(4, **fields)
+        recorded = new_communication([new_operation(operation, 4, payload)]) if operation else None
+        result = new_run(cell, step, exposed, communication=recorded, **(run or {}))
+        return figures_of(cell, [result])
+
+    return made
+
+
+def test_break_even_by_hand(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    topk = exchanged(14.0, 2.0, "_allgather_base", 80e3, compression="topk:0.01")
+    # On the wire 6 MB and 0.24 MB; apart from the transfer 8 ms and 12 ms: 5.76 MB in 4 ms are 11.52 Gbit/s.
+    found = break_even(topk, dense)
+    assert found == BreakEven(mbit_per_s=pytest.approx(11520.0), reason=None)
+    assert str(found) == "below 11.5 Gbit/s"
+    # At that bandwidth the two steps are equally long: 8 + 6 MB / B = 12 + 0.24 MB / B.
+    bytes_per_ms = 11520e6 / 8 / 1e3
+    assert 8 + 6e6 / bytes_per_ms == pytest.approx(12 + 0.24e6 / bytes_per_ms)
+
+
+def test_a_slow_break_even_is_in_mbit(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    slow = exchanged(120.0, 12.0, "allreduce", 2e6, compression="bf16")
+    # 3 MB less in 100 ms more.
+    assert str(break_even(slow, dense)) == "below 240 Mbit/s"
+
+
+def test_more_bytes_never_pay(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    # Half the payload, gathered by 3 others, is as much as the all-reduce carries.
+    assert break_even(exchanged(10.0, 5.0, "allgather", 2e6), dense).reason == NO_FEWER
+    assert break_even(exchanged(30.0, 5.0, "allgather", 1.99e6), dense).mbit_per_s is not None
+
+
+def test_without_extra_time_it_pays_at_any_bandwidth(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    found = break_even(exchanged(10.0, 2.0, "allreduce", 2e6), dense)
+    assert (found.mbit_per_s, str(found)) == (None, ANY_RATE)
+
+
+def test_a_transfer_below_nothing_is_nothing(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    # 12 ms apart from its transfer, not 13: 3 MB in 4 ms.
+    found = break_even(exchanged(12.0, -1.0, "allreduce", 2e6), dense)
+    assert found.mbit_per_s == pytest.approx(6000.0)
+
+
+def test_what_was_not_measured_projects_nothing(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    assert break_even(exchanged(20.0, 12.0, None, 0.0), dense).reason == NOT_RECORDED
+    assert break_even(dense, exchanged(20.0, 12.0, None, 0.0)).reason == NOT_RECORDED
+    assert break_even(exchanged(20.0, None, "allreduce", 2e6), dense).reason == NOT_EXPOSED
+    by_nodes = exchanged(30.0, 1.0, "allreduce", 2e6, collective="hierarchical")
+    assert break_even(by_nodes, dense).reason == BY_NODES
+
+
+def test_the_payload_is_divided_by_the_dense_one(exchanged) -> None:
+    dense = exchanged(20.0, 12.0, None, 0)
+    small = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": 1_000_000})
+    none = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": 0})
+    unknown = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": None})
+    assert payload_ratio(small, dense) == pytest.approx(0.25)
+    assert payload_ratio(dense, none) is None
+    assert payload_ratio(dense, unknown) is None
+    assert payload_ratio(unknown, dense) is None
+
+
+@pytest.fixture
+def trained(new_cell, new_run, figures_of):
+    """A cell whose runs kept these losses, each with the steps between them."""
+
+    def made(*kept):
+        cell = new_cell(2)
+        runs = [new_run(cell, losses=tuple(losses), losses_every=every) for losses, every in kept]
+        return figures_of(cell, runs)
+
+    return made
+
+
+def test_losses_are_compared_at_the_last_step_that_all_kept(trained) -> None:
+    # Steps 1, 3, 5, 7 and 1, 4, 7, 10: the last of both is 7.
+    guard = loss_guard(trained(([4.0, 3.0, 2.0, 1.0], 2)), trained(([4.0, 3.5, 2.5, 0.5], 3)))
+    assert guard is not None
+    assert (guard.steps, guard.loss, guard.dense) == (7, 1.0, 2.5)
+    assert str(guard) == "1.000 against 2.500 after 7 steps"
+
+
+def test_the_loss_is_the_mean_of_the_runs_at_that_step(trained) -> None:
+    own = trained(([4.0, 3.0], 1), ([4.0, 1.0, 0.1], 1))
+    guard = loss_guard(own, trained(([4.0, 2.5, 0.2], 1)))
+    assert guard is not None
+    assert (guard.steps, guard.loss, guard.dense) == (2, 2.0, 2.5)
+
+
+def test_runs_without_losses_guard_nothing(trained) -> None:
+    assert loss_guard(trained(([], 1)), trained(([1.0], 1))) is None
+    assert loss_guard(trained(([1.0], 1), ([], 1)), trained(([1.0], 1))) is None
+
+
+def test_a_row_carries_what_it_costs_and_spares(
+    new_cell, new_run, new_communication, new_operation, study_of
+) -> None:
+    def runs(cell, step, exposed, payload, cpu):
+        recorded = new_communication([new_operation("allreduce", 2, payload)], exchange_cpu_ns=cpu)
+        fields = {"losses": (2.0, 1.0), "exchange_payload_bytes": round(payload)}
+        return [new_run(cell, step, exposed, communication=recorded, **fields) for _ in range(3)]
+
+    dense, small = new_cell(2), new_cell(2, compression="bf16")
+    study = study_of({dense: runs(dense, 20.0, 12.0, 4e6, None), small: runs(small, 18.0, 6.0, 2e6, 3 * MS)})
+    (part,) = exchange_parts(study)
+    first, second = part.rows
+    assert (first.payload_ratio, first.exchange_cpu_ns, first.loss_guard, first.break_even) == (None,) * 4
+    assert second.payload_ratio == pytest.approx(0.5)
+    assert second.exchange_cpu_ns == pytest.approx(3 * MS)
+    assert str(second.loss_guard) == "1.000 against 1.000 after 2 steps"
+    # 2 MB less in 12 - 8 ms more.
+    assert str(second.break_even) == "below 4.00 Gbit/s"
+
+
+def test_unlike_conditions_project_nothing(new_cell, new_run, study_of) -> None:
+    dense, small = new_cell(2), new_cell(2, compression="bf16")
+    other = new_run(dense).environment
+    assert other is not None
+    unlike = type(other)(**{**{name: getattr(other, name) for name in other.__struct_fields__}, "torch": "2"})
+    study = study_of(
+        {
+            dense: [new_run(dense, losses=(1.0,))],
+            small: [new_run(small, losses=(1.0,), environment=unlike, fingerprint="other")],
+        }
+    )
+    (part,) = exchange_parts(study)
+    assert part.rows[1].dense is not None
+    assert (part.rows[1].break_even, part.rows[1].loss_guard) == (None, None)

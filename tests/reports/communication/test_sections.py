@@ -1,0 +1,350 @@
+"""What the three sections of the page say and draw, and how large the map of ranks becomes."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from reports.analysis.stragglers import stragglers
+from reports.page.rank_map import STEPS, MapRow, class_of, rank_maps
+from reports.page.render import render_figures
+from reports.page.section import Bullets, Drawings, Paragraph, Section, Table
+from reports.page.sections.communication import communication_section
+from reports.page.sections.compression import compression_section
+from reports.page.sections.ranks import ranks_section
+
+MS = 1e6
+
+
+def texts(section: Section) -> list[str]:
+    """Every paragraph and bullet."""
+    found: list[str] = []
+    for block in section.blocks:
+        if isinstance(block, Paragraph):
+            found.append(str(block.text))
+        elif isinstance(block, Bullets):
+            found += block.items
+    return found
+
+
+def tables(section: Section) -> list[Table]:
+    return [block for block in section.blocks if isinstance(block, Table)]
+
+
+def rows(table: Table) -> list[dict[str, str]]:
+    heads = [column.title for column in table.data.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.data.rows]
+
+
+def drawings(section: Section) -> list:
+    found = [drawing for block in section.blocks if isinstance(block, Drawings) for drawing in block.drawings]
+    for drawing in found:
+        ElementTree.fromstring(str(drawing.svg).replace("xlink:", ""))
+    return found
+
+
+@pytest.fixture
+def limited_runs(new_run, new_budget, new_communication, new_operation, new_ranks):
+    """Three runs of a cell, 4 ms of communication in flight; the last rank's compute is `slow` ms, not 7."""
+
+    def made(cell, exposed, *, peak, slow):
+        recorded = new_communication(
+            [new_operation("allreduce", cell.gpus, 4e6)],
+            total_ns=4 * MS,
+            blocked_ns=0.5 * MS,
+            transfer_ns=1.5 * MS,
+            wait_ns=0.25 * MS,
+            bus_bytes_per_s=0.8 * peak,
+            peak_bus_bytes_per_s=peak,
+            step_ns=12 * MS,
+        )
+        fields = {
+            "budget": new_budget(7.0, exposed, 0.5),
+            "communication": recorded,
+            "ranks": new_ranks([7.0] * (cell.gpus - 1) + [slow], 0.01),
+            "losses": (2.0, 1.5),
+        }
+        return [new_run(cell, 10.0, exposed, **fields) for _ in range(3)]
+
+    return made
+
+
+@pytest.fixture
+def limited(new_cell, limited_runs, study_of):
+    """Two sizes of ddp and bf16: the larger one exchanges more, has a slow link and a slow rank."""
+
+    def made(*, slow=8.0, large_peak=1e8, exposed=3.0):
+        small, large = new_cell(4), new_cell(8)
+        bf16 = new_cell(8, compression="bf16")
+        return study_of(
+            {
+                small: limited_runs(small, 0.5, peak=1e9, slow=7.0),
+                large: limited_runs(large, exposed, peak=large_peak, slow=slow),
+                bf16: limited_runs(bf16, exposed / 2, peak=large_peak, slow=7.0),
+            }
+        )
+
+    return made
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawings take seconds, and are looked at by tests of their own."""
+    monkeypatch.setattr("reports.page.sections.communication._drawn", lambda study, cells: iter(()))
+
+
+def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
+    section = communication_section(limited())
+    found = texts(section)
+    assert (
+        "Slow link: plain all-reduces alone reach 100 MB/s on 8 ranks (CPU) on 1 node, 10.0 % of the 1.00 "
+        "GB/s on 4 ranks (CPU) on 1 node."
+    ) in found
+    # Of one piece of work the cell with the largest share exposed, alone.
+    assert [text for text in found if "the link is full" in text] == [
+        "ddp x 8, 8 / 64: 30.0 % of the step is exposed transfer, and its collectives reach 80.0 % of "
+        "the 100 MB/s that plain all-reduces reach alone: the link is full."
+    ]
+
+
+def test_a_study_that_nothing_limits_says_nothing_of_it(limited, undrawn) -> None:
+    found = " ".join(texts(communication_section(limited(large_peak=1e9, exposed=0.5))))
+    assert "Slow link" not in found
+    assert "limits" not in found
+    assert "the link is" not in found
+
+
+def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited, undrawn) -> None:
+    found = texts(communication_section(limited()))
+    assert (
+        "ddp x 8, 8 / 64: two methods disagree by 30.0 % of the step: on-off blocks see 3.50 ms of "
+        "communication and wait, the recorder 500 us of blocked time."
+    ) in found
+    # 2 ms and 0.5 ms apart are a fifth of the step at most.
+    assert sum("two methods disagree" in text for text in found) == 1
+    slowed = "with the recorder on a step took 20.0 % longer; its times are of that step."
+    assert sum(slowed in text for text in found) == 3
+
+
+def test_the_tables_of_communication_show_the_three_times(limited, undrawn) -> None:
+    time, traffic, kinds = tables(communication_section(limited()))
+    row = rows(time)[1]
+    assert {name: row[name] for name in list(row)[4:]} == {
+        "in flight": "4.00 ms",
+        "exposed": "3.00 ms",
+        "share of step": "30.0 %",
+        "interval of the share": "30.0 to 30.0, range of 3",
+        "exposed transfer": "3.00 ms",
+        "exposed wait": "500 us",
+        "method": "on-off",
+        "blocked": "500 us",
+        # 1 - 3.5 / 4.
+        "hidden": "12.5 %",
+        "over compute": "42.9 %",
+    }
+    row = rows(traffic)[1]
+    assert {name: row[name] for name in list(row)[4:]} == {
+        "payload a step and rank": "3.81 MiB",
+        "operations a step": "4",
+        "an operation": "977 KiB",
+        "transfer inside": "1.50 ms",
+        "wait inside": "250 us",
+        "bandwidth": "80.0 MB/s",
+        "peak": "100 MB/s",
+        "of the peak": "80.0 %",
+    }
+    assert kinds.folded
+    assert len(rows(kinds)) == 3
+    assert rows(kinds)[1]["operation"] == "allreduce"
+
+
+def test_communication_is_drawn_against_scale_where_there_are_several_sizes(limited) -> None:
+    found = drawings(communication_section(limited()))
+    titles = [drawing.title for drawing in found]
+    work = "gpt-nano, batch 8 per replica"
+    assert titles[:4] == [
+        f"{work}: communication in flight of a step, ms",
+        f"{work}: exposed transfer of a step, ms",
+        f"{work}: exposed wait of a step, ms",
+        f"{work}: exposed transfer over compute of a step, %",
+    ]
+    assert "ddp: 0.500 at 4, 3.00 at 8; ddp + bf16: 1.50 at 8." in str(found[1].svg)
+
+
+def test_one_size_is_not_drawn_against_scale(new_cell, new_run, new_budget, study_of) -> None:
+    cell = new_cell(4)
+    section = communication_section(study_of({cell: [new_run(cell, 10.0, 2.0, budget=new_budget(7.0, 2.0))]}))
+    assert [drawing.title for drawing in drawings(section)] == [
+        "gpt-nano: exposed communication, percent of the step"
+    ]
+
+
+def test_devices_alone_have_no_communication(new_cell, new_run, study_of) -> None:
+    cell = new_cell(1, strategy="single")
+    section = communication_section(study_of({cell: [new_run(cell)]}))
+    assert texts(section) == ["No cell of several ranks has a figure."]
+
+
+def test_a_slow_rank_is_named_in_words_and_in_the_table(limited) -> None:
+    section = ranks_section(limited())
+    assert section is not None
+    (finding,) = [text for text in texts(section) if "persistently slow:" in text]
+    assert finding.startswith("ddp x 8, 8 / 64: Rank 7 is persistently slow: 14.3 % above the median rank")
+    found = [row["persistently slow"] for row in rows(tables(section)[0])]
+    assert found == ["none", "rank 7", "none"]
+    row = rows(tables(section)[0])[1]
+    assert (row["slowest rank"], row["by chance"], row["steps"]) == ("rank 7: +14.3 %", "12.5 %", "150")
+    # One of eight is 1 ms slower: 8 - 7.125 ms of the wait of 0.5 ms.
+    assert (row["persistent wait"], row["random wait"]) == ("875 us", "0 ns")
+    variance = rows(tables(section)[1])[1]
+    # 1 / 8 ms^2 of the means less 0.01^2 / 50 of the steps; one node.
+    assert (variance["node"], variance["rank of the node"]) == ("-", "354 us, 99.9 %")
+
+
+def test_without_a_slow_rank_none_is_named(limited) -> None:
+    section = ranks_section(limited(slow=7.0))
+    assert section is not None
+    assert "No rank is persistently slow in any of 3 cells." in texts(section)
+    assert not any("is persistently slow:" in text for text in texts(section))
+
+
+def test_a_slow_node_is_a_node_in_the_table(new_cell, new_run, new_ranks, study_of) -> None:
+    cell = new_cell(8)
+    ranks = new_ranks([7.0] * 4 + [8.0] * 2 + [7.0] * 2, 0.01, node=[0, 0, 1, 1, 2, 2, 3, 3])
+    section = ranks_section(study_of({cell: [new_run(cell, ranks=ranks)]}))
+    assert section is not None
+    assert rows(tables(section)[0])[0]["persistently slow"] == "ranks 4 and 5 (node 2)"
+
+
+def test_without_recorded_ranks_there_is_no_section(new_cell, new_run, study_of) -> None:
+    cell = new_cell(2)
+    assert ranks_section(study_of({cell: [new_run(cell)]})) is None
+
+
+def test_the_exchange_section_has_bytes_loss_and_break_even(limited) -> None:
+    section = compression_section(limited())
+    assert section is not None
+    (costs,) = [table for table in tables(section) if "where it would pay" in table.caption]
+    row = rows(costs)[-1]
+    assert row["exchange"] == "ddp + bf16"
+    assert row["payload of the dense"] == "100.0 %"
+    assert row["loss against the dense"] == "1.500 against 1.500 after 2 steps"
+    assert row["break-even, projected"] == "sends no fewer bytes"
+    about = texts(section)[0]
+    assert "the losses below are those of a few steps" in about
+
+
+def test_the_page_holds_the_sections_in_their_order_and_their_definitions(limited) -> None:
+    study = limited()
+    html = render_figures(study)
+    found = re.findall(r'<section id="([^"]+)"', html)
+    mine = [one for one in found if one in ("communication", "exchange", "ranks")]
+    assert mine == ["communication", "exchange", "ranks"]
+    for section in (communication_section(study), compression_section(study), ranks_section(study)):
+        assert section is not None
+        columns = [column for table in tables(section) for column in table.data.columns]
+        assert {one.anchor for one in section.definitions} <= {column.anchor for column in columns}
+        for column in columns:
+            assert column.anchor is None or f'id="{column.anchor}"' in html
+
+
+@pytest.mark.parametrize(
+    ("excess", "kind"),
+    [
+        (0.0, 0),
+        (0.03, 0),
+        (0.031, 1),
+        (0.061, 2),
+        (0.121, 3),
+        (5.0, 3),
+        (-0.029, 0),
+        (-0.031, -1),
+        (-0.5, -3),
+    ],
+)
+def test_classes_of_the_map(excess, kind) -> None:
+    assert pytest.approx((0.03, 0.06, 0.12)) == STEPS
+    assert class_of(excess) == kind
+
+
+@pytest.fixture
+def map_rows(new_cell, new_run, figures_of, ranks_of):
+    """Rows of a map from the excess of each rank by seeded noise."""
+
+    def made(cells: int, ranks: int, spread: float) -> list[MapRow]:
+        rng = np.random.default_rng(2)
+        found = []
+        for place in range(cells):
+            steps = (10 + 10 * spread * rng.standard_normal((ranks, 1))) + 0.1 * rng.standard_normal(
+                (ranks, 2)
+            )
+            cell = new_cell(ranks)
+            one = stragglers(figures_of(cell, [new_run(cell, ranks=ranks_of(steps * MS))]))
+            assert one is not None
+            found.append(MapRow(label=f"cell {place} <&>", stragglers=one))
+        return found
+
+    return made
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.01, 60_000), (0.06, 260_000), (0.5, 400_000)])
+def test_a_map_of_a_hundred_cells_of_256_ranks_is_small(map_rows, spread, most) -> None:
+    maps = rank_maps(map_rows(100, 256, spread), "GPUs")
+    assert len(maps) == 5
+    svgs = [str(drawing.svg) for drawing in maps]
+    assert sum(map(len, svgs)) < most
+    for svg in svgs:
+        ElementTree.fromstring(svg)
+        # Labels, ticks, the scale, and a path a class: no element a rank.
+        assert svg.count("<rect") == 7
+        assert svg.count("<path") <= 2 + 6 + 24
+        assert "<image" not in svg
+        assert not re.search(r"#[0-9a-f]{6}", svg)
+
+
+def test_the_map_strokes_classes_and_marks_slow_ranks(new_ranks, new_cell, new_run, figures_of) -> None:
+    cell = new_cell(8)
+    compute = [10.0, 10.0, 10.4, 10.4, 10.0, 13.0, 9.5, 10.0]
+    one = stragglers(figures_of(cell, [new_run(cell, ranks=new_ranks(compute, 0.001))]))
+    assert one is not None
+    (drawing,) = rank_maps([MapRow(label="a", stragglers=one)], "GPUs")
+    svg = str(drawing.svg)
+    # 4 % above: ranks 2 and 3, the lowest class; 30 % above: rank 5, the highest; 5 % below: rank 6.
+    assert re.search(r'vermillion\); stroke-opacity: 0.35" d="M2 0h2"', svg)
+    assert re.search(r'vermillion\); stroke-opacity: 1.0" d="M5 0h1"', svg)
+    assert re.search(r'blue\); stroke-opacity: 0.35" d="M6 0h1"', svg)
+    assert svg.count("stroke-opacity") == 3
+    # A mark in the middle of each of ranks 2, 3 and 5, 30 units wide.
+    assert re.findall(r"M([\d.]+) [\d.]+l3 5h-6z", svg)[:3] == ["75.0", "105.0", "165.0"]
+    assert "between -5.0 % and 30.0 % of it. Persistently slow: a: rank 2, rank 3, rank 5." in svg
+
+
+def test_maps_are_ordered_by_number_of_ranks_in_sheets(map_rows) -> None:
+    maps = rank_maps([*map_rows(25, 8, 0.1), *map_rows(1, 2, 0.1)], "ranks (CPU)")
+    assert [drawing.title.rpartition(", ")[2] for drawing in maps] == ["2 to 8 ranks (CPU)", "8 ranks (CPU)"]
+    names = [re.search(r'<title id="([^"]+)"', str(drawing.svg)) for drawing in maps]
+    assert len({name[1] for name in names if name}) == 2
+    assert "cell 0 &lt;&amp;&gt;" in str(maps[0].svg)
+    # Each size has a band and numbers of ranks of its own.
+    assert str(maps[0].svg).count("var(--rule)") == 2 + 1
+    assert re.findall(r">(\d)</text>", str(maps[0].svg)) == [*"01", *"01234567"]
+
+
+def test_more_slow_cells_than_are_read_are_left_to_the_table(new_cell, new_run, new_ranks, study_of) -> None:
+    runs = {}
+    for gpus in range(4, 14):
+        cell = new_cell(gpus)
+        runs[cell] = [new_run(cell, ranks=new_ranks([7.0] * (gpus - 1) + [8.0], 0.01))]
+    section = ranks_section(study_of(runs))
+    assert section is not None
+    assert sum("is persistently slow:" in text for text in texts(section)) == 8
+    assert "Slow ranks of 2 more cells are in the table below." in texts(section)
+
+
+def test_more_seen_than_in_flight_is_said_beside_no_overlap(limited, undrawn) -> None:
+    # 4 ms in flight; 4.5 ms of exposed transfer and 0.5 ms of exposed wait.
+    time = tables(communication_section(limited(exposed=4.5)))[0]
+    assert rows(time)[1]["hidden"] == "0.0 %, slows compute"

@@ -1,0 +1,282 @@
+"""Slow ranks and nodes that were planted are named; chance is not, more often than is stated."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports.analysis.stragglers import (
+    FALSE_ALARM,
+    SLOW_ABOVE,
+    numbered,
+    persistently_slow,
+    split_wait,
+    stragglers,
+    variance_split,
+)
+
+MS = 1e6
+
+
+@pytest.fixture
+def found(new_cell, new_run, figures_of):
+    """The stragglers of a cell from the rank columns of its runs, and of their waits in ms."""
+
+    def made(runs, budgets=None):
+        cell = new_cell(len(runs[0].compute_ns))
+        results = [
+            new_run(cell, ranks=ranks, budget=None if budgets is None else budgets[place])
+            for place, ranks in enumerate(runs)
+        ]
+        return stragglers(figures_of(cell, results))
+
+    return made
+
+
+def test_a_rank_that_is_slow_in_each_run_is_named(found, new_ranks) -> None:
+    shares = [0.05, 0.05, 0.85, 0.05]
+    runs = [new_ranks([10.0, 10.1, 11.5, 9.8], slowest_share=shares) for _ in range(3)]
+    one = found(runs)
+    assert one is not None
+    assert one.persistent == (2,)
+    assert one.slow_nodes == ()
+    # The median of 9.8, 10.0, 10.1 and 11.5 is 10.05.
+    assert one.excess == pytest.approx([10 / 10.05 - 1, 10.1 / 10.05 - 1, 11.5 / 10.05 - 1, 9.8 / 10.05 - 1])
+    assert one.most_often_slowest == 2
+    assert (one.runs, one.steps) == (3, 150)
+    # 11.5 less the mean of all four, 10.35.
+    assert one.persistent_wait_ns == pytest.approx(1.15 * MS)
+    assert one.finding == (
+        "Rank 2 is persistently slow: 14.4 % above the median rank in each of 3 runs, and the slowest of "
+        "all in 85.0 % of the steps (25.0 % by chance). The mean rank loses 1.15 ms a step to that."
+    )
+
+
+def test_a_rank_that_is_slow_in_one_run_of_two_is_not(found, new_ranks) -> None:
+    one = found([new_ranks([10.0, 10.0, 12.0, 10.0]), new_ranks([10.0, 10.0, 10.0, 10.0])])
+    assert one.persistent == ()
+
+
+def test_another_node_in_another_run_is_another_rank(found, new_ranks) -> None:
+    compute = [10.0, 10.0, 12.0, 10.0]
+    one = found([new_ranks(compute, node=[0, 0, 1, 1]), new_ranks(compute, node=[0, 0, 2, 1])])
+    assert one.persistent == ()
+
+
+@pytest.mark.parametrize(("compute", "persistent"), [(10.31, (1,)), (10.29, ())])
+def test_three_percent_above_the_median_is_slow_and_less_is_not(
+    found, new_ranks, compute, persistent
+) -> None:
+    assert pytest.approx(0.03) == SLOW_ABOVE
+    assert found([new_ranks([10.0, compute, 10.0, 10.0, 10.0], 0.001)]).persistent == persistent
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_what_the_spread_of_the_steps_explains_is_not_slow(found, new_ranks, above) -> None:
+    # One side of the bound by scipy's own quantile: 10 % above, over five ranks, 50 steps.
+    t = stats.t.isf(FALSE_ALARM / 5, df=49)
+    sd = 1.0 * 50**0.5 / t * (0.99 if above else 1.01)
+    one = found([new_ranks([10.0, 11.0, 10.0, 10.0, 10.0], sd)])
+    assert one.persistent == ((1,) if above else ())
+
+
+def test_one_step_tells_nothing_and_steps_without_spread_tell_all(new_ranks) -> None:
+    compute = [10.0, 12.0, 10.0]
+    assert persistently_slow([new_ranks(compute, 0.0, steps=1)]) == ()
+    assert persistently_slow([new_ranks(compute, 0.0, steps=2)]) == (1,)
+    assert persistently_slow([new_ranks([10.0, 10.0, 10.0], 0.0)]) == ()
+
+
+def test_a_slow_node_is_named_as_a_node(found, new_ranks) -> None:
+    node = [0, 0, 1, 1, 2, 2]
+    one = found([new_ranks([10.0, 10.0, 12.0, 12.0, 10.0, 10.0], node=node)] * 2)
+    assert (one.persistent, one.slow_nodes) == ((2, 3), (1,))
+    assert one.finding.startswith(
+        "Node 1 (ranks 2 and 3) is persistently slow: on the mean 20.0 % above the median rank in each of "
+        "2 runs"
+    )
+
+
+def test_a_node_with_a_quick_rank_is_no_slow_node(found, new_ranks) -> None:
+    one = found([new_ranks([10.0, 10.0, 12.0, 10.0, 12.0, 12.0, 10.0, 10.0], node=[0, 0, 1, 1, 2, 2, 3, 3])])
+    assert (one.persistent, one.slow_nodes) == ((2, 4, 5), (2,))
+    assert one.finding.startswith("Node 2 (ranks 4 and 5) and rank 2 are persistently slow")
+
+
+def test_nodes_of_one_rank_and_a_single_node_are_ranks(found, new_ranks) -> None:
+    for node in ([0, 1, 2], [0, 0, 0]):
+        one = found([new_ranks([10.0, 10.0, 12.0], node=node)])
+        assert (one.persistent, one.slow_nodes) == ((2,), ())
+        assert one.finding.startswith("Rank 2 is persistently slow")
+
+
+def test_random_skew_is_no_slow_rank_and_its_loss_is_named(found, new_ranks, new_budget) -> None:
+    runs = [new_ranks([10.0, 10.1, 9.9, 10.0], 1.0)]
+    one = found(runs, [new_budget(10.0, wait=0.9)])
+    assert one.persistent == ()
+    # The largest mean is 10.1, the mean of them 10.0.
+    assert one.persistent_wait_ns == pytest.approx(0.1 * MS)
+    assert one.random_wait_ns == pytest.approx(0.8 * MS)
+    assert one.finding == (
+        "No rank of 4 is persistently slow; the mean rank loses 800 us a step to random skew."
+    )
+
+
+def test_the_wait_is_split_over_the_means_of_the_runs(new_ranks) -> None:
+    runs = [new_ranks([10.0, 12.0]), new_ranks([10.0, 14.0])]
+    # Imbalances 1 and 2 ms; waits 2 and 3 ms: of 2.5 ms on the mean 1.5 lasts.
+    assert split_wait(runs, [2 * MS, 3 * MS]) == (pytest.approx(1.5 * MS), pytest.approx(1.0 * MS))
+    assert split_wait(runs, []) == (pytest.approx(1.5 * MS), None)
+    assert split_wait(runs, [1 * MS]) == (pytest.approx(1.5 * MS), 0.0)
+
+
+def test_the_split_of_the_wait_adds_up_on_single_steps(ranks_of) -> None:
+    rng = np.random.default_rng(3)
+    steps = (10 + 0.5 * rng.standard_normal((8, 400)) + np.eye(1, 8, 3).T) * MS
+    wait = (steps.max(axis=0) - steps.mean(axis=0)).mean()
+    lasting, random = split_wait([ranks_of(steps)], [wait])
+    assert random is not None
+    assert random > 0
+    assert lasting + random == pytest.approx(wait)
+    # Rank 3 is 1 ms above seven others: 7/8 ms above the mean of all.
+    assert lasting == pytest.approx(0.875 * MS, rel=0.1)
+
+
+def test_variance_of_two_nodes_by_hand(new_ranks) -> None:
+    # Node means 11 and 15; ranks 1 off their node's mean; steps with a variance of 4 over 4 steps each.
+    split = variance_split([new_ranks([10.0, 12.0, 14.0, 16.0], 2.0, steps=4, node=[0, 0, 1, 1])])
+    # Inside of nodes 4 / (4 - 2) = 2, of which 4 / 4 = 1 is of steps.
+    assert split.rank is not None
+    assert split.rank.sd_ns == pytest.approx(1.0 * MS)
+    # Between nodes 2 (2^2 + 2^2) / 1 = 16; less 2, over two ranks a node: 7.
+    assert split.node is not None
+    assert split.node.sd_ns == pytest.approx(7**0.5 * MS)
+    assert split.step.sd_ns == pytest.approx(2.0 * MS)
+    shares = [split.node.share, split.rank.share, split.step.share]
+    assert shares == pytest.approx([7 / 12, 1 / 12, 4 / 12])
+
+
+def test_variance_of_nodes_of_unequal_size_by_hand(new_ranks) -> None:
+    # Nodes of 1 and 3 ranks without any variance inside; means 10 and 14, of all 13; no steps' variance.
+    split = variance_split([new_ranks([10.0, 14.0, 14.0, 14.0], 0.0, node=[0, 1, 1, 1])])
+    # (1 x 9 + 3 x 1) / 1 = 12 over m0 = (4 - (1 + 9) / 4) / 1 = 1.5: 8, the half of (14 - 10)^2.
+    assert split.node is not None
+    assert split.node.sd_ns == pytest.approx(8**0.5 * MS)
+    assert split.node.share == pytest.approx(1.0)
+
+
+def test_what_cannot_be_told_apart_has_no_component(new_ranks) -> None:
+    one_node = variance_split([new_ranks([10.0, 12.0], 0.0)])
+    assert one_node.node is None
+    assert one_node.rank is not None
+    assert one_node.rank.sd_ns == pytest.approx(2**0.5 * MS)
+    one_each = variance_split([new_ranks([10.0, 12.0], 1.0, steps=2, node=[0, 1])])
+    assert one_each.rank is None
+    assert one_each.node is not None
+    # Variance 2 of the two means, less 1 / 2 of their steps.
+    assert one_each.node.sd_ns == pytest.approx(1.5**0.5 * MS)
+
+
+def test_a_negative_component_is_nothing_and_shares_add_up_to_one(new_ranks) -> None:
+    split = variance_split([new_ranks([10.0, 10.0], 3.0, steps=9)])
+    assert split.rank is not None
+    assert (split.rank.sd_ns, split.rank.share, split.step.share) == (0.0, 0.0, 1.0)
+    still = variance_split([new_ranks([10.0, 10.0], 0.0)])
+    assert still.step.share == 0.0
+
+
+def test_components_are_averaged_over_runs_before_a_negative_one_is_cut(new_ranks) -> None:
+    # Rank: 2 - 9/9 = 1 in the first, 0 - 9/9 = -1 in the second, 0 on the mean and not 1/2.
+    split = variance_split([new_ranks([10.0, 12.0], 3.0, steps=9), new_ranks([10.0, 10.0], 3.0, steps=9)])
+    assert split.rank is not None
+    assert split.rank.sd_ns == pytest.approx(0.0, abs=1.0)
+
+
+def test_planted_components_are_found_on_the_mean(ranks_of) -> None:
+    """Means over 300 seeded studies are within 4 standard errors of the planted variances."""
+    rng = np.random.default_rng(11)
+    node = np.repeat(np.arange(4), [2, 3, 4, 5])
+    found = []
+    for _ in range(300):
+        ranks = 100 + 2.0 * rng.standard_normal(4)[node] + 1.0 * rng.standard_normal(14)
+        steps = ranks[:, None] + 3.0 * rng.standard_normal((14, 10))
+        columns = ranks_of(steps * MS, node.tolist())
+        split = variance_split([columns])
+        assert split.node is not None
+        assert split.rank is not None
+        found.append([split.node.sd_ns**2, split.rank.sd_ns**2, split.step.sd_ns**2])
+    values = np.array(found) / MS**2
+    errors = values.std(axis=0) / 300**0.5
+    # Cutting at 0 lifts the first two a little.
+    assert np.all(np.abs(values.mean(axis=0) - [4.0, 1.0, 9.0]) < 4 * errors + [0.3, 0.1, 0.0])
+
+
+def test_clean_runs_raise_no_more_alarms_than_stated(ranks_of) -> None:
+    """2,000 runs of 32 equal ranks whose steps vary by half, so that 3 % is nothing.
+
+    Two alarms are expected at most; nine or more come by chance once in 4,000 such tests. Without
+    Bonferroni's correction there would be some 60.
+    """
+    rng = np.random.default_rng(7)
+    alarms = sum(bool(persistently_slow([ranks_of(_noise(rng, 0.5, 32))])) for _ in range(2000))
+    assert stats.poisson.sf(8, 2000 * FALSE_ALARM) < 1 / 4000
+    assert alarms < 9
+
+
+def test_two_hundred_clean_studies_raise_no_alarm(ranks_of) -> None:
+    """Two runs each, in both of which the same rank must pass: 200 x 0.001^2 / 16 by chance."""
+    rng = np.random.default_rng(8)
+    studies = [[ranks_of(_noise(rng, 0.3)) for _ in range(2)] for _ in range(200)]
+    assert [study for study in studies if persistently_slow(study)] == []
+
+
+def test_a_planted_rank_is_found_in_every_study(ranks_of) -> None:
+    """10 % slower, with steps that vary by 5 %: missed in no study of 200."""
+    rng = np.random.default_rng(9)
+    pace = np.where(np.arange(16) == 5, 1.1, 1.0)[:, None]
+    for _ in range(200):
+        runs = [ranks_of(_noise(rng, 0.05) * pace) for _ in range(2)]
+        assert persistently_slow(runs) == (5,)
+
+
+def _noise(rng: np.random.Generator, spread: float, ranks: int = 16) -> np.ndarray:
+    return (1 + spread * rng.standard_normal((ranks, 50))) * 10 * MS
+
+
+def test_without_ranks_there_are_no_stragglers(new_cell, new_run, new_ranks, figures_of) -> None:
+    cell = new_cell(2)
+    assert stragglers(figures_of(cell, [new_run(cell)])) is None
+    alone = new_cell(1)
+    assert stragglers(figures_of(alone, [new_run(alone, ranks=new_ranks([10.0]))])) is None
+
+
+def test_runs_without_ranks_are_not_counted(new_cell, new_run, new_ranks, figures_of) -> None:
+    cell = new_cell(3)
+    runs = [new_run(cell), new_run(cell, ranks=new_ranks([10.0, 12.0, 10.0]))]
+    one = stragglers(figures_of(cell, runs))
+    assert one is not None
+    assert (one.runs, one.persistent) == (1, (1,))
+    assert "in the one run" in one.finding
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((3,), "rank 3"),
+        ((3, 4), "ranks 3 and 4"),
+        ((4, 5, 6, 7), "ranks 4 to 7"),
+        ((1, 3, 6), "ranks 1, 3 and 6"),
+        (tuple(range(0, 24, 2)), "12 ranks"),
+    ],
+)
+def test_ranks_in_words(numbers, text) -> None:
+    assert numbered("rank", numbers) == text
+
+
+def test_the_columns_of_a_rank_that_vary_are_those_of_the_run(new_ranks) -> None:
+    ranks = new_ranks([10.0, 11.0, 10.0], 0.1)
+    assert persistently_slow([ranks]) == (1,)
+    # The same means over spread too wide.
+    assert persistently_slow([msgspec.structs.replace(ranks, compute_sd_ns=[round(5 * MS)] * 3)]) == ()

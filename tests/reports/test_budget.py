@@ -1,0 +1,192 @@
+"""A cell's budget over its runs, and what of a step is lost, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from reports.analysis.budget import CellBudget, budget, lost, why_no_budget
+from reports.analysis.figures import CellFigures, figures
+from reports.analysis.study import analyse
+from results.budget import StepBudget
+from results.statistics import Metric
+
+MS = 1_000_000
+
+
+def metric(ms: float, low: float | None = None, high: float | None = None) -> Metric:
+    ends = [None if end is None else end * MS for end in (low, high)]
+    kind = None if low is None else "t95-quads"
+    return Metric(value=ms * MS, unit="ns", low=ends[0], high=ends[1], samples=8, interval=kind)
+
+
+def parts(
+    *,
+    input: float = 1.0,
+    compute: float = 10.0,
+    transfer: float = 2.0,
+    wait: float = 0.5,
+    bubble: float | None = None,
+    method: str = "on-off",
+) -> StepBudget:
+    return StepBudget(
+        method=method,
+        input_ns=input * MS,
+        compute_ns=compute * MS,
+        transfer_ns=metric(transfer, transfer - 0.25, transfer + 0.25),
+        wait_ns=metric(wait),
+        bubble_ns=None if bubble is None else bubble * MS,
+        other_ns=0.0,
+    )
+
+
+@pytest.fixture
+def cell(planted) -> Callable[..., CellFigures]:
+    """The figures of a cell whose runs have step times in ms and budgets."""
+
+    def made(
+        runs: list[tuple[float, StepBudget | None]], gpus: int = 4, batch: int = 8, **fields: object
+    ) -> CellFigures:
+        planned = planted.series("weak", "ddp", [gpus], batch=batch)[0]
+        planted.plan()
+        planted.runs(planned, [ms for ms, _ in runs])
+        study = analyse("study", planted.study.plans(), planted.study.collect())
+        pool = study.pools[planned.id]
+        changed = [
+            msgspec.structs.replace(run, budget=own, **fields)
+            for run, (_, own) in zip(pool.runs, runs, strict=True)
+        ]
+        found = figures(replace(pool, runs=tuple(changed)))
+        assert found is not None
+        return found
+
+    return made
+
+
+def budget_of(figures: CellFigures) -> CellBudget:
+    found = budget(figures)
+    assert found is not None
+    return found
+
+
+def in_ms(values: dict[str, float]) -> dict[str, float]:
+    return {name: value / MS for name, value in values.items()}
+
+
+def test_parts_are_means_over_runs_and_the_rest_is_other(cell) -> None:
+    one = budget_of(
+        cell(
+            [
+                (14.0, parts(input=1.0, compute=10.0, transfer=2.0, wait=0.5)),
+                (18.0, parts(input=2.0, compute=11.0, transfer=4.0, wait=0.7)),
+            ]
+        )
+    )
+    # 16 - 1.5 - 10.5 - 3 - 0.6 = 0.4.
+    expected = {"input": 1.5, "compute": 10.5, "transfer": 3.0, "wait": 0.6, "other": 0.4}
+    assert in_ms(dict(one.part_ns)) == pytest.approx(expected)
+    assert sum(one.part_ns.values()) == pytest.approx(one.step_ns)
+    assert one.share("transfer") == pytest.approx(3 / 16)
+    assert one.share("bubble") is None
+    # Below six runs their range, not the quads'.
+    assert (one.transfer_ns.low, one.transfer_ns.high) == (2.0 * MS, 4.0 * MS)
+    assert one.transfer_ns.interval == "range"
+    assert one.warning is None
+
+
+def test_from_six_runs_on_transfer_and_wait_have_an_interval_of_t(cell) -> None:
+    one = budget_of(cell([(20.0, parts(transfer=float(n), wait=n / 10)) for n in range(1, 7)]))
+    # Mean 3.5, sd 1.8708, t of 5 degrees 2.5706: half 2.5706 x 1.8708 / sqrt(6) = 1.9633.
+    assert one.transfer_ns.low == pytest.approx((3.5 - 1.9633) * MS, rel=1e-4)
+    assert one.wait_ns.high == pytest.approx((0.35 + 0.19633) * MS, rel=1e-4)
+    assert one.transfer_ns.interval == "t95-runs"
+
+
+def test_one_run_has_the_interval_of_its_quads(cell) -> None:
+    one = budget_of(cell([(14.0, parts(transfer=2.0))]))
+    assert (one.transfer_ns.low, one.transfer_ns.high) == (1.75 * MS, 2.25 * MS)
+    assert one.transfer_ns.interval == "t95-quads"
+
+
+def test_a_bubble_is_a_part_where_there_are_stages(cell) -> None:
+    one = budget_of(cell([(16.0, parts(bubble=2.5)), (17.0, parts(bubble=3.5))], bubble_ideal=0.2))
+    assert one.share("bubble") == pytest.approx(3 / 16.5)
+    # 16.5 - 1 - 10 - 2 - 0.5 - 3 = 0.
+    assert one.part_ns["other"] == pytest.approx(0.0)
+    assert one.bubble_ideal == 0.2
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "said"),
+    [
+        # Without other 13.5: 0.7 of 14.2 are 4.9 %, 0.8 of 14.3 are 5.6 %, -0.7 of 12.8 are -5.5 %.
+        (14.2, None),
+        (14.3, "5.6 % of the step is in no part"),
+        (12.9, None),
+        (12.8, "the parts add up to 5.5 % more than the step"),
+    ],
+)
+def test_a_residual_above_five_percent_is_a_warning(cell, step_ms, said) -> None:
+    warning = budget_of(cell([(step_ms, parts())])).warning
+    assert warning is None if said is None else warning.startswith(said)
+
+
+def test_a_run_without_a_budget_leaves_the_cell_without_one_and_says_why(cell) -> None:
+    one = cell([(14.0, parts()), (14.0, None)])
+    assert budget(one) is None
+    # The planted records have no quads.
+    assert "quads were turned off" in (why_no_budget(one) or "")
+
+
+def test_unlike_methods_are_not_mixed(cell) -> None:
+    one = cell([(14.0, parts()), (14.0, parts(method="recorded"))])
+    assert budget(one) is None
+    assert why_no_budget(one) == "its runs were taken apart by unlike methods: on-off, recorded"
+
+
+def test_a_cell_with_a_budget_has_no_reason_against_it(cell) -> None:
+    assert why_no_budget(cell([(14.0, parts())])) is None
+
+
+def test_what_is_lost_under_weak_scaling_is_beyond_the_baselines_computation(cell) -> None:
+    nothing = parts(input=1.0, compute=8.0, transfer=0.0, wait=0.0, method="one rank")
+    baseline = budget_of(cell([(9.0, nothing)], gpus=1))
+    here = budget_of(cell([(14.0, parts(input=1.0, compute=10.0, transfer=2.0, wait=0.5))], gpus=4))
+    loss = lost(here, baseline)
+    # A replica does the same work: 14 - 8 = 6, of which compute takes 10 - 8.
+    assert loss.total_ns == pytest.approx(6 * MS)
+    assert loss.share == pytest.approx(6 / 14)
+    expected = {"input": 1.0, "compute": 2.0, "transfer": 2.0, "wait": 0.5, "other": 0.5}
+    assert in_ms(dict(loss.part_ns)) == pytest.approx(expected)
+    assert sum(loss.part_ns.values()) == pytest.approx(loss.total_ns)
+
+
+def test_under_strong_scaling_the_ideal_is_a_share_of_the_baselines_computation(cell) -> None:
+    # Both do 32 samples a step: 40 ms on one are 10 ms on four.
+    nothing = parts(compute=40.0, transfer=0.0, wait=0.0, method="one rank")
+    baseline = budget_of(cell([(41.0, nothing)], gpus=1, batch=32))
+    here = budget_of(cell([(15.0, parts(compute=9.0, transfer=4.5))], gpus=4, batch=8))
+    loss = lost(here, baseline)
+    assert loss.ideal_ns == pytest.approx(10 * MS)
+    assert loss.part_ns["compute"] == pytest.approx(-1 * MS)
+    assert loss.largest == "transfer"
+
+
+def test_a_baseline_of_several_ranks_is_scaled_by_the_work_of_one(cell) -> None:
+    # 2 ranks with 8 each; 4 ranks with 16 each do twice as much a rank: 2 x 10.
+    baseline = budget_of(cell([(14.0, parts())], gpus=2, batch=8))
+    here = budget_of(cell([(30.0, parts(compute=20.0))], gpus=4, batch=16))
+    assert lost(here, baseline).ideal_ns == pytest.approx(20 * MS)
+
+
+def test_a_part_whose_interval_holds_zero_is_not_shown(cell) -> None:
+    baseline = budget_of(cell([(11.0, parts(transfer=0.0, wait=0.0))], gpus=1))
+    here = budget_of(cell([(14.0, parts(transfer=0.2, wait=0.5))], gpus=4))
+    loss = lost(here, baseline)
+    # Transfer is 0.2 +- 0.25; wait has no interval, and counts by its value.
+    assert not loss.shown("transfer")
+    assert loss.shown("wait")
+    assert not loss.shown("compute")

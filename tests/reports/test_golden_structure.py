@@ -1,0 +1,58 @@
+"""The page's outline against a golden file: sections, headings, blocks, heads of tables, drawings.
+
+After a change that is meant, write it anew and read the difference:
+
+    GOLDEN=write pytest tests/reports/test_golden_structure.py && git diff tests/reports/golden
+"""
+
+from __future__ import annotations
+
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+from reports.page.render import render
+
+GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
+TEXTS = ("h1", "h2", "h3", "th", "dt", "summary", "caption")
+SHOWN = (*TEXTS, "header", "nav", "main", "section", "table", "figure", "details", "ul", "dl", "script")
+
+
+class Outline(HTMLParser):
+    """A line a tag that gives the page its structure, indented by depth, with its id and its words."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._depth = 0
+        self._text: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in SHOWN:
+            return
+        name = dict(attrs).get("id")
+        self.lines.append("  " * self._depth + tag + (f" #{name}" if name else ""))
+        self._depth += 1
+        if tag in TEXTS:
+            self._text = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in SHOWN:
+            return
+        self._depth -= 1
+        if tag in TEXTS:
+            self.lines[-1] += f": {' '.join((self._text or '').split())}"
+            self._text = None
+
+    def handle_data(self, data: str) -> None:
+        if self._text is not None:
+            self._text += data
+
+
+def test_the_outline_is_the_golden_one(small) -> None:
+    outline = "\n".join(Outline(render(small.study, small.study.collect())).lines) + "\n"
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(outline, encoding="utf-8")
+    assert outline == GOLDEN.read_text(encoding="utf-8")

@@ -1,0 +1,131 @@
+"""Memory against what there is, worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reports.analysis.memory import CellMemory, cell_memories
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.section import Paragraph, Table
+from reports.page.sections.memory import memory_section
+from results.outcome import Outcome
+
+GIB = 2**30
+MIB = 2**20
+
+
+@pytest.fixture
+def hosts(planted) -> object:
+    """Four CPU ranks in two runs; a rank's record says 300 MiB (and its number, in bytes), 200 MiB idle."""
+    (cell,) = planted.series("weak", "ddp", [4], batch=8)
+    planted.plan(repeats=2)
+    planted.runs(cell, [10.0, 11.0])
+    return planted
+
+
+def analysed(planted, **changes: object) -> StudyFigures:
+    results = [msgspec.structs.replace(one, **changes) for one in planted.study.collect()]
+    return analyse("memory", planted.study.plans(), results)
+
+
+def only(study: StudyFigures) -> CellMemory:
+    (memory,) = cell_memories(study)
+    return memory
+
+
+def test_on_a_cpu_the_largest_rank_stands_for_all_of_its_host(hosts) -> None:
+    found = only(analysed(hosts))
+    # Rank 3: 300 MiB and 3 bytes; 4 ranks on one host of 8 GiB.
+    assert found.rss_peak_bytes == 300 * MIB + 3
+    assert found.rss_over_idle_bytes == 100 * MIB + 3
+    assert (found.ranks_per_host, found.host_bytes) == (4, 8 * GIB)
+    assert found.host_share == pytest.approx(1200 / 8192, rel=1e-6)
+    assert found.share == found.host_share
+    assert (found.device_peak_bytes, found.device_bytes, found.device_share) == (None, None, None)
+
+
+def test_ranks_on_more_hosts_share_less(hosts) -> None:
+    assert only(analysed(hosts, hosts=("a", "b"))).ranks_per_host == 2
+    assert only(analysed(hosts, hosts=("a", "b"))).host_share == pytest.approx(600 / 8192, rel=1e-6)
+    # 4 ranks on 3 hosts: one host has 2.
+    assert only(analysed(hosts, hosts=("a", "b", "c"))).ranks_per_host == 2
+
+
+def test_the_largest_of_all_counted_runs_is_taken(hosts) -> None:
+    first, second = hosts.study.collect()
+    told = [msgspec.structs.replace(first, rss_peak_bytes=GIB), second]
+    assert only(analyse("memory", hosts.study.plans(), told)).rss_peak_bytes == GIB
+
+
+def test_what_was_not_recorded_has_no_share(hosts) -> None:
+    found = only(analysed(hosts, rss_peak_bytes=None))
+    assert (found.rss_peak_bytes, found.host_share, found.share) == (None, None, None)
+
+
+@pytest.fixture
+def gpus(tmp_path, new_study, new_environment) -> object:
+    """One cell of two GPUs of 80 GiB."""
+    planted = new_study(tmp_path / "gpus", device="cuda")
+    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.plan(repeats=1)
+    planted.runs(cell, [10.0], environment=new_environment(device_memory_bytes=80 * GIB))
+    return planted
+
+
+def test_on_a_gpu_it_is_a_share_of_one_device(gpus) -> None:
+    found = only(analysed(gpus, device_allocated_peak_bytes=60 * GIB))
+    assert (found.device_peak_bytes, found.device_bytes) == (60 * GIB, 80 * GIB)
+    assert found.device_share == found.share == pytest.approx(0.75)
+    assert (found.host_bytes, found.host_share) == (None, None)
+
+
+def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
+    assert _texts(analysed(hosts)) == [
+        "Fullest: ddp x 4, 8 / 32, at most 14.6 % of the host's 8.00 GiB.",
+    ]
+    assert _texts(analysed(gpus, device_allocated_peak_bytes=60 * GIB)) == [
+        "Fullest: ddp x 2, 8 / 16, 75.0 % of a GPU's 80.0 GiB.",
+    ]
+    assert _texts(analysed(gpus, device_allocated_peak_bytes=76 * GIB)) == [
+        "Fullest: ddp x 2, 8 / 16, 95.0 % of a GPU's 80.0 GiB: there is hardly room for more.",
+    ]
+    assert _texts(analysed(gpus)) == []
+
+
+def test_the_tables_have_the_columns_that_have_values(hosts, gpus) -> None:
+    shared = ["workload", "strategy", "ranks (CPU)", "batch: replica / global"]
+    host = ["peak, host", "over idle"]
+    shares = ["ranks a host", "memory of the host", "share of the host, at most"]
+    titles, row = _table(analysed(hosts))
+    assert titles == [*shared, *host, *shares]
+    assert row[4:] == ("300 MiB", "100 MiB", "4", "8.00 GiB", "14.6 %")
+    titles, row = _table(analysed(gpus, device_allocated_peak_bytes=60 * GIB))
+    assert titles[4:] == ["peak, device", "memory of the device", "share of the device", *host]
+    assert row[4:] == ("60.0 GiB", "80.0 GiB", "75.0 %", "300 MiB", "100 MiB")
+
+
+def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(planted, new_timing) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
+    planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no kernel"))
+    study = analyse("memory", planted.study.plans(), planted.study.collect())
+    assert _texts(study) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
+    assert memory_section(study).definitions == ()
+
+
+def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    planted.plan(repeats=1)
+    assert _texts(analyse("memory", planted.study.plans(), [])) == ["No cell has a figure."]
+
+
+def _texts(study: StudyFigures) -> list[str]:
+    return [block.text for block in memory_section(study).blocks if isinstance(block, Paragraph)]
+
+
+def _table(study: StudyFigures) -> tuple[list[str], tuple[str, ...]]:
+    (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
+    (row,) = table.data.rows
+    return [column.title for column in table.data.columns], row

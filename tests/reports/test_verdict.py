@@ -1,0 +1,288 @@
+"""The verdict: sentences made from data, and the facts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from harness.console import Console
+from harness.report import print_verdict
+from reports.analysis.missing import listed
+from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.verdict import NOTHING, Verdict, verdict
+from reports.page.sections.verdict import verdict_section
+from results.outcome import Evidence, Outcome
+
+MS = 1_000_000
+
+
+def analysed(planted) -> StudyFigures:
+    return analyse("study", planted.study.plans(), planted.study.collect())
+
+
+def said(planted) -> tuple[str, ...]:
+    return verdict(analysed(planted)).sentences
+
+
+def steps(rank_ms: Sequence[float]) -> Callable[[int], list[int]]:
+    """Four steps a rank without exchange, all of one length."""
+    return lambda rank: [round(rank_ms[rank] * MS)] * 4
+
+
+@pytest.fixture
+def pair(planted, new_timing) -> Callable[..., object]:
+    """Weak, single on 1 with 10 ms and 0.5 ms of input, and ddp on 2 and 4 with budgets."""
+
+    def made(*, step_ms: tuple[float, float], slowest_ms: float = 9.5):
+        single = planted.series("weak", "single", [1], batch=8)[0]
+        ddp = planted.series("weak", "ddp", [2, 4], batch=8)
+        planted.plan(repeats=1)
+        planted.run(single, new_timing(step_ms=10.0, input_ms=0.5))
+        for cell, ms in zip(ddp, step_ms, strict=True):
+            # Ranks in pairs: half of them are slower, so that none is above the median by much.
+            ranks = [slowest_ms if rank % 2 else 9.5 for rank in range(cell.gpus)]
+            planted.run(cell, new_timing(step_ms=ms, input_ms=0.5, off_step_ns=steps(ranks)))
+        return planted
+
+    return made
+
+
+def test_a_study_that_scales_says_so_and_blames_nothing(pair) -> None:
+    # 10 / 10.2 of a step; lost 0.7 of 10.2 against the 9.5 ms of computation: 0.5 input, 0.2 transfer.
+    # 32 samples in 10.2 ms are 3,137 a second.
+    assert said(pair(step_ms=(10.1, 10.2))) == (
+        "Weak scaling, batch 8 per replica: ddp on 4 ranks (CPU) is the fastest with 3,137 images/s, "
+        "an efficiency of 98.0 % against single on 1.",
+        "No knee up to 4; at 4 little is lost, 6.9 % of a step.",
+        "Not in this verdict: cost, for want of a price.",
+    )
+
+
+def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
+    # 2 (10 / 10) - 1 = 1 and 2 (10 / 20) - 1 = 0. On 4: 20 - 9.5 lost, 20 - 0.5 - 9.5 of it transfer.
+    # 2 and 4 have the same throughput.
+    found = verdict(analysed(pair(step_ms=(10.0, 20.0))))
+    assert "; no difference is shown to ddp on 4;" in found.sentences[0]
+    assert found.sentences[1] == (
+        "Knee between 2 and 4: each one added there brings 0.0 % of what each brought before; at 4 a step "
+        "loses 52.5 % of its time against single on 1, most of it to exposed communication (10.0 ms)."
+    )
+    [weak] = found.workloads[0].scalings
+    assert (weak.knee, weak.beyond) == (2, 4)
+    assert weak.dominant is not None
+    assert (weak.dominant.part, weak.dominant.gpus) == ("transfer", 4)
+    assert weak.dominant.part_ns == pytest.approx(10 * MS)
+    assert weak.dominant.lost_ns == pytest.approx(10.5 * MS)
+    assert weak.dominant.lost_share == pytest.approx(10.5 / 20)
+
+
+def test_the_largest_part_of_several_is_not_called_most(pair) -> None:
+    # Slower ranks of 12.5: compute 11 (1.5 lost), wait 1.5; transfer 16 - 0.5 - 12.5 = 3 of 6.5 lost.
+    sentence = said(pair(step_ms=(16.0, 16.0), slowest_ms=12.5))[1]
+    assert "at 2 a step loses 40.6 % of its time" in sentence
+    assert "the largest part of it to exposed communication (3.00 ms)" in sentence
+
+
+def test_without_a_knee_what_is_lost_at_the_largest_size_is_blamed_from_ten_percent_on(pair) -> None:
+    # (10 / 12.5) a doubling from 2 on: no knee. Lost 3 of 12.5.
+    sentence = said(pair(step_ms=(10.0, 12.5)))[1]
+    assert sentence.startswith("No knee up to 4; at 4 a step loses 24.0 % of its time against single on 1")
+    assert sentence.endswith("most of it to exposed communication (2.50 ms).")
+
+
+def test_where_the_best_two_overlap_no_difference_is_shown(planted) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    other = planted.series("weak", "scratch-ddp", [2], batch=8)[0]
+    planted.plan()
+    planted.runs(single, [10.0, 10.0, 10.0])
+    planted.runs(ddp, [11.0, 12.0, 13.0])
+    planted.runs(other, [12.0, 13.0, 14.0])
+    first = said(planted)[0]
+    assert "ddp on 2 ranks (CPU) is the fastest with 1,333 images/s (1,231 to 1,455), an efficiency" in first
+    assert first.endswith("; no difference is shown to scratch-ddp on 2.")
+
+
+def test_where_they_are_apart_no_tie_is_named(planted) -> None:
+    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    other = planted.series("weak", "scratch-ddp", [2], batch=8)[0]
+    planted.plan()
+    planted.runs(ddp, [11.0, 12.0, 13.0])
+    planted.runs(other, [13.1, 14.0, 14.0])
+    assert "no difference" not in said(planted)[0]
+
+
+def test_one_run_each_is_told_apart_by_more_than_its_noise(planted) -> None:
+    cells = [planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "fsdp", "scratch-ddp")]
+    planted.plan(repeats=1)
+    for cell, ms in zip(cells, (10.0, 10.4, 10.6), strict=True):
+        planted.runs(cell, [ms])
+    # 4 % and 6 % slower.
+    assert "; no difference is shown to fsdp on 2;" in said(planted)[0]
+
+
+def test_the_fastest_is_not_always_the_largest(planted) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.plan(repeats=1)
+    planted.runs(single, [10.0])
+    planted.runs(ddp, [40.0])
+    # 8 in 10 ms; 16 in 40 ms are half of it, a quarter for each rank.
+    assert said(planted)[0] == (
+        "Weak scaling, batch 8 per replica: single on 1 rank (CPU) is the fastest with 800 images/s; on 2, "
+        "the largest size measured, ddp is ahead with an efficiency of 25.0 % against single on 1."
+    )
+
+
+def test_why_is_not_known_without_a_budget(small) -> None:
+    sentences = said(small)
+    # The sums are in test_figures and test_scaling.
+    assert sentences[0] == (
+        "Weak scaling, batch 8 per replica: ddp on 4 ranks (CPU) is the fastest with 2,000 images/s (1,778 "
+        "to 2,286), an efficiency of 62.5 % (50.0 to 78.6) against single on 1."
+    )
+    assert sentences[1].startswith("No knee up to 4; what the time is lost to is not known: ")
+    assert sentences[2].startswith(
+        "Strong scaling, global batch 32: ddp on 4 ranks (CPU) is the fastest with "
+    )
+    assert sentences[-1] == (
+        "Not in this verdict: failed: ddp on 8 (out of memory); cost, for want of a price."
+    )
+    assert len(sentences) <= 6
+
+
+def test_emulated_figures_make_no_claim(planted) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    for cell in cells:
+        planted.runs(cell, [10.0], evidence=Evidence.EMULATED)
+    assert said(planted) == (
+        "Weak scaling, batch 8 per replica: every figure is emulated, so that nothing is claimed.",
+        "Not in this verdict: emulated: ddp on 2 and 4; cost, for want of a price.",
+    )
+
+
+def test_an_emulated_size_is_neither_the_fastest_nor_the_largest(planted) -> None:
+    cells = planted.series("weak", "ddp", [2, 4, 8], batch=8)
+    planted.plan(repeats=1)
+    planted.runs(cells[0], [10.0])
+    planted.runs(cells[1], [12.5])
+    planted.runs(cells[2], [1.0], evidence=Evidence.EMULATED)
+    sentences = said(planted)
+    assert "ddp on 4 ranks (CPU) is the fastest" in sentences[0]
+    assert "80.0 % against ddp on 2" in sentences[0]
+    assert sentences[-1].startswith("Not in this verdict: emulated: ddp on 8;")
+
+
+def test_one_size_says_nothing_of_scaling(planted) -> None:
+    planted.runs(planted.series("weak", "ddp", [2], batch=8)[0], [10.0])
+    planted.plan(repeats=1)
+    assert "one size alone was measured, so that nothing is said of scaling" in said(planted)[0]
+
+
+def test_of_several_batches_the_one_with_most_sizes_is_told_of(planted) -> None:
+    small = planted.series("weak", "ddp", [2, 4], batch=8)
+    large = planted.series("weak", "ddp", [2], batch=64)
+    planted.plan(repeats=1)
+    for cell in (*small, *large):
+        planted.runs(cell, [10.0])
+    sentences = said(planted)
+    assert sentences[0].startswith("Weak scaling, batch 8 per replica:")
+    assert "another batch, setting or link (see the curves)" in sentences[-1]
+
+
+def test_what_was_not_measured_is_named(planted, new_timing) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [2, 4, 8], batch=8)
+    planted.skip("ddp", 1, "ddp needs at least 2", batch=8)
+    planted.skip("single", 2, "single is for one device", batch=8)
+    for gpus in (16, 32):
+        planted.skip("ddp", gpus, "2 devices here", batch=8)
+    planted.skip("fsdp", 4, "2 devices here", batch=8)
+    planted.plan(repeats=1)
+    planted.run(single, new_timing(step_ms=10.0, proof=None))
+    planted.run(ddp[0], new_timing(step_ms=10.0, foreign_cpu_cores=1.0))
+    planted.run(ddp[1], new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="segmentation fault"))
+    # What ddp would be on 1 is what the single device measured, and single on 2 is nothing: no loss.
+    assert said(planted)[-1] == (
+        "Not in this verdict: failed: ddp on 4 and 8 (crashed, not run); skipped: ddp on 16 and 32, "
+        "fsdp on 4; "
+        "1 of 2 cells without a check that it trained; 1 of 2 runs disturbed by other processes; "
+        "cost, for want of a price."
+    )
+
+
+def test_super_linear_points_are_named_once(planted) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.plan(repeats=1)
+    planted.runs(single, [10.0])
+    planted.runs(ddp, [8.0])
+    assert "Super-linear, and so worth a second look: ddp on 2." in said(planted)
+
+
+def test_compression_is_a_clause_where_it_was_studied(planted) -> None:
+    dense = planted.series("weak", "ddp", [2], batch=8)[0]
+    topk = planted.series("weak", "ddp", [2], batch=8, compression="topk:0.01")[0]
+    planted.plan()
+    planted.runs(dense, [10.0, 10.0, 10.0])
+    planted.runs(topk, [20.0, 20.0, 20.0])
+    assert any("no compressor was faster than the dense exchange" in sentence for sentence in said(planted))
+
+
+def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
+    for workload in ("gpt-nano", "resnet8"):
+        cell = planted.series("weak", "single", [1], batch=8, workload=workload)[0]
+        planted.runs(cell, [10.0])
+    planted.plan(repeats=1)
+    found = verdict(analysed(planted))
+    assert [one.workload for one in found.workloads] == ["gpt-nano", "resnet8"]
+    assert found.sentences[0].startswith("gpt-nano: Weak scaling")
+    section = verdict_section(analysed(planted))
+    assert [block.text for block in section.blocks if type(block).__name__ == "Heading"] == [
+        "gpt-nano",
+        "resnet8",
+    ]
+
+
+def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    planted.plan()
+    assert verdict(analysed(planted)) == Verdict(workloads=())
+    assert said(planted) == (NOTHING,)
+
+
+def test_the_verdict_is_data(pair) -> None:
+    found = msgspec.json.decode(msgspec.json.encode(verdict(analysed(pair(step_ms=(10.0, 20.0))))))
+    [weak] = found["workloads"][0]["scalings"]
+    assert weak["fastest"]["strategy"] == "ddp"
+    assert weak["dominant"]["part"] == "transfer"
+    assert found["workloads"][0]["missing"]["runs"] == 3
+
+
+def test_the_terminal_shows_it_too(pair, capsys) -> None:
+    study = analysed(pair(step_ms=(10.1, 10.2)))
+    print_verdict(study, Console())
+    assert capsys.readouterr().out.split("\n") == ["", *verdict(study).sentences, "", ""]
+
+
+def test_nothing_is_printed_where_nothing_has_a_figure(planted, capsys) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    planted.plan()
+    print_verdict(analysed(planted), Console())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["a"], "a"),
+        (["a", "b"], "a and b"),
+        (["a", "b", "c", "d"], "a, b, c and d"),
+        (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
+    ],
+)
+def test_lists_are_short(items, text) -> None:
+    assert listed(items) == text

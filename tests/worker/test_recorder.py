@@ -1,0 +1,550 @@
+"""The recorder: which operations a step has, by closed forms; when each began and ended; what it leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn import functional as F
+
+from harness.worker import recorder as recorder_module
+from harness.worker.agreement import parameters_hash
+from harness.worker.clock import MonotonicClock
+from harness.worker.control import Control
+from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.log import RankLog
+from harness.worker.measure import Stopwatch
+from harness.worker.recorder import (
+    MOST_OPERATIONS,
+    Recorder,
+    TooManyOperationsError,
+    group_text,
+    steps_to_record,
+)
+from harness.worker.vigil import Vigil
+from results.record import StepColumns
+from results.recorded import Operations
+from strategies import Phase, Trainer, TrainSettings
+
+Ranks = Callable[..., list[Any]]
+Row = tuple[int, str, str, int]
+CPU = torch.device("cpu")
+MS = 1_000_000
+
+# Linear(8, 48), BatchNorm1d(48), Linear(48, 5): 384 + 48, 48 + 48 and 240 + 5 floats.
+NUMEL = 773
+# Running mean and variance, and the number of batches, an int64.
+STATISTICS_BYTES, COUNTER_BYTES = 2 * 48 * 4, 8
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 5))
+
+
+def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def trainer_of(exchange: ExchangeGroup, **settings: Any) -> Trainer:
+    chosen = TrainSettings(**{"optimizer": "sgd:lr=0.05", **settings})
+    return Trainer(network(), F.cross_entropy, device=CPU, settings=chosen, group=exchange)
+
+
+def rows_of(operations: Operations) -> list[Row]:
+    """Step, name, group and bytes of each row."""
+    return [
+        (step, operations.names[name], operations.groups[group], payload)
+        for step, name, group, payload in zip(
+            operations.step, operations.name, operations.group, operations.payload_bytes, strict=True
+        )
+    ]
+
+
+def recorded_rows(rank: int, settings: dict[str, Any], steps: int) -> dict[str, Any]:
+    """On a rank: the operations of some steps after two others, and what the group counted meanwhile."""
+    exchange = open_exchange()
+    trainer, data = trainer_of(exchange, **settings), batches(rank)
+    for _ in range(2):
+        trainer.step(data)
+    traffic, clock = exchange.traffic, MonotonicClock()
+    traffic.payload_bytes = traffic.operations = 0
+    trainer.observer = traffic.recorder = recorder = Recorder(clock, CPU)
+    for _ in range(steps):
+        trainer.step(data)
+    recorded = recorder.take(clock.drain())
+    counted = traffic.payload_bytes, traffic.operations
+    traffic.recorder = None
+    trainer.step(data)
+    assert not recorder.take(clock.drain()).operations.step, "nothing is recorded once it is off"
+    operations = recorded.operations
+    for index, step in enumerate(operations.step):
+        issued, duration = operations.issued_ns[index], operations.duration_ns[index]
+        assert 0 < issued < issued + duration <= recorded.step_ns[step] + 500 * MS
+    exchange.reset()
+    return {
+        "rows": rows_of(operations),
+        "traffic": counted,
+        "helpers": recorded.exchange_cpu_ns,
+    }
+
+
+def everybody(size: int) -> str:
+    return {2: "0-1", 3: "0-2", 4: "0-3"}[size]
+
+
+SMALL = "bucket_mb=0.001"
+# 1048 bytes close a bucket, from the last layer on: the 980 of Linear(48, 5) and half of BatchNorm's 384,
+# then the other half and the 1728 of Linear(8, 48).
+SMALL_BUCKETS = [("allreduce", 980 + 192), ("allreduce", 192 + 1728)]
+DDP_BUFFERS = [("broadcast", STATISTICS_BYTES), ("broadcast", COUNTER_BYTES)]
+ONE_MESSAGE = [("broadcast", STATISTICS_BYTES + COUNTER_BYTES)]
+
+CASES: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
+    "ddp": ({"strategy": "ddp"}, [*DDP_BUFFERS, ("allreduce", 4 * NUMEL)]),
+    "ddp, small buckets": ({"strategy": f"ddp:{SMALL}"}, [*DDP_BUFFERS, *SMALL_BUCKETS]),
+    "scratch-ddp": (
+        {"strategy": f"scratch-ddp:{SMALL}:first_{SMALL}"},
+        [*ONE_MESSAGE, *SMALL_BUCKETS],
+    ),
+    # The largest 77 of 773, a value and a place of 4 bytes each.
+    "topk": (
+        {"strategy": "scratch-ddp", "compression": "topk:0.1"},
+        [*ONE_MESSAGE, ("_allgather_base", 77 * 8)],
+    ),
+    # Of (48, 8) and (5, 48) factors of two columns: 48 + 5 rows of P, with the 149 floats of biases and
+    # BatchNorm, which go as they are; then 8 + 48 of Q.
+    "powersgd": (
+        {"strategy": "scratch-ddp", "compression": "powersgd:2"},
+        [*ONE_MESSAGE, ("allreduce", 4 * (2 * 53 + 149)), ("allreduce", 4 * 2 * 56)],
+    ),
+    "ddp with topk": (
+        {"strategy": "ddp", "compression": "topk:0.1"},
+        [*DDP_BUFFERS, ("_allgather_base", 77 * 8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_operations_are_those_of_the_closed_form_in_the_same_order_on_all_ranks(
+    ranks: Ranks, case: str, size: int
+) -> None:
+    settings, expected = CASES[case]
+    for found in ranks(size, recorded_rows, settings, 3):
+        assert found["rows"] == [
+            (step, name, everybody(size), payload) for step in range(3) for name, payload in expected
+        ]
+        assert found["traffic"] == (3 * sum(payload for _, payload in expected), 3 * len(expected))
+        # Compressors run on a thread of their own; the backend's all-reduce needs none.
+        assert (found["helpers"] is not None) == ("compression" in settings)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_local_sgd_has_operations_in_the_last_step_of_a_period_alone(ranks: Ranks, size: int) -> None:
+    average = [("allreduce", 4 * NUMEL), ("allreduce", STATISTICS_BYTES), ("broadcast", COUNTER_BYTES)]
+    for found in ranks(size, recorded_rows, {"strategy": "local-sgd:2"}, 4):
+        assert found["rows"] == [
+            (step, name, everybody(size), payload) for step in (1, 3) for name, payload in average
+        ]
+        assert found["traffic"] == (2 * sum(payload for _, payload in average), 2 * 3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_sends_and_receives_segments(ranks: Ranks, size: int) -> None:
+    """Rank r sends the segments r, r - 1, ... for 2 (p - 1) rounds, and rank r + 1 receives them."""
+    lengths = [4 * (NUMEL * (r + 1) // size - NUMEL * r // size) for r in range(size)]
+
+    def passed_on_by(rank: int) -> Counter[int]:
+        return Counter(lengths[(rank - back) % size] for back in range(2 * (size - 1)))
+
+    settings = {"strategy": "scratch-ddp", "collective": "ring"}
+    for rank, found in enumerate(ranks(size, recorded_rows, settings, 1)):
+        rows = found["rows"]
+        assert {group for _, _, group, _ in rows} == {everybody(size)}
+        assert Counter(payload for _, name, _, payload in rows if name == "send") == passed_on_by(rank)
+        assert Counter(payload for _, name, _, payload in rows if name == "recv") == passed_on_by(rank - 1)
+        counted = [payload for _, name, _, payload in rows if name != "recv"]
+        assert found["traffic"] == (sum(counted), len(counted))
+        assert len(rows) == 1 + 4 * (size - 1)
+
+
+def test_groups_of_nodes_are_recorded_by_the_ranks_of_the_launch(ranks: Ranks) -> None:
+    settings = {"strategy": "scratch-ddp", "collective": "hierarchical", "node_size": 2}
+    for rank, found in enumerate(ranks(4, recorded_rows, settings, 2)):
+        inside = "0-1" if rank < 2 else "2-3"
+        across = "0,2" if rank % 2 == 0 else "1,3"
+        groups = [group for _, name, group, _ in found["rows"] if name != "broadcast"]
+        assert set(groups) == {inside, across}
+        payload = sum(payload for _, name, _, payload in found["rows"] if name != "recv")
+        assert found["traffic"][0] == payload
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        (range(8), "0-7"),
+        ([0, 1], "0-1"),
+        ([0, 2, 4], "0,2,4"),
+        ([0, 1, 4, 5, 7], "0-1,4-5,7"),
+        ([3], "3"),
+    ],
+)
+def test_a_group_is_written_by_its_ranks(group: Any, text: str) -> None:
+    assert group_text(group) == text
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_a_group_can_be_read_back(group: set[int]) -> None:
+    read = []
+    for part in group_text(sorted(group)).split(","):
+        first, _, last = part.partition("-")
+        read += range(int(first), int(last or first) + 1)
+    assert read == sorted(group)
+
+
+@pytest.mark.parametrize(
+    ("period", "operations", "steps"),
+    [
+        (1, 3, 20),
+        (8, 3, 16),  # two periods
+        (16, 3, 16),
+        (50, 3, 50),
+        (1, 0, 20),
+        (1, 300, 13),  # 13 x 300 = 3900
+        (8, 2001, 8),
+        (1, 4000, 1),
+    ],
+)
+def test_about_20_steps_in_whole_periods_and_what_a_record_holds(
+    period: int, operations: int, steps: int
+) -> None:
+    assert steps_to_record(period, operations) == steps
+
+
+def test_a_period_that_no_record_holds_is_refused() -> None:
+    with pytest.raises(TooManyOperationsError, match="4001 operations, a record holds 4000"):
+        steps_to_record(1, 4001)
+
+
+def slow_ends(rank: int, what: str) -> dict[str, Any]:
+    """On a rank: an operation to which rank 1 comes 100 ms late, and for which nobody waits for 300 ms."""
+    exchange, clock = open_exchange(), MonotonicClock()
+    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    buffer = torch.ones(6)
+    recorder.begins(Phase.FORWARD)
+    time.sleep(0.1 if rank == 1 else 0.02)
+    if what == "allreduce":
+        work = exchange.allreduce([buffer])
+    elif what == "_reduce_scatter_base":
+        work = exchange._reduce_scatter_base(torch.empty(6 // dist.get_world_size()), buffer)
+    else:
+        work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
+    time.sleep(0.3)
+    work.wait()
+    recorder.step_done(torch.tensor(0.0))
+    recorded = recorder.take(clock.drain())
+    operations, [blocked_ns] = recorded.operations, recorded.blocked_ns or []
+    return {
+        "row": rows_of(operations),
+        "issued_ms": operations.issued_ns[0] / MS,
+        "duration_ms": operations.duration_ns[0] / MS,
+        "blocked_ms": blocked_ns / MS,
+    }
+
+
+def test_an_operation_ends_when_it_is_done_and_not_when_somebody_asks(ranks: Ranks) -> None:
+    first, second = ranks(2, slow_ends, "allreduce")
+    assert first["row"] == second["row"] == [(0, "allreduce", "0-1", 24)]
+    assert 20 <= first["issued_ms"] < 100 <= second["issued_ms"]
+    # Rank 0 is in it from 20 ms on, and rank 1, who comes last, only for the transfer; not for 300 ms.
+    assert 50 < first["duration_ms"] < 290
+    assert second["duration_ms"] < 290
+    assert first["blocked_ms"] >= 320
+
+
+@pytest.mark.parametrize("what", ["_reduce_scatter_base", "send"])
+def test_what_has_no_future_ends_when_it_has_been_waited_for(ranks: Ranks, what: str) -> None:
+    first, second = ranks(2, slow_ends, what)
+    other = "recv" if what == "send" else what
+    assert [first["row"], second["row"]] == [[(0, what, "0-1", 24)], [(0, other, "0-1", 24)]]
+    for found in (first, second):
+        assert found["duration_ms"] >= 300
+
+
+def unwaited(rank: int) -> tuple[int, int]:
+    exchange, clock = open_exchange(), MonotonicClock()
+    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    recorder.begins(Phase.FORWARD)
+    buffer = torch.ones(1)
+    work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
+    time.sleep(0.05)
+    recorder.step_done(torch.tensor(0.0))
+    recorded = recorder.take(clock.drain())
+    work.wait()
+    operations = recorded.operations
+    return operations.issued_ns[0] + operations.duration_ns[0], recorded.step_ns[0]
+
+
+def test_what_nobody_has_waited_for_ends_with_its_step(ranks: Ranks) -> None:
+    for end_ns, step_ns in ranks(2, unwaited):
+        assert end_ns == pytest.approx(step_ns, abs=20 * MS)
+        assert end_ns > 50 * MS
+
+
+def recorder_alone() -> tuple[Recorder, MonotonicClock]:
+    clock = MonotonicClock()
+    return Recorder(clock, CPU), clock
+
+
+def work_of(future: Future[int]) -> Any:
+    return SimpleNamespace(get_future=lambda: future, wait=lambda timeout: True)
+
+
+def test_a_callback_that_comes_after_its_step_still_says_when_the_work_was_done() -> None:
+    recorder, clock = recorder_alone()
+    future: Future[int] = Future()
+    recorder.begins(Phase.FORWARD)
+    recorder.issue("allreduce", "0-1", 4, lambda: work_of(future))
+    recorder.step_done(torch.tensor(0.0))
+    threading.Timer(0.06, lambda: future.set_result(0)).start()
+    [duration_ns] = recorder.take(clock.drain()).operations.duration_ns
+    assert duration_ns > 50 * MS
+
+
+def test_blocked_is_wall_less_cpu_time_of_all_phases_but_data() -> None:
+    recorder, clock = recorder_alone()
+    for phase, seconds in ((Phase.DATA, 0.2), (Phase.FORWARD, 0.03), (Phase.BACKWARD, 0.02)):
+        recorder.begins(phase)
+        time.sleep(seconds)
+    recorder.begins(Phase.OPTIMIZER)
+    burn(30)
+    recorder.step_done(torch.tensor(0.0))
+    recorder.begins(Phase.DATA)
+    recorder.step_done(torch.tensor(0.0))
+    found = clock.drain()
+    first, second = recorder.take(found).blocked_ns or []
+    # 30 + 20 ms asleep; whatever else has the core while 30 ms are burnt comes on top.
+    assert 50 * MS <= first <= found.step_ns[0] - found.data_ns[0] - 29 * MS
+    assert second == 0
+
+
+def burn(milliseconds: float) -> None:
+    start = time.thread_time_ns()
+    while time.thread_time_ns() - start < milliseconds * MS:
+        pass
+
+
+def test_exchange_cpu_is_that_of_the_threads_which_issue_beside_the_one_that_trains() -> None:
+    recorder, clock = recorder_alone()
+    done: Future[int] = Future()
+    done.set_result(0)
+
+    def compress(milliseconds: float) -> None:
+        burn(milliseconds)
+        time.sleep(0.05)
+        recorder.issue("allreduce", "0-1", 4, lambda: work_of(done))
+
+    with ThreadPoolExecutor(1) as lane:
+        for milliseconds in (0, 30, 10):
+            recorder.begins(Phase.FORWARD)
+            burn(20)
+            recorder.issue("allreduce", "0-1", 4, lambda: work_of(done))
+            lane.submit(compress, milliseconds).result()
+            recorder.step_done(torch.tensor(0.0))
+    _, second, third = recorder.take(clock.drain()).exchange_cpu_ns or []
+    # Its own CPU time alone: not its sleep, nor what it had used before, nor what the training thread uses.
+    assert 30 * MS <= second < 45 * MS
+    assert 10 * MS <= third < 20 * MS
+
+
+def through_torch(rank: int) -> list[Row]:
+    """On a rank: operations that come by way of torch's own functions, and so from C++."""
+    exchange, clock = open_exchange(), MonotonicClock()
+    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    recorder.begins(Phase.FORWARD)
+    values = torch.arange(4.0) + rank
+    dist.broadcast(values, src=1, group=exchange)
+    assert values.tolist() == [1.0, 2.0, 3.0, 4.0]
+    work = dist.all_reduce(values, group=exchange, async_op=True)
+    work.wait()
+    assert values.tolist() == [2.0, 4.0, 6.0, 8.0]
+    recorder.step_done(torch.tensor(0.0))
+    return rows_of(recorder.take(clock.drain()).operations)
+
+
+def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks: Ranks) -> None:
+    expected = [(0, "broadcast", "0-1", 16), (0, "allreduce", "0-1", 16)]
+    assert ranks(2, through_torch) == [expected] * 2
+
+
+def switched_off(rank: int) -> list[Row]:
+    exchange, clock = open_exchange(), MonotonicClock()
+    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    exchange.traffic.enabled = False
+    recorder.begins(Phase.FORWARD)
+    exchange.allreduce([torch.ones(1)]).wait()
+    exchange.recv([torch.ones(1)], 1 - rank, 0).wait()
+    recorder.step_done(torch.tensor(0.0))
+    return rows_of(recorder.take(clock.drain()).operations)
+
+
+def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
+    assert ranks(2, switched_off) == [[]] * 2
+
+
+def stopwatch(rank: int, folder: str, trainer: Trainer, data: Iterator[Any]) -> Stopwatch:
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900))
+    return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
+
+
+def block_or_steps(rank: int, folder: str, settings: dict[str, Any], recording: bool) -> dict[str, Any]:
+    """On a rank: a recorded block, or its steps alone; then what training goes on from."""
+    exchange = open_exchange()
+    trainer, data = trainer_of(exchange, **settings), batches(rank)
+    trainer.step(data)
+    watch = stopwatch(rank, folder, trainer, data)
+    before, shape = trainer.observer, None
+    period = trainer.model.period
+    if recording:
+        recorded = watch.record(exchange, CPU)
+        assert trainer.observer is before
+        assert exchange.traffic.recorder is None
+        operations = recorded.operations
+        shape = len(recorded.step_ns), len(recorded.blocked_ns or []), sorted(set(operations.step))
+    else:
+        for _ in range(period + 20 // period * period):
+            trainer.step(data)
+    trainer.model.settle()
+    found = {"hash": parameters_hash(trainer), "next": next(data)[0].tolist(), "shape": shape}
+    exchange.reset()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "with_operations"),
+    [
+        ({"strategy": "ddp"}, 20, list(range(20))),
+        ({"strategy": "scratch-ddp", "compression": "topk:0.1"}, 20, list(range(20))),
+        # One step before and three in the period that is not kept: the first recorded one is the second of
+        # its period.
+        ({"strategy": "local-sgd:3"}, 18, [1, 4, 7, 10, 13, 16]),
+    ],
+)
+def test_recorded_steps_are_steps_like_any_other(
+    ranks: Ranks, tmp_path: Path, settings: dict[str, Any], steps: int, with_operations: list[int]
+) -> None:
+    recorded = ranks(2, block_or_steps, str(tmp_path), settings, True)
+    plain = ranks(2, block_or_steps, str(tmp_path), settings, False)
+    for found, expected in zip(recorded, plain, strict=True):
+        assert found["shape"] == (steps, steps, with_operations)
+        assert (found["hash"], found["next"]) == (expected["hash"], expected["next"])
+    assert recorded[0]["hash"] == recorded[1]["hash"]
+
+
+def limited(rank: int, folder: str, most: int) -> str:
+    """On a rank: what recording comes to if a record holds `most` operations."""
+    exchange = open_exchange()
+    trainer = trainer_of(exchange, strategy="scratch-ddp", collective="tree")
+    for _ in range(2):
+        trainer.step(batches(rank))
+    watch = stopwatch(rank, folder, trainer, batches(rank))
+    recorder_module.MOST_OPERATIONS = most  # type: ignore[misc]
+    try:
+        recorded = watch.record(exchange, CPU)
+        operations = len(recorded.operations.step) // len(recorded.step_ns)
+        return f"{len(recorded.step_ns)} steps of {operations}"
+    except TooManyOperationsError as error:
+        return str(error)
+    finally:
+        recorder_module.MOST_OPERATIONS = MOST_OPERATIONS  # type: ignore[misc]
+        exchange.reset()
+
+
+def test_ranks_agree_on_the_steps_by_the_one_with_the_most_operations(ranks: Ranks, tmp_path: Path) -> None:
+    # Of three ranks in a tree each has its own number of operations.
+    found = ranks(3, limited, str(tmp_path), 4000)
+    counts = [int(text.rpartition(" ")[2]) for text in found]
+    assert min(counts) < max(counts)
+    found = ranks(3, limited, str(tmp_path), 3 * max(counts) + 1)
+    assert found == [f"3 steps of {count}" for count in counts]
+    found = ranks(3, limited, str(tmp_path), max(counts) - 1)
+    assert found == [f"a period has {max(counts)} operations, a record holds {max(counts) - 1}"] * 3
+
+
+def columns(steps: int) -> StepColumns:
+    return StepColumns(**{name: [1_234_567_890] * steps for name in StepColumns.__struct_fields__})
+
+
+class Moments:
+    """Marks of a device: moments that are written here, one after another."""
+
+    def __init__(self, *moments: int) -> None:
+        self._moments = iter(moments)
+
+    def now(self) -> int:
+        return next(self._moments)
+
+    def between(self, first: int, second: int) -> int:
+        return second - first
+
+
+def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_has_ended() -> None:
+    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
+    recorder = Recorder(clock, torch.device("cuda"))
+    # The step begins at 1000. Group a: issued at 1010, done at 1100; issued at 1050, done at 1160, so begun
+    # at 1100. Group b: issued at 1060, done at 1070. The step ends at 1200; the next one begins at 1300.
+    recorder._marks = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)  # type: ignore[assignment]
+
+    def done() -> Any:
+        future: Future[int] = Future()
+        future.set_result(0)
+        return SimpleNamespace(get_future=lambda: future)
+
+    for groups in (["a", "a", "b"], ["a"]):
+        recorder.begins(Phase.FORWARD)
+        for group in groups:
+            recorder.issue("allreduce", group, 4, done)
+        recorder.step_done(torch.tensor(0.0))
+    recorded = recorder.take(columns(2))
+    assert recorded.operations.issued_ns == [10, 100, 60, 20]
+    assert recorded.operations.duration_ns == [90, 60, 10, 5]
+    assert recorded.operations.step == [0, 0, 0, 1]
+    assert (recorded.blocked_ns, recorded.exchange_cpu_ns) == (None, None)
+    assert recorded.dispatch_ns is not None
+    assert len(recorded.dispatch_ns) == 2
+
+
+def test_a_record_of_the_most_operations_is_not_a_quarter_of_a_mebibyte() -> None:
+    """4000 rows of a 256-rank launch with ten groups, each figure as long as it comes."""
+    rows = MOST_OPERATIONS
+    table = Operations(
+        names=["allreduce", "_allgather_base", "_reduce_scatter_base", "send", "recv"],
+        groups=[group_text(range(start, 256, 8)) for start in range(10)],
+        step=[row % 20 for row in range(rows)],
+        name=[row % 5 for row in range(rows)],
+        group=[row % 10 for row in range(rows)],
+        payload_bytes=[26_214_400] * rows,
+        issued_ns=[1_234_567_890] * rows,
+        duration_ns=[123_456_789] * rows,
+    )
+    # What else there is: at most 40 and 200 x 5 steps by default, of six columns. 32 KiB are left.
+    steps = columns(40 + 200 * 5)
+    size = len(msgspec.json.encode(table)) + len(msgspec.json.encode(steps))
+    assert size < (256 - 32) * 1024

@@ -1,0 +1,269 @@
+"""What a run measures beside its timed blocks: single steps, the first one, the network, kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.worker import clock as clock_module
+from harness.worker import link_peak as link_peak_module
+from harness.worker.clock import FirstStep
+from harness.worker.control import Control
+from harness.worker.exchange import open_exchange
+from harness.worker.kernels import Kernel, kernel_times
+from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
+from harness.worker.log import RankLog
+from harness.worker.rank import Rank
+from harness.worker.run import Run, Surroundings
+from harness.worker.vigil import Vigil
+from results.cell import Cell, StepPolicy
+from results.environment import CodeVersion
+from results.launch import Launch, Slot
+from results.outcome import Evidence
+from results.plan import Placement
+from results.recorded import KernelTimes
+from results.store import Study
+from strategies import Trainer
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mbit", "payload"),
+    [
+        (2, None, 16 * MIB),
+        # Of two ranks each sends the payload once: 125 MB in a second.
+        (2, 1000.0, 16 * MIB),
+        # 12.5 MB; 8 MiB are the power of two below.
+        (2, 100.0, 8 * MIB),
+        # Of four each sends 1.5 payloads: 12.5 / 1.5 = 8.33 MB, which is 7.95 MiB.
+        (4, 100.0, 4 * MIB),
+        # 131072 bytes a second.
+        (2, 1.048576, 2**17),
+        # 125000 / (2 * 255 / 256) = 62745 bytes.
+        (256, 1.0, 2**15),
+    ],
+)
+def test_the_payload_is_what_the_link_carries_in_a_second(
+    ranks: int, mbit: float | None, payload: int
+) -> None:
+    assert peak_payload_bytes(ranks, mbit) == payload
+
+
+def peak(rank: int) -> tuple[int, list[int], int, int]:
+    """On a rank: payload and durations, the traffic counted, and the time around all of it."""
+    exchange = open_exchange()
+    start = time.perf_counter_ns()
+    found = measure_link_peak(Control(CPU), CPU, ranks=2, link_mbit_per_s=10.0)
+    return (
+        found.payload_bytes,
+        found.duration_ns,
+        exchange.traffic.operations,
+        time.perf_counter_ns() - start,
+    )
+
+
+def test_three_all_reduces_are_timed_and_not_counted_as_traffic(ranks: Ranks) -> None:
+    for payload, durations, operations, whole in ranks(2, peak):
+        assert (payload, len(durations), operations) == (MIB, 3, 0)
+        assert all(duration > 0 for duration in durations)
+        assert sum(durations) < whole
+
+
+def late_peak(rank: int) -> list[int]:
+    """On a rank: durations where one comes to every all-reduce 100 ms late."""
+    plain = link_peak_module._all_reduce_ns
+
+    def late(values: torch.Tensor, control: Control) -> int:
+        time.sleep(0.1 * rank)
+        return plain(values, control)
+
+    link_peak_module._all_reduce_ns = late
+    try:
+        return measure_link_peak(Control(CPU), CPU, ranks=2, link_mbit_per_s=1.0).duration_ns
+    finally:
+        link_peak_module._all_reduce_ns = plain
+
+
+def test_each_begins_at_a_barrier(ranks: Ranks) -> None:
+    # 64 KiB take about a millisecond; without the barrier rank 0 would wait for 100 ms in each.
+    assert min(ranks(2, late_peak)[0]) < 50_000_000
+
+
+class Moments:
+    """Stands for the module `time`."""
+
+    def __init__(self, *moments: int) -> None:
+        self._moments = iter(moments)
+
+    def perf_counter_ns(self) -> int:
+        return next(self._moments)
+
+
+def test_the_first_step_is_the_sum_of_its_parts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 10 to 25 and 100 to 103: 15 + 3. The clock is not read again after that, nor the device waited for.
+    monkeypatch.setattr(clock_module, "time", Moments(10, 25, 100, 103))
+    waited: list[str] = []
+    first = FirstStep(lambda: waited.append("for the device"))
+    for _ in range(2):
+        with first.part():
+            assert len(waited) < 2
+    first.is_over()
+    with first.part():
+        pass
+    assert first.ns == 18
+    assert len(waited) == 2
+
+
+def kernel(name: str, start: int, end: int) -> Kernel:
+    return Kernel(name, start, end)
+
+
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_kernels_that_communicate_are_told_from_those_that_compute() -> None:
+    kernels = [
+        kernel("ampere_sgemm_128x64_tn", 0, 100),
+        # Beside the first on another stream: 20 more.
+        kernel("void at::native::vectorized_elementwise_kernel<4>", 80, 120),
+        # 50 of its 80 beside computation, to 120; then alone.
+        kernel(REDUCE, 70, 150),
+        kernel("ncclDevKernel_SendRecv", 200, 230),
+        kernel("Memcpy HtoD (Pinned -> Device)", 0, 500),
+        kernel("Memset (Device)", 300, 400),
+    ]
+    assert kernel_times(kernels, 3) == KernelTimes(
+        steps=3, compute_ns=120, communication_ns=80 + 30, overlap_ns=50
+    )
+    assert kernel_times([], 3) == KernelTimes(steps=3, compute_ns=0, communication_ns=0, overlap_ns=0)
+
+
+intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
+
+
+@given(compute=intervals, communicate=intervals)
+def test_times_are_those_of_counting_moments(
+    compute: list[tuple[int, int]], communicate: list[tuple[int, int]]
+) -> None:
+    kernels = [kernel("gemm", start, start + length) for start, length in compute]
+    kernels += [kernel(REDUCE, start, start + length) for start, length in communicate]
+    busy = [
+        {moment for start, length in spans for moment in range(start, start + length)}
+        for spans in (compute, communicate)
+    ]
+    found = kernel_times(kernels, 1)
+    assert found.compute_ns == len(busy[0])
+    assert found.communication_ns == len(busy[1])
+    assert found.overlap_ns == len(busy[0] & busy[1])
+
+
+def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """On a rank: two runs of a cell, the second without a proof, and what is recorded of each."""
+    policy = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
+    cell = Cell(**fields, gpus=size, device="cpu", backend="gloo", steps=policy)
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=size),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(),
+        code=CodeVersion(code_hash="h"),
+    )
+    around = Surroundings(
+        study=Study(Path(folder)),
+        launch=launch,
+        evidence=Evidence.MEASURED,
+        rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
+        device=CPU,
+        cores=(0,),
+        pinned=(),
+        exchange=open_exchange(),
+        control=Control(CPU),
+        log=RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900)),
+    )
+    found = []
+    for proved_by in (None, "before"):
+        slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
+        record = Run(around, slot, cell).execute()
+        assert record.reason is None
+        names = ("parameters_hash", "first_step_ns", "setup_ns", "period", "absent", "recorded", "link_peak")
+        row = {name: getattr(record, name) for name in names}
+        row["quads"] = record.quads
+        row["work"] = record.work
+        row["losses"] = record.steps.loss
+        found.append(row)
+    around.log.close()
+    return found
+
+
+def slow_halves(rank: int, folder: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """On a rank: the same with a trainer whose halves of a step take 50 ms more each."""
+    halves = {name: getattr(Trainer, name) for name in ("compute_gradients", "update")}
+
+    def slow(name: str) -> Callable[..., Any]:
+        def half(*arguments: Any) -> Any:
+            time.sleep(0.05)
+            return halves[name](*arguments)
+
+        return half
+
+    for name in halves:
+        setattr(Trainer, name, slow(name))
+    try:
+        return run_twice(rank, folder, 1, fields)
+    finally:
+        for name, half in halves.items():
+            setattr(Trainer, name, half)
+
+
+MLP = {
+    "workload": "mlp",
+    "dataset": "synthetic",
+    "micro_batch": 4,
+    "optimizer": "sgd",
+    "strategy": "scratch-ddp",
+    "compression": "topk:0.01",
+}
+
+
+def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+    both = ranks(2, run_twice, str(tmp_path), 2, MLP)
+    assert len({run["parameters_hash"] for runs in both for run in runs}) == 1
+    for runs in both:
+        assert runs[0]["losses"] == runs[1]["losses"]
+        for run in runs:
+            recorded, quads, work = run["recorded"], run["quads"], run["work"]
+            assert run["period"] == 1
+            assert 0 < run["first_step_ns"] < 20e9
+            # Two steps in each of two off blocks.
+            assert len(quads.off_step_ns) == 4
+            halves = sum(quads.off_step_ns[:2]), sum(quads.off_step_ns[2:])
+            assert 0 < halves[0] <= quads.off_first_ns[0]
+            assert 0 < halves[1] <= quads.off_second_ns[0]
+            assert len(recorded.step_ns) == len(recorded.exchange_cpu_ns) == 20
+            assert sum(recorded.operations.payload_bytes) == 20 * work.exchange_payload_bytes
+            assert len(recorded.operations.step) == 20 * work.exchange_operations
+            assert recorded.kernels is recorded.dispatch_ns is recorded.bubble_ns is None
+            assert run["link_peak"].payload_bytes == 16 * MIB
+            assert not {"recorded", "link_peak"} & set(run["absent"])
+
+
+def test_one_rank_has_nothing_to_record_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    single = {**MLP, "strategy": "single", "compression": "none"}
+    [[proven, repeated]] = ranks(1, slow_halves, str(tmp_path), single)
+    for run in (proven, repeated):
+        assert run["recorded"] is run["link_peak"] is None
+        assert run["absent"]["recorded"] == run["absent"]["link_peak"] == "one rank exchanges nothing"
+        # Both halves of the first step; a proof takes them apart.
+        assert run["first_step_ns"] >= 100_000_000
