@@ -203,9 +203,7 @@ OPTIONS: tuple[PlanOption, ...] = (
         minimum=0,
         help="ranks that keep the profiler's trace of 3 steps after each run: 0,3",
     ),
-    PlanOption(
-        name="tensorboard", kind="switch", help="write each rank's loss and step times while it runs"
-    ),
+    PlanOption(name="tensorboard", kind="switch", help="write each rank's loss and step times while it runs"),
     PlanOption(name="out", kind="text", help="folder of the study, instead of runs/NAME"),
 )
 

@@ -104,7 +104,8 @@ def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
     result = estimate(
         schedule([one, two], repeats=2), known_step_ns={one.id: 100_000_000, two.id: 100_000_000}
     )
-    # Known cells have had their proof. one: 8 + 1 + 4 + 20 = 33 s; two: 33 + 10 s of quads + 2.1 s recorded; twice.
+    # Known cells have had their proof. one: 8 + 1 + 4 + 20 = 33 s; two: 33 + 10 s of quads + 2.1 s
+    # recorded; twice.
     assert result.seconds == pytest.approx(2 * (33 + 45.1))
     assert result.device_hours == pytest.approx(2 * (33 * 1 + 45.1 * 2) / 3600)
     assert sorted(launch.seconds for launch in result.launches) == pytest.approx([33, 33, 45.1, 45.1])

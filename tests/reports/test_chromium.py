@@ -365,6 +365,14 @@ def test_nothing_is_cut_on_paper(chromium: Browser, page: Path) -> None:
     assert width > height
 
 
+def test_the_heads_of_a_sortable_table_are_repeated_on_the_next_sheet(chromium: Browser, page: Path) -> None:
+    # Chromium does not repeat a head with a button that is a box of its own.
+    chromium.open(page)
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    shown = "getComputedStyle(document.querySelector('#headline button')).display"
+    assert chromium.read(shown) == "contents"
+
+
 def test_what_is_folded_is_open_on_paper_and_folded_again(chromium: Browser, page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     folded = "<details id='planted'><summary>more</summary><p>inside</p></details></main>"
