@@ -91,6 +91,11 @@ def number(value: float, *, digits: int = DIGITS) -> str:
     return _clean(value, _decimals(value, digits))
 
 
+def tick(value: float) -> str:
+    """The value of an axis where a line stands: round already, so without what rounding would add."""
+    return f"{value:,.6g}"
+
+
 def metric(figure: Metric) -> MetricText:
     """A figure with its interval, formed by its unit: `ns`, `bytes`, `ratio`, else what it says."""
     scale, unit = _form(figure)

@@ -104,11 +104,16 @@ class CellCommunication:
 
     @property
     def disagreement_ns(self) -> float | None:
-        """What on-off blocks see beyond the time blocked, if it is more than a step's `DISAGREE_ABOVE`."""
+        """What on-off blocks see beyond the time blocked, if it is more than a step's `DISAGREE_ABOVE`.
+
+        Where a thread of its own compresses, some of the time blocked, but nobody knows how much, is spent
+        waiting for that computation, which on-off blocks call compute: anything in between agrees.
+        """
         blocked = self.mean("blocked_ns")
         if self.method != "on-off" or self.seen_ns is None or blocked is None:
             return None
-        apart = self.seen_ns - blocked
+        least = blocked - (self.mean("exchange_cpu_ns") or 0.0)
+        apart = self.seen_ns - min(max(self.seen_ns, least), blocked)
         return apart if abs(apart) > DISAGREE_ABOVE * self.figures.step_ns.value else None
 
     @property
@@ -129,11 +134,19 @@ class CellCommunication:
         return self.bus_bytes_per_s / self.peak_bytes_per_s
 
     @property
+    def operations_per_step(self) -> float | None:
+        """As recorded, where a strategy that exchanges in some steps alone has a fraction; else counted, in
+        whole numbers."""
+        if self.operations:
+            return sum(one.count for one in self.operations if one.name != "recv")
+        return self.figures.newest.exchange_operations
+
+    @property
     def bytes_per_operation(self) -> float | None:
-        run = self.figures.newest
-        if not run.exchange_operations or run.exchange_payload_bytes is None:
+        payload = self.figures.newest.exchange_payload_bytes
+        if not self.operations_per_step or payload is None:
             return None
-        return run.exchange_payload_bytes / run.exchange_operations
+        return payload / self.operations_per_step
 
     @property
     def operations(self) -> tuple[OperationSummary, ...]:
@@ -239,7 +252,7 @@ def _why_far(one: CellCommunication) -> str:
     each = one.bytes_per_operation
     if each is None:
         return "latency or contention limits, not the bandwidth"
-    many = f"{one.figures.newest.exchange_operations:,} operations of {size(each)} a step"
+    many = f"{one.operations_per_step or 0:,.4g} operations of {size(each)} a step"
     if each < SMALL_BYTES:
         return f"latency limits, with {many}"
     return f"with {many}, contention or latency limits, not the bandwidth"

@@ -10,6 +10,8 @@ from reports.analysis.study import StudyFigures
 from results.label import label
 from results.outcome import Evidence
 
+EXCLUDED = "excluded by the study file"
+"""How the reason of a skip begins that the user asked for."""
 Named = tuple[str, int]
 """What a series is called, and a size."""
 
@@ -49,8 +51,10 @@ def missing(study: StudyFigures, workload: str) -> Missing:
 
 
 def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
-    """Without what is no loss: one device of what exchanges, and several of what is for one device."""
+    """Without what is no loss: what the user left out, one device of what exchanges, several of `single`."""
     for group in study.skipped:
+        if group.skip.reason.startswith(EXCLUDED) or group.skip.strategy == "single":
+            continue
         name = label(group.skip)
         sizes = _sizes([curve for curve in curves if curve.key.label == name])
         if group.skip.workload == workload and sizes != {1}:

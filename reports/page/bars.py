@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from reports.analysis.figures import CellFigures
 from reports.page.svg import MUTED, VERMILLION, Drawing, axes, inline
-from reports.text import number
+from reports.text import tick
 from results.cell import Cell
 
 _WIDTH, _ROW, _MARGINS = 5.4, 0.235, 0.75
@@ -71,7 +71,7 @@ def _rows(drawn: Axes, labels: Sequence[str]) -> None:
     drawn.set_ylim(len(labels) - 0.4, -0.6)
     drawn.tick_params(axis="y", length=0)
     drawn.spines["left"].set_visible(False)
-    drawn.xaxis.set_major_formatter(lambda value, _: number(value, digits=1))
+    drawn.xaxis.set_major_formatter(lambda value, _: tick(value))
     drawn.grid(axis="x")
 
 

@@ -15,7 +15,7 @@ from reports.analysis.scaling import Curve
 from reports.page.groups import Hand, Hands
 from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
 from reports.page.works import Work
-from reports.text import number
+from reports.text import number, tick
 from results.outcome import Evidence
 
 _WIDTH, _HEIGHT, _LEGEND_ROW = 4.6, 2.1, 0.19
@@ -127,7 +127,7 @@ def _finish(drawn: Axes, lines: Lines, devices: str) -> None:
     drawn.xaxis.set_minor_locator(NullLocator())
     drawn.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     drawn.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
-    drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, digits=1)))
+    drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     drawn.set_xlabel(devices)
     drawn.axhline(0, color=MUTED, linewidth=0.8, zorder=1)
     drawn.grid(axis="y")

@@ -92,8 +92,8 @@ def _payload(row: CellCommunication) -> str:
 
 
 def _operations(row: CellCommunication) -> str:
-    found = row.figures.newest.exchange_operations
-    return NOTHING if found is None else f"{found:,}"
+    found = row.operations_per_step
+    return NOTHING if found is None else f"{found:,.4g}"
 
 
 def _metric(figure: Metric | None) -> str:

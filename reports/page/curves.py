@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, 
 from reports.analysis.scaling import Curve, Point, scaled, speed_up
 from reports.page.groups import Group, Hand, Hands, shown_gaps
 from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
-from reports.text import number
+from reports.text import tick
 from results.statistics import Metric
 
 _WIDTH, _HEIGHT, _LEGEND_ROW = 4.2, 2.6, 0.19
@@ -237,7 +237,7 @@ def _finish(drawn: Axes, group: Group, entries: Sequence[Line2D]) -> None:
     drawn.yaxis.set_minor_locator(NullLocator())
     labelled = _labelled(sizes)
     drawn.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}" if size in labelled else ""))
-    drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, digits=1)))
+    drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     drawn.set_xlabel(group.devices_word)
     drawn.grid(axis="y")
     figure = drawn.get_figure(root=True)

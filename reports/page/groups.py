@@ -91,11 +91,13 @@ class Group:
 
     @property
     def missing(self) -> str:
-        """Every missing size of every curve in a sentence; empty for none."""
+        """Every missing size of every curve in a sentence; empty for none. Not those below where a strategy
+        begins."""
         texts = []
         for curve in self.curves:
-            gaps = [gap for gap in curve.gaps if not (gap.skipped and curve.key.strategy == _SINGLE)]
-            if gaps:
+            begins = min((point.gpus for point in curve.points), default=1)
+            gaps = [gap for gap in curve.gaps if not gap.skipped or gap.gpus > begins]
+            if gaps and curve.key.strategy != _SINGLE:
                 sizes = ", ".join(f"{gap.gpus:,}{' (skipped)' if gap.skipped else ''}" for gap in gaps)
                 texts.append(f"{curve.key.label} at {sizes}")
         return f"No result: {'; '.join(texts)}." if texts else ""

@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from reports.analysis.losses import LossGroup
 from reports.page.groups import Hands
 from reports.page.svg import MUTED, Drawing, axes, inline
-from reports.text import number
+from reports.text import number, tick
 
 _WIDTH, _HEIGHT, _LEGEND_ROW = 4.6, 2.7, 0.19
 
@@ -26,7 +26,7 @@ def loss_curves(group: LossGroup, hands: Hands, *, name: str, common: str) -> Dr
                 curve.steps, curve.smoothed, color=colour, linestyle=_dashes(curve.label, group), zorder=3
             )
         drawn.axhline(group.target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        drawn.yaxis.set_major_formatter(lambda value, _: number(value, digits=1))
+        drawn.yaxis.set_major_formatter(lambda value, _: tick(value))
         drawn.set_xlabel("step, from the first of the warm-up")
         drawn.grid(axis="y")
         figure = drawn.get_figure(root=True)

@@ -201,6 +201,9 @@ def test_what_was_not_measured_is_named(planted, new_timing) -> None:
     for gpus in (16, 32):
         planted.skip("ddp", gpus, "2 devices here", batch=8)
     planted.skip("fsdp", 4, "2 devices here", batch=8)
+    # Neither is missed: what the user left out, and what has nothing to compress.
+    planted.skip("ddp", 8, "excluded by the study file: strategy ddp", batch=8, compression="topk:0.01")
+    planted.skip("single", 1, "single exchanges nothing", batch=8, compression="topk:0.01")
     planted.plan(repeats=1)
     planted.run(single, new_timing(step_ms=10.0, proof=None))
     planted.run(ddp[0], new_timing(step_ms=10.0, foreign_cpu_cores=1.0))

@@ -6,12 +6,16 @@ from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.section import Block, Paragraph, Section, Table
 
+FOLDED_ABOVE = 12
+"""Rows of skips; most of more are of one kind."""
+
 
 def outcomes_section(study: StudyFigures) -> Section:
+    skipped = tables.skipped_table(study)
     shown = [
         Table(tables.failures_table(study), "Cells without a successful run"),
         Table(tables.lost_table(study), "Failed runs of cells that others succeeded in"),
-        Table(tables.skipped_table(study), "Points that were not run"),
+        Table(skipped, "Points that were not run", folded=len(skipped.rows) > FOLDED_ABOVE),
     ]
     blocks: list[Block] = [one for one in shown if one.data.rows]
     if study.strangers:

@@ -93,6 +93,13 @@ def test_methods_that_differ_by_a_fifth_of_the_step_disagree(one, blocked, apart
     assert found == (None if apart is None else pytest.approx(apart * MS))
 
 
+@pytest.mark.parametrize(("blocked", "apart"), [(8.9, None), (9.1, -2.1), (0.9, 2.1)])
+def test_waiting_for_a_thread_that_compresses_is_no_disagreement(one, blocked, apart) -> None:
+    # 4 ms of the time blocked may be that of the thread: from 4.9 to 8.9 is within 2 ms of the 3 seen.
+    found = one(total_ns=5 * MS, blocked_ns=blocked * MS, exchange_cpu_ns=4 * MS).disagreement_ns
+    assert found == (None if apart is None else pytest.approx(apart * MS))
+
+
 def test_figures_are_means_over_runs_and_the_peak_is_the_best(
     new_cell, new_run, new_communication, new_operation, figures_of
 ) -> None:
