@@ -34,9 +34,7 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
     """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
     if flags.epoch_samples is not None and flags.epoch_samples < 1:
         raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
-    within_s = None if flags.within is None else read_duration_s(flags.within, "--within")
-    if within_s == 0:
-        raise UsageError(f"--within is more than 0, not {flags.within!r}")
+    within_s = None if flags.within is None else _within_s(flags.within)
     return Assumptions(
         price=None if flags.price is None else _flag(flags.price),
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
@@ -45,6 +43,16 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
         dataset_samples=_DATASET_SAMPLES,
         within_s=within_s,
     )
+
+
+def _within_s(text: str) -> float:
+    """Epochs take hours: a number without a unit would be seconds, and hardly meant so."""
+    if text.strip().replace(".", "", 1).isdigit():
+        raise UsageError(f"--within needs a unit, like {text.strip()}h or {text.strip()}m, not {text!r}")
+    seconds = read_duration_s(text, "--within")
+    if not seconds:
+        raise UsageError(f"--within is more than 0, not {text!r}")
+    return seconds
 
 
 def site_price(jobs: Iterable[Job]) -> Price | None:

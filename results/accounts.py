@@ -23,13 +23,23 @@ def step_budget(
 ) -> StepBudget | None:
     """The step time in parts that add up to it; None where `why_no_budget` has the reason.
 
-    input is the mean data phase of the timed steps, and other is the step time less all other parts. One
-    rank has the input, compute = the step less its input and what it has beyond its phases, and no more.
+    input is the data phase of the timed steps on the slowest rank of each period, which the others wait
+    for. The other parts of several ranks are of blocks taken after the timed ones; what the machine changed
+    by in between is in other, the step time less all parts. One rank has the input, compute = the step less
+    its input and what it has beyond its phases, and no more.
     """
     if len(ranks) == 1:
         return _of_one_rank(step_ns, phase_ns)
-    data_ns = phase_ns["data"]
+    data_ns = _slowest_input(ranks)
     return _on_off(ranks, step_ns, data_ns) or _by_the_recorder(ranks, step_ns, data_ns, matched)
+
+
+def _slowest_input(ranks: Sequence[RankRecord]) -> float:
+    """Mean over periods of the largest data phase of a rank, per step."""
+    data = np.array([rank.steps.data_ns for rank in ranks], dtype=np.float64)
+    period = max(1, ranks[0].period)
+    whole = data[:, : data.shape[1] - data.shape[1] % period]
+    return float(whole.reshape(len(ranks), -1, period).mean(axis=2).max(axis=0).mean())
 
 
 def why_no_budget(ranks: Sequence[RankRecord]) -> str:
@@ -39,8 +49,8 @@ def why_no_budget(ranks: Sequence[RankRecord]) -> str:
     reasons = {key: why for rank in reversed(ranks) for key, why in rank.absent.items()}
     without_blocks = reasons.get("quads", "none were measured")
     return (
-        f"no blocks without exchange ({without_blocks}) and no time blocked by the recorder "
-        f"({reasons.get('recorded', 'not recorded')})"
+        f"no blocks without exchange ({without_blocks}), and no time blocked by the recorder that could be "
+        f"taken apart ({reasons.get('recorded', 'not recorded, or by sends between two ranks')})"
     )
 
 
@@ -79,8 +89,8 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     by ranks that are always slow and by random skew together;
     transfer = mean time of an on step to the last rank - expected slowest.
 
-    Their values are means over the quads. The stages of a pipeline stand idle in the off blocks too: the
-    bubble that the recorder saw is part of c, and is taken off compute.
+    Their values are means over the quads. Without the exchange a pipeline's stages wait for nothing: the
+    bubble that the recorder saw is in the on steps alone, and is taken off transfer.
     """
     quads = quads_of(ranks)
     if quads is None:
@@ -94,8 +104,8 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
         StepBudget(
             method="on-off",
             input_ns=data_ns,
-            compute_ns=float(compute.mean()) - (bubble_ns or 0.0),
-            transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest),
+            compute_ns=float(compute.mean()),
+            transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest - (bubble_ns or 0.0)),
             wait_ns=_over_quads(slowest - compute),
             bubble_ns=bubble_ns,
             other_ns=0.0,
@@ -127,7 +137,7 @@ def _by_the_recorder(
     """
     recorded = recorded_of(ranks)
     blocked = None if recorded is None else blocked_by_step(recorded)
-    if recorded is None or blocked is None or matched is None:
+    if recorded is None or blocked is None or matched is None or matched.unmatched:
         return None
     bubble = bubble_by_step(recorded)
     figures = blocked.shape[1]
@@ -210,7 +220,7 @@ def rank_columns(ranks: Sequence[RankRecord], matched: Matched | None) -> RankCo
         compute_ns=_whole(steps.mean(axis=1)),
         compute_sd_ns=_whole(steps.std(axis=1, ddof=1)),
         slowest_share=[round(float(share), 6) for share in (slowest / slowest.sum(axis=0)).mean(axis=1)],
-        wait_ns=None if matched is None else _whole(matched.wait_ns.mean(axis=1)),
+        wait_ns=None if matched is None or matched.unmatched else _whole(matched.wait_ns.mean(axis=1)),
         blocked_ns=None if blocked is None else _whole(blocked.mean(axis=1)),
         steps=steps.shape[1],
     )

@@ -22,7 +22,7 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
     """`on-off`: blocks with and without the exchange; `recorded`: time blocked, by the recorder; `one rank`:
     nothing is exchanged."""
     input_ns: float
-    """Waiting for data and moving it, the mean over ranks."""
+    """Waiting for data and moving it, on the slowest rank of each period."""
     compute_ns: float
     """Forward, backward and update without any exchange, the mean over ranks."""
     transfer_ns: Metric

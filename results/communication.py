@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from results.budget import Communication, OperationSummary
+from results.cell import Backend
 from results.errors import SchemaError
 from results.intervals import length_of_columns
 from results.matching import Flags, Floats, Matched, recorded_of
@@ -17,8 +18,10 @@ from results.record import RankRecord
 from results.recorded import POINT_TO_POINT, LinkPeak, Recorded
 
 
-def bus_factor(name: str, ranks: int) -> float | None:
+def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None:
     """Bytes over a rank's link, one way, for each byte that it hands over; None for other operations.
+
+    Gloo runs a reduce-scatter as an all-reduce.
 
     The bus bandwidth of nccl-tests (doc/PERFORMANCE.md): what the slowest link moves at best, the same for
     any number of ranks. There an all-gather has (p-1)/p of its result, and a rank hands over 1/p of that.
@@ -28,7 +31,7 @@ def bus_factor(name: str, ranks: int) -> float | None:
         "allreduce": 2 * others,
         "allgather": ranks - 1.0,
         "_allgather_base": ranks - 1.0,
-        "_reduce_scatter_base": others,
+        "_reduce_scatter_base": others if backend == "nccl" else 2 * others,
         "alltoall_base": others,
         "broadcast": 1.0,
         "reduce": 1.0,
@@ -36,7 +39,9 @@ def bus_factor(name: str, ranks: int) -> float | None:
     return factors.get(name)
 
 
-def communication(ranks: Sequence[RankRecord], matched: Matched | None) -> Communication | None:
+def communication(
+    ranks: Sequence[RankRecord], matched: Matched | None, backend: Backend = "nccl"
+) -> Communication | None:
     """The communication of one step; None unless all ranks recorded steps.
 
     total = length of the union of the intervals from issue to done. Of each collective: transfer = the
@@ -60,7 +65,7 @@ def communication(ranks: Sequence[RankRecord], matched: Matched | None) -> Commu
         dispatch_ns=_mean(recorded, "dispatch_ns"),
         bubble_ns=_mean(recorded, "bubble_ns"),
         operations=operations,
-        bus_bytes_per_s=_bus_bandwidth(operations),
+        bus_bytes_per_s=_bus_bandwidth(operations, backend),
         peak_bus_bytes_per_s=peak_bandwidth(ranks),
     )
 
@@ -152,11 +157,11 @@ def _summary(matched: Matched, name: str, size: int, rows: Flags) -> OperationSu
     )
 
 
-def _bus_bandwidth(operations: Sequence[OperationSummary]) -> float | None:
+def _bus_bandwidth(operations: Sequence[OperationSummary], backend: Backend) -> float | None:
     """Sum over collectives of payload x factor, over the sum of their transfers, in bytes/s."""
     moved = spent_ns = 0.0
     for kind in operations:
-        factor = bus_factor(kind.name, kind.group_size)
+        factor = bus_factor(kind.name, kind.group_size, backend)
         if factor is not None and kind.transfer_ns is not None:
             moved += factor * kind.payload_bytes
             spent_ns += kind.transfer_ns

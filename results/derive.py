@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -79,7 +79,7 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     )
     if outcome is not Outcome.OK:
         return result
-    measured = _with_accounts(_with_figures(result, cell, ranks), ranks)
+    measured = _with_accounts(_with_figures(result, cell, ranks), cell, ranks)
     return msgspec.structs.replace(measured, startup_ns=attempt.startup_ns if attempt else None)
 
 
@@ -162,6 +162,7 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         foreign_cpu_cores=foreign,
         disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),
         setup_ns=max((rank.setup_ns for rank in ranks if rank.setup_ns is not None), default=None),
+        first_steps=first.first_steps,
         first_step_ns=max((r.first_step_ns for r in ranks if r.first_step_ns is not None), default=None),
         absent={key: why for rank in reversed(ranks) for key, why in rank.absent.items()},
     )
@@ -219,13 +220,14 @@ def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float
     return rate / sum(known), None
 
 
-def _with_accounts(result: RunResult, ranks: list[RankRecord]) -> RunResult:
+def _with_accounts(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
     """Where the time of the step went; `results.accounts` and `results.communication` have the formulas."""
     assert result.step_ns is not None
     step_ns = result.step_ns.value
     matched = match(ranks)
     budget = step_budget(ranks, step_ns, result.phase_ns, matched)
-    found = communication(ranks, matched)
+    found = communication(ranks, matched, cell.backend)
+    telemetry = telemetry_means(ranks)
     energy_j = device_energy(ranks, step_ns)
     reasons = {
         "budget": None if budget else why_no_budget(ranks),
@@ -237,7 +239,8 @@ def _with_accounts(result: RunResult, ranks: list[RankRecord]) -> RunResult:
         budget=budget,
         communication=found,
         ranks=rank_columns(ranks, matched),
-        telemetry=telemetry_means(ranks),
+        telemetry=telemetry,
+        warnings=result.warnings + _throttling_warning(telemetry),
         energy_j=energy_j,
         absent=result.absent | {key: why for key, why in reasons.items() if why},
     )
@@ -288,6 +291,11 @@ def _residual_warning(other_ns: float, step_ns: float) -> tuple[str, ...]:
     if abs(share) <= RESIDUAL_ABOVE:
         return ()
     return (f"{share:.1%} of the step is outside of its phases: ranks waited for each other or the host",)
+
+
+def _throttling_warning(telemetry: Mapping[str, float]) -> tuple[str, ...]:
+    share = telemetry.get("throttled", 0.0)
+    return (f"a device was throttled in {share:.0%} of the samples",) if share > 0 else ()
 
 
 def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:

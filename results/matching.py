@@ -56,6 +56,11 @@ class Matched(Rows):
     transfer_ns: Ints
     """The shortest duration of the collective over its ranks; for point-to-point operations their own."""
 
+    @property
+    def unmatched(self) -> bool:
+        """Whether there are operations, and none that could be matched: sends between two ranks alone."""
+        return len(self.step) > 0 and not self.collective.any()
+
     @cached_property
     def wait_ns(self) -> Floats:
         """Wait inside of collectives, exposed or not, of each rank in each recorded step: (ranks, steps)."""

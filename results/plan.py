@@ -11,6 +11,8 @@ from results.errors import UsageError
 from results.link import NO_LINK
 
 Scaling = Literal["weak", "strong"]
+EXCLUDED = "excluded by the study file"
+"""How the reason of a skip begins that the user asked for."""
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -119,6 +119,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Building model, data and strategy, without proof and warm-up."""
     first_step_ns: int | None = None
     """The very first step, with what is done once: allocation, tuning of kernels, compilation."""
+    first_steps: int | None = None
+    """Steps before the warm-up's first: those that a proof checks, proven or not."""
     period: int = 1
     """Steps from one exchange to the next."""
     warmup: StepColumns = StepColumns()

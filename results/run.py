@@ -74,6 +74,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()
     """Mean over ranks and each `losses_every` steps, from the first of the warm-up while they are finite."""
     losses_every: int = 1
+    first_steps: int | None = None
+    """Steps before the first of `losses`."""
     warmup_steps: int = 0
     warmup_steady: bool | None = None
     stop: str | None = None

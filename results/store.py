@@ -225,7 +225,7 @@ class Study:
         kept = _kept(path)
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
-        if kept is not None and own and kept.ranks_present == kept.ranks_expected:
+        if kept is not None and own and _still_holds(kept, path):
             return kept
         try:
             result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
@@ -247,6 +247,16 @@ class Study:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot renew {self.root}: {error.strerror}") from error
+
+
+def _still_holds(kept: RunResult, path: Path) -> bool:
+    """Whether a complete run's rank files are all there, and none was written after what is at `path`."""
+    try:
+        derived_ns = path.stat().st_mtime_ns
+        written = [rank.stat().st_mtime_ns for rank in path.parent.glob("rank-*.json")]
+    except OSError:
+        return False
+    return kept.ranks_present == kept.ranks_expected == len(written) and max(written, default=0) <= derived_ns
 
 
 def _kept(path: Path) -> RunResult | None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from statistics import fmean
 
 from results.record import RankRecord
+
+BIT_MASKS = ("throttle_reasons",)
 
 
 def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
     """By name of the series: the mean over ranks of each one's mean over its samples, and `NAME_max`.
 
-    Samples that are unknown do not count; a series of which nothing is known is left out.
+    Samples that are unknown do not count; a series of which nothing is known is left out. Of a bit mask the
+    bits that were ever set.
     """
     own = [rank.telemetry.series for rank in ranks if rank.telemetry is not None]
     means: dict[str, float] = {}
     for name in sorted({name for series in own for name in series}):
         known = [[value for value in series.get(name, []) if value is not None] for series in own]
         filled = [values for values in known if values]
-        if filled:
+        if filled and name in BIT_MASKS:
+            means[name] = float(reduce(or_, (int(value) for values in filled for value in values)))
+        elif filled:
             means[name] = fmean(fmean(values) for values in filled)
             means[f"{name}_max"] = max(map(max, filled))
     return means

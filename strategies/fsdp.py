@@ -57,6 +57,7 @@ class FsdpModel(ParallelModel):
         data types in one block, or with sparse gradients.
         """
         super().__init__(module)
+        self._device = device
         self._link = Link(exchange.group)
         self._buffers = Buffers(module)
         _require_shardable(module)
@@ -81,7 +82,8 @@ class FsdpModel(ParallelModel):
     def whole(self, value: Tensor) -> Tensor:
         if not isinstance(value, DTensor):
             return value
-        local = value.to_local()
+        # Shards that are offloaded lie where no collective of the device's backend reaches them.
+        local = value.to_local().to(self._device)
         # torch splits the first dimension into pieces of equal size, of which the last ones may be empty.
         rows = math.ceil(value.shape[0] / self._link.size)
         padded = local.new_zeros(rows, *value.shape[1:])
@@ -102,6 +104,7 @@ class FsdpModel(ParallelModel):
         """By the norm over all shards; as `torch.nn.utils.clip_grad_norm_` but for the order of the sum."""
         shards = [_local(parameter.grad) for parameter in self.parameters() if parameter.grad is not None]
         squares = torch.stack([shard.double().square().sum() for shard in shards]).sum().reshape(1)
+        squares = squares.to(self._device)
         self._link.all_reduce(squares)
         factor = min(1.0, max_norm / (squares.sqrt().item() + CLIP_EPSILON))
         for shard in shards:

@@ -15,7 +15,7 @@ from harness.plan.points import Point, SeriesKey, points, workloads_of
 from results.cell import Cell
 from results.errors import UsageError
 from results.link import read_link
-from results.plan import Plan, Request, Series, Skip, placement_of
+from results.plan import EXCLUDED, Plan, Request, Series, Skip, placement_of
 from strategies.catalog import OPTIMIZERS
 from strategies.refusal import refusal
 from workloads import catalog as workloads
@@ -96,7 +96,7 @@ class _Matrix:
         """The cell of a point, or why there is none: first what makes no sense, last what does not fit."""
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
-            return "excluded by the study file: " + ", ".join(f"{key} {named[key]}" for key in named)
+            return f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named)
         probe = msgspec.structs.replace(
             self._bases[point.key.workload],
             strategy=point.key.strategy,

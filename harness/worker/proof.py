@@ -54,6 +54,7 @@ from harness.worker.reference import (
 )
 from results.cell import Cell
 from results.record import Proof
+from strategies.catalog import STRATEGIES
 from strategies.parallel import Batch, ParallelModel
 from strategies.trainer import Trainer
 
@@ -294,7 +295,7 @@ def _verdict(
     return Proof(
         method="serial-simulation",
         passed=True,
-        detail=f"{steps} steps of {cell.replicas} replicas recomputed on one device; {_rule(cell)}",
+        detail=f"{steps} steps of {_replicas(cell)} recomputed on one device; {_rule(cell)}",
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
     )
@@ -309,6 +310,10 @@ def _failure(worst: Finding | None, *, stale: bool) -> str:
     return "another rank found a difference: its record says which"
 
 
+def _replicas(cell: Cell) -> str:
+    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+
+
 def _rule(cell: Cell) -> str:
     if cell.compression != "none":
         return (
@@ -317,6 +322,8 @@ def _rule(cell: Cell) -> str:
         )
     if not exact_arithmetic(cell):
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
+    if STRATEGIES.parse(cell.strategy).name == "local-sgd":
+        return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
     if cell.replicas <= 2 and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
     sums = (

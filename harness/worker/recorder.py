@@ -13,8 +13,10 @@ is where communication is exposed, nothing delays it. Of torch 2.13's Gloo, send
 others were waited for first.
 
 The end on CUDA (not run on a device so far). The callback of a future runs on a stream that waits for the
-collective, so that an event recorded there is its end. The device may begin an operation at its issue, or
-when the one before it on the same group has ended: a group has one stream.
+collective, so that an event recorded there is its end.
+
+The beginning. A collective can begin at its issue, or when the one before it on the same group has ended: on
+CUDA a group has one stream, and Gloo's two threads share the network.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import torch.distributed as dist
 
 from harness.worker.clock import cuda_event, elapsed_ns
 from results.record import StepColumns
-from results.recorded import MOST_OPERATIONS, RECORDED_STEPS, Operations, Recorded
+from results.recorded import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded
 from strategies.observer import Phase, StepObserver
 
 _LATE_S = 1.0
@@ -293,7 +295,11 @@ class Recorder:
         )
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Of each operation, from the start of its step: when it began and when it was done."""
+        """Of each operation, from the start of its step: when it could begin and when it was done.
+
+        A collective waits in its group's queue for the one before it. Without that, what several share of
+        the network would count once in each of them.
+        """
         spans = []
         free_ns: dict[tuple[int, str], int] = {}
         for operation in self._operations:
@@ -301,10 +307,10 @@ class Recorder:
             begin_ns = self._marks.between(start, operation.issued)
             # Nothing is in flight when a step has ended.
             end_ns = self._marks.between(start, end if operation.ended is None else operation.ended)
-            if self._cuda:
-                stream = operation.step, operation.group
-                begin_ns = max(begin_ns, free_ns.get(stream, begin_ns))
-                free_ns[stream] = end_ns
+            if operation.name not in POINT_TO_POINT:
+                queue = operation.step, operation.group
+                begin_ns = min(max(begin_ns, free_ns.get(queue, begin_ns)), end_ns)
+                free_ns[queue] = max(end_ns, free_ns.get(queue, end_ns))
             spans.append((begin_ns, end_ns))
         return spans
 

@@ -77,6 +77,8 @@ class Run:
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
         self._model: weakref.ref[torch.nn.Module] | None = None
+        self._foreign: ForeignCpu | None = None
+        """Who else uses the cores from the first timed block to the last recorded one."""
 
     def execute(self) -> RankRecord:
         """Run the cell. An exception becomes an outcome in the record, never more."""
@@ -128,6 +130,8 @@ class Run:
                 "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
             )
         self._record_exchange(watch, trainer.model.period)
+        if self._foreign is not None:
+            self._found["foreign_cpu_cores"] = self._foreign.cores_used()
         trainer.model.settle()
         self._found["parameters_hash"] = parameters_hash(trainer)
         self._add_losses_to_a_weaker_proof()
@@ -196,7 +200,7 @@ class Run:
                 self._found["proof"] = proof
             if not proof.passed:
                 raise ProofFailedError(proof.detail)
-        self._found["first_step_ns"] = first.ns
+        self._found |= {"first_step_ns": first.ns, "first_steps": len(first_steps(trainer.model))}
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
         seed_step(self._cell.seed, len(first_steps(trainer.model)), around.rank.rank)
         # What the reference took is not what the cell takes.
@@ -226,7 +230,7 @@ class Run:
         if self._cell.compile:
             require_compiled()
         around.log.event("measure")
-        foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
+        self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
         with sampler(around.device, around.rank) as sampling:
             measured = watch.measure(policy)
@@ -237,7 +241,6 @@ class Run:
             "block_steps": measured.block_steps,
             "stop": measured.stop,
             "telemetry": sampling.telemetry(),
-            "foreign_cpu_cores": foreign.cores_used() if foreign else None,
             "work": self._work(
                 workload,
                 payload_bytes=(around.exchange.traffic.payload_bytes - before[0]) // steps,

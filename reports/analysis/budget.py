@@ -21,7 +21,7 @@ Part = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """In the order in which they are drawn."""
 RESIDUAL_ABOVE = 0.05
-"""Share of a step in no part above which a cell carries a warning (5 %)."""
+"""Share of a step by which its parts may miss it before a cell carries a warning (5 %)."""
 NO_BUDGET = "its runs have no budget"
 
 
@@ -56,12 +56,12 @@ class CellBudget:
     @property
     def warning(self) -> str | None:
         """What a reader must know of the residual, if it is large."""
-        share = self.part_ns["other"] / self.step_ns
-        if abs(share) <= RESIDUAL_ABOVE:
+        other_ns = self.part_ns["other"]
+        if abs(other_ns) <= RESIDUAL_ABOVE * self.step_ns:
             return None
-        if share < 0:
-            return f"the parts add up to {percent(-share)} more than the step: some time is in two of them"
-        return f"{percent(share)} of the step is in no part: something takes time that is not measured"
+        if self.method == "one rank":
+            return f"{percent(other_ns / self.step_ns)} of the step lies outside of its phases"
+        return change(other_ns, self.step_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +126,13 @@ def budget(figures: CellFigures) -> CellBudget | None:
         transfer_ns=_pooled([one.transfer_ns for one in budgets]),
         wait_ns=_pooled([one.wait_ns for one in budgets]),
     )
+
+
+def change(other_ns: float, step_ns: float) -> str:
+    """What a residual of several ranks means: their parts add up to the mean of the steps they come from."""
+    share = other_ns / step_ns
+    took = f"{percent(-share)} longer than" if share < 0 else f"{percent(share)} less time than"
+    return f"the parts come from steps that took {took} the timed ones: the machine changed in between"
 
 
 def why_no_budget(figures: CellFigures) -> str | None:

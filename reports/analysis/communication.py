@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
+from reports.analysis.peaks import LinkPeak, LinkPeaks, link_peaks, network_of
 from reports.text import devices, percent, si, size
 from results.budget import BudgetMethod, Communication, OperationSummary
 from results.cell import Cell
@@ -27,6 +28,11 @@ SLOW_BELOW = 0.50
 """Share of what is expected of a link below which it is called slow."""
 DISAGREE_ABOVE = 0.20
 """Share of a step by which two methods of one figure may differ before it is said."""
+ON_LESS_OFF = (
+    "what a step takes longer with the exchange than without it, to the last rank: it holds some random "
+    "wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
+)
+"""What exposed communication is, beside the parts of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,8 @@ class CellCommunication:
     budget: CellBudget | None
     recorded: tuple[Communication, ...]
     """Of each run; empty if one of them has none."""
+    peak: LinkPeak | None
+    """Of its network at its size, over all cells that it was found with."""
 
     @property
     def cell(self) -> Cell:
@@ -122,16 +130,15 @@ class CellCommunication:
 
     @property
     def peak_bytes_per_s(self) -> float | None:
-        """The best that plain all-reduces reached alone in any of the runs."""
-        peaks = [one.peak_bus_bytes_per_s for one in self.recorded if one.peak_bus_bytes_per_s is not None]
-        return max(peaks, default=None)
+        """The best that plain all-reduces reached alone."""
+        return None if self.peak is None else self.peak.bytes_per_s
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Bandwidth reached over the link's peak."""
-        if self.bus_bytes_per_s is None or not self.peak_bytes_per_s:
+        """Bandwidth reached over the link's peak; None where that varied too much to divide by."""
+        if self.bus_bytes_per_s is None or self.peak is None or not self.peak.steady:
             return None
-        return self.bus_bytes_per_s / self.peak_bytes_per_s
+        return self.bus_bytes_per_s / self.peak.bytes_per_s
 
     @property
     def operations_per_step(self) -> float | None:
@@ -163,18 +170,22 @@ class CellCommunication:
         return fmean(values) if values and None not in values else None
 
 
-def communication(figures: CellFigures) -> CellCommunication:
-    """A cell's communication, as far as it was measured."""
+def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellCommunication:
+    """A cell's communication, as far as it was measured, with the peaks of its study; else with its own."""
+    known = link_peaks([figures]) if peaks is None else peaks
     recorded = [run.communication for run in figures.runs if run.communication is not None]
     complete = len(recorded) == len(figures.runs)
     return CellCommunication(
-        figures=figures, budget=budget(figures), recorded=tuple(recorded) if complete else ()
+        figures=figures,
+        budget=budget(figures),
+        recorded=tuple(recorded) if complete else (),
+        peak=known.get(network_of(figures)),
     )
 
 
-def communication_finding(figures: CellFigures) -> str | None:
+def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) -> str | None:
     """What the network does to this cell, if it limits the step or is slower than its rate; else None."""
-    one = communication(figures)
+    one = communication(figures, peaks)
     found = [text for text in (_limit(one), _below_nominal(one)) if text is not None]
     return " ".join(found) or None
 
@@ -200,20 +211,28 @@ class SlowLink:
         )
 
 
-def slow_links(cells: Iterable[CellFigures]) -> list[SlowLink]:
+def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> list[SlowLink]:
     """The networks with a size whose peak is below `SLOW_BELOW` of the best one at a smaller size.
 
-    Bus bandwidth is made so that it does not depend on the number of ranks. Emulated cells are left out:
-    there it is the cores that more ranks share.
+    What joins the devices of one node is a network, and what joins nodes another: that the second is slower
+    is no finding. Bus bandwidth is made so that it does not depend on the number of ranks. Emulated cells
+    are left out: there it is the cores that more ranks share; so are sizes at which the peak varied.
     """
-    networks: dict[tuple[str, str], dict[int, CellCommunication]] = {}
+    known = link_peaks(cells) if peaks is None else peaks
+    networks: dict[tuple[object, ...], dict[int, CellCommunication]] = {}
     for figures in cells:
-        one = communication(figures)
-        if figures.evidence is Evidence.MEASURED and one.peak_bytes_per_s:
-            sizes = networks.setdefault((figures.cell.device, figures.cell.link), {})
+        one = communication(figures, known)
+        if figures.evidence is Evidence.MEASURED and one.peak is not None and one.peak.steady:
+            sizes = networks.setdefault(_network(figures), {})
             best = sizes.setdefault(figures.cell.gpus, one)
             sizes[figures.cell.gpus] = max(best, one, key=_peak)
     return [slow for sizes in networks.values() if (slow := _slow_link(sizes)) is not None]
+
+
+def _network(figures: CellFigures) -> tuple[object, ...]:
+    environment = figures.newest.environment
+    device, several = (environment.device_name, environment.nodes > 1) if environment else (None, False)
+    return figures.cell.device, figures.cell.backend, figures.cell.link, device, several
 
 
 def _slow_link(sizes: dict[int, CellCommunication]) -> SlowLink | None:
@@ -234,18 +253,27 @@ def _peak(one: CellCommunication) -> float:
 
 
 def _limit(one: CellCommunication) -> str | None:
-    share, used, peak = one.transfer_share, one.bandwidth_share, one.peak_bytes_per_s
-    if share is None or share <= LIMITS_ABOVE or used is None or peak is None:
+    if not _exposed(one) or one.bus_bytes_per_s is None or one.peak is None:
         return None
-    if one.transfer_ns is not None and one.transfer_ns.low is not None and one.transfer_ns.low <= 0:
-        return None
-    reach = f"of the {si(peak, 'B/s')} that plain all-reduces reach alone"
-    seen = f"{percent(share)} of the step is exposed transfer"
+    seen = f"{percent(one.transfer_share or 0.0)} of the step is exposed transfer"
+    used = one.bandwidth_share
+    if used is None:
+        ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.bytes_per_s, 'B/s')}"
+        return f"{seen}; the link's own peak varied from {ends}: nothing is said of the bandwidth."
+    reach = f"of the {si(one.peak.bytes_per_s, 'B/s')} that plain all-reduces reach alone"
     if used >= FULL_FROM:
         return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is full."
     if used >= FAR_BELOW:
         return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is most of what limits."
     return f"{seen}, though its collectives reach only {percent(used)} {reach}: {_why_far(one)}."
+
+
+def _exposed(one: CellCommunication) -> bool:
+    """Whether so much transfer is exposed that it can be said to limit, and more than chance may be."""
+    share, transfer = one.transfer_share, one.transfer_ns
+    if share is None or share <= LIMITS_ABOVE or transfer is None:
+        return False
+    return transfer.low is None or transfer.low > 0
 
 
 def _why_far(one: CellCommunication) -> str:
@@ -261,7 +289,7 @@ def _why_far(one: CellCommunication) -> str:
 def _below_nominal(one: CellCommunication) -> str | None:
     """That not even plain all-reduces reach the rate: a ring puts the bus bandwidth on its busiest link."""
     rate, peak = one.cell.link_mbit_per_s, one.peak_bytes_per_s
-    if rate is None or peak is None:
+    if rate is None or peak is None or (one.peak and not one.peak.steady):
         return None
     nominal = rate * 1e6 / 8
     if peak >= SLOW_BELOW * nominal:

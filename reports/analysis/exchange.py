@@ -4,32 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from reports.analysis.communication import communication
-from reports.analysis.compression import BreakEven, LossGuard, break_even, loss_guard, payload_ratio
+from reports.analysis.compression import (
+    FEW_RUNS,
+    FEWEST_RUNS,
+    BreakEven,
+    LossGuard,
+    Verdict,
+    break_even,
+    judged,
+    loss_guard,
+    payload_ratio,
+)
 from reports.analysis.figures import CellFigures
+from reports.analysis.missing import listed
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import Setting, setting_of
 from reports.analysis.study import StudyFigures
-from reports.text import number
-from results.cell import Cell
+from reports.text import devices, number
+from results.cell import Cell, Device
 from results.label import exchange_label
 from results.link import NO_LINK, read_link
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
-
-Verdict = Literal["faster", "no gain", "slower"]
 
 REFERENCE = "ddp"
 """The strategy whose dense exchange the others' are compared with."""
 NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
 """Of one parameter: gradients are in single precision, whatever they are sent as."""
-FEWEST_RUNS = 3
-"""Of each side for a verdict: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)! of the times,
-one in three with two runs, one in ten with three."""
-FEW_RUNS = f"a verdict needs {FEWEST_RUNS} runs of each"
 ALONE = "every strategy has its dense exchange alone"
 
 
@@ -92,7 +96,9 @@ class ExchangeRow:
     @property
     def break_even(self) -> BreakEven | None:
         """The bandwidth below which it would be faster; None where the two cannot be compared."""
-        return None if self._comparable is None else break_even(self.figures, self._comparable)
+        if self._comparable is None:
+            return None
+        return judged(break_even(self.figures, self._comparable), self.verdict)
 
     @property
     def _comparable(self) -> CellFigures | None:
@@ -191,14 +197,19 @@ def _incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
 
 def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
     """What was faster at some point, and what became of the others."""
-    parts = [f"these were faster than the dense exchange: {_times(rows, 'faster', names)}"]
-    if any(row.verdict == "slower" for row in rows):
-        parts.append(f"slower: {_times(rows, 'slower', names)}")
+    turning = [name for name in names if _turns([row for row in rows if row.name == name])]
+    one_way = [row for row in rows if row.name not in turning]
     moved = {row.name for row in rows if row.verdict != "no gain"}
     even = dict.fromkeys(names[row.name] for row in rows if row.name not in moved)
-    if even:
-        parts.append(f"no gain: {', '.join(even)}")
-    return "; ".join(parts)
+    found = {
+        "these were faster than the dense exchange": _times(one_way, "faster", names),
+        "faster or slower than the dense exchange by size": ", ".join(
+            f"{names[name]} {_by_size([row for row in rows if row.name == name])}" for name in turning
+        ),
+        "slower": _times(one_way, "slower", names),
+        "no gain": ", ".join(even),
+    }
+    return "; ".join(f"{what}: {which}" for what, which in found.items() if which)
 
 
 def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
@@ -215,18 +226,71 @@ def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
 
 
 def _times(rows: Sequence[ExchangeRow], verdict: Verdict, names: Names) -> str:
-    """`topk:0.01 (up to 2.10 times, at 2 of 3 points), bf16 (1.20 times)`, the largest first."""
-    factors: dict[str, list[float]] = {}
-    for row in rows:
-        if row.verdict == verdict:
-            factors.setdefault(row.name, []).append(_factor(row))
-    texts = []
-    for name, found in sorted(factors.items(), key=lambda item: -max(item[1])):
-        points = sum(row.name == name for row in rows)
-        up_to = "up to " if len(found) > 1 else ""
-        where = f", at {len(found)} of {points} points" if len(found) < points else ""
-        texts.append(f"{names[name]} ({up_to}{number(max(found))} times{where})")
-    return ", ".join(texts)
+    """`topk:0.01 (up to 2.10 times, from 16), bf16 (1.20 times)`, the largest first."""
+    found = {
+        row.name: [one for one in rows if one.name == row.name] for row in rows if row.verdict == verdict
+    }
+    largest = {name: max(map(_factor, _with(points, verdict))) for name, points in found.items()}
+    return ", ".join(
+        f"{names[name]} ({_up_to(found[name], verdict)}{_at(found[name], verdict)})"
+        for name in sorted(found, key=lambda name: -largest[name])
+    )
+
+
+def _at(points: Sequence[ExchangeRow], verdict: Verdict) -> str:
+    """`, from 16`: where an exchange has a verdict that it does not have at all of its points."""
+    those = _with(points, verdict)
+    if len(those) == len(points):
+        return ""
+    if not _told_by_size(points):
+        return f", at {len(those)} of {len(points)} points"
+    return f", {_where(those, points)}"
+
+
+def _by_size(points: Sequence[ExchangeRow]) -> str:
+    """`slower (up to 1.15 times) up to 32 GPUs and faster (up to 3.43 times) from 64`, small sizes first."""
+    verdicts: list[Verdict] = ["slower", "faster"]
+    verdicts.sort(key=lambda verdict: min(row.cell.gpus for row in _with(points, verdict)))
+    device = points[0].cell.device
+    first, second = (
+        (verdict, f"({_up_to(points, verdict)})", _where(_with(points, verdict), points, unit))
+        for verdict, unit in zip(verdicts, (device, None), strict=True)
+    )
+    return f"{' '.join(first)} and {' '.join(second)}"
+
+
+def _turns(points: Sequence[ExchangeRow]) -> bool:
+    """Whether an exchange is faster at some sizes and slower at others."""
+    return {"faster", "slower"} <= {row.verdict for row in points} and _told_by_size(points)
+
+
+def _told_by_size(points: Sequence[ExchangeRow]) -> bool:
+    """Whether no size has two verdicts, by batch or setting."""
+    return len({(row.cell.gpus, row.verdict) for row in points}) == len({row.cell.gpus for row in points})
+
+
+def _where(those: Sequence[ExchangeRow], points: Sequence[ExchangeRow], unit: Device | None = None) -> str:
+    """`up to 32 GPUs`, `from 64`, `on 4 and 16`: the sizes of those among the sizes of all points."""
+    sizes, known = (sorted({row.cell.gpus for row in some}) for some in (those, points))
+
+    def named(gpus: int) -> str:
+        return f"{gpus:,}" if unit is None else devices(gpus, unit)
+
+    if len(sizes) > 1 and sizes == known[: len(sizes)]:
+        return f"up to {named(sizes[-1])}"
+    if len(sizes) > 1 and sizes == known[-len(sizes) :]:
+        return f"from {named(sizes[0])}"
+    return f"on {listed([*(f'{gpus:,}' for gpus in sizes[:-1]), named(sizes[-1])])}"
+
+
+def _up_to(points: Sequence[ExchangeRow], verdict: Verdict) -> str:
+    """`up to 3.43 times`."""
+    factors = [_factor(row) for row in _with(points, verdict)]
+    return f"{'up to ' if len(factors) > 1 else ''}{number(max(factors))} times"
+
+
+def _with(points: Sequence[ExchangeRow], verdict: Verdict) -> list[ExchangeRow]:
+    return [row for row in points if row.verdict == verdict]
 
 
 def _factor(row: ExchangeRow) -> float:

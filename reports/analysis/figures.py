@@ -59,6 +59,14 @@ class CellFigures:
         return self.units_per_s or self.samples_per_s
 
     @property
+    def mfu(self) -> float | None:
+        """Over the mean step time of all runs, as every rate; None where peak or FLOPs are unknown."""
+        run = self.newest
+        if run.mfu is None or run.step_ns is None:
+            return None
+        return run.mfu * run.step_ns.value / self.step_ns.value
+
+    @property
     def disturbed(self) -> bool:
         return any(run.disturbed for run in self.pool.runs)
 
@@ -148,7 +156,7 @@ def _mean_phases(runs: Sequence[RunResult]) -> dict[str, float]:
 
 
 def _why_not_exposed(runs: Sequence[RunResult]) -> str:
-    if all(run.exchange_operations == 0 for run in runs):
+    if all(run.exchange_payload_bytes == 0 for run in runs):
         return "nothing is exchanged"
     reasons = [run.absent[key] for run in runs for key in ("exposed_ns", "quads") if key in run.absent]
     return reasons[0] if reasons else "not measured"

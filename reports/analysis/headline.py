@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reports.analysis.communication import ON_LESS_OFF
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, Efficiency, Point
 from reports.analysis.study import StudyFigures
@@ -92,7 +93,7 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         figures("throughput", lambda row: metric(row.figures.throughput).value, anchor="method-throughput"),
         figures("efficiency", lambda row: efficiency_text(row.efficiency), anchor="method-efficiency"),
         words("against", lambda row: _against(row.efficiency), anchor="method-efficiency"),
-        figures("exposed", _exposed, anchor="method-exposed"),
+        figures("exposed", _exposed, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"),
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]

@@ -20,7 +20,6 @@ import msgspec
 
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Baseline, Curve, efficiency
-from reports.text import percent
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -42,6 +41,22 @@ class Growth:
     def pays(self) -> bool:
         """False where the yield, and the upper end of its interval if it has one, are below the threshold."""
         return max(self.marginal.value, self.marginal.high or 0.0) >= PAYS_FROM
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the interval holds the threshold, so that it may pay or not."""
+        return self.pays and self.marginal.low is not None and self.marginal.low < PAYS_FROM
+
+    @property
+    def text(self) -> str:
+        """`going from 1 to 2 raises throughput by 47 % (100 % would be ideal)`."""
+        ideal = self.larger / self.smaller - 1
+        gain = round(100 * self.marginal.value * ideal)
+        verb = "lowers" if gain < 0 else "raises"
+        return (
+            f"going from {self.smaller:,} to {self.larger:,} {verb} throughput by {abs(gain):,} % "
+            f"({round(100 * ideal):,} % would be ideal)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +84,20 @@ class Knee:
     def text(self) -> str:
         """`knee between 32 and 64: ...`, `no knee up to 64`, or why nothing is claimed; a clause."""
         if self.beyond is not None:
-            yields = percent(max(0.0, self.beyond.marginal.value))
-            return (
-                f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}: "
-                f"each one added there brings {yields} of what each brought before"
-            )
+            return f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}: {self.beyond.text}"
         if self.growths:
-            return f"no knee up to {self.growths[-1].larger:,}"
+            return self._none_text
         return f"no knee is claimed: {self.reason or 'fewer than two sizes have a figure'}"
+
+    @property
+    def _none_text(self) -> str:
+        """A knee is ruled out only where all intervals lie above the threshold."""
+        last = f"{self.growths[-1].larger:,}"
+        if any(growth.is_open for growth in self.growths):
+            return f"no knee shown up to {last} (the runs are too far apart to tell)"
+        if any(growth.marginal.low is None for growth in self.growths):
+            return f"no knee seen up to {last} (single runs)"
+        return f"no knee up to {last}"
 
 
 def knee(curve: Curve) -> Knee:

@@ -28,12 +28,14 @@ class LossCurve:
     losses: tuple[float, ...]
     """The mean over ranks."""
     every: int
-    """Steps between two of them."""
+    """Steps that each of them is the mean of."""
+    first: int
+    """Steps of the training before them, which a proof checks."""
 
     @property
     def steps(self) -> list[int]:
-        """Which step each loss is of, from 1, the first of the warm-up."""
-        return [1 + place * self.every for place in range(len(self.losses))]
+        """The last step that each loss is of, from 1, the very first of the training."""
+        return [self.first + (place + 1) * self.every for place in range(len(self.losses))]
 
     @property
     def smoothed(self) -> list[float]:
@@ -97,4 +99,10 @@ def _loss_curve(label: str, figures: CellFigures) -> LossCurve | None:
     if not kept:
         return None
     newest = kept[-1]
-    return LossCurve(label=label, figures=figures, losses=newest.losses, every=newest.losses_every)
+    return LossCurve(
+        label=label,
+        figures=figures,
+        losses=newest.losses,
+        every=newest.losses_every,
+        first=newest.first_steps or 0,
+    )

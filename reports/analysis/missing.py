@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.scaling import Curve
+from reports.analysis.outcomes import NOT_RUN, words
+from reports.analysis.scaling import Curve, Gap
 from reports.analysis.study import StudyFigures
 from results.label import label
-from results.outcome import Evidence
+from results.outcome import Evidence, Outcome
+from results.plan import EXCLUDED
 
-EXCLUDED = "excluded by the study file"
-"""How the reason of a skip begins that the user asked for."""
 Named = tuple[str, int]
 """What a series is called, and a size."""
 
@@ -23,30 +23,27 @@ class Missing:
     skipped: tuple[str, ...]
     failed: tuple[str, ...]
     """With the outcome: `ddp on 64 (out of memory)`."""
+    not_run: tuple[str, ...]
+    """Planned, and the study ended before them."""
     emulated: tuple[str, ...]
     """They have figures, of which nothing is claimed."""
     unproved: int
     """Cells whose training was not checked."""
     cells: int
-    disturbed: int
-    runs: int
-    """Runs that count; so many of them were disturbed."""
 
 
 def missing(study: StudyFigures, workload: str) -> Missing:
     """Of all series of one workload, and its cells with figures."""
     curves = [curve for curve in study.curves if curve.key.workload == workload]
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
-    runs = [run for cell in cells for run in cell.runs]
     emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
     return Missing(
         skipped=_texts(_skipped(study, workload, curves)),
-        failed=_texts(_failed(curves), outcomes=_outcomes(curves)),
+        failed=_texts(_gaps(curves, not_run=False), outcomes=_outcomes(curves)),
+        not_run=_texts(_gaps(curves, not_run=True)),
         emulated=_texts(emulated),
         unproved=sum(cell.proof is None for cell in cells),
         cells=len(cells),
-        disturbed=sum(run.disturbed for run in runs),
-        runs=len(runs),
     )
 
 
@@ -71,9 +68,22 @@ def _has_single(curves: Iterable[Curve]) -> bool:
     return any(curve.single is not None for curve in curves)
 
 
-def _failed(curves: Iterable[Curve]) -> Iterator[Named]:
+def outcome_text(outcome: str) -> str:
+    """`out of memory`; an outcome that is not known says what was found instead."""
+    return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else words(outcome)
+
+
+def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:
     for curve in curves:
-        yield from ((curve.key.label, gap.gpus) for gap in curve.gaps if not gap.skipped)
+        yield from (
+            (curve.key.label, gap.gpus)
+            for gap in curve.gaps
+            if not gap.skipped and (_state(gap) == NOT_RUN) is not_run
+        )
+
+
+def _state(gap: Gap) -> str:
+    return gap.reason.partition(":")[0]
 
 
 def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
@@ -81,8 +91,8 @@ def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for curve in curves:
         for gap in curve.gaps:
-            if not gap.skipped:
-                found.setdefault(curve.key.label, {})[gap.reason.partition(":")[0]] = None
+            if not gap.skipped and (state := _state(gap)) != NOT_RUN:
+                found.setdefault(curve.key.label, {})[outcome_text(state)] = None
     return {name: f" ({', '.join(outcomes)})" for name, outcomes in found.items()}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.budget import Part, budget, lost, why_no_budget
+from reports.analysis.budget import RESIDUAL_ABOVE, Part, budget, lost, why_no_budget
 from reports.analysis.knee import Growth, knee
 from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, scaled
 from reports.analysis.study import StudyFigures
+from reports.analysis.training import averages, differences_in_training
 from results.budget import BudgetMethod
-from results.cell import Device
+from results.cell import Device, Precision
 from results.outcome import Evidence
 from results.plan import Scaling
 from results.statistics import Metric, ratio_of_runs
@@ -34,6 +35,10 @@ class Configuration:
     """The baseline of the efficiency: `single on 1`."""
     ties: tuple[str, ...]
     """Others that no difference is shown to: `scratch-ddp on 8`."""
+    fewest_runs: int
+    """Of it and of all that it was compared with."""
+    unlike: tuple[str, ...]
+    """What makes it train differently: see `training.differences_in_training`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,8 @@ class Dominant:
     """What the part takes of the loss; 0 without a part."""
     shown: bool
     """Whether the part is above zero by more than its interval."""
+    other_ns: float
+    """By how much the parts miss the step."""
     method: BudgetMethod
     against: str
     """Whose computation is the ideal: `single on 1`."""
@@ -64,6 +71,28 @@ class Dominant:
         """Of what is lost; above 1 where other parts are below the baseline's."""
         return self.part_ns / self.lost_ns
 
+    @property
+    def blames(self) -> bool:
+        """Whether a part is to blame: it is not, if what the parts miss is no small matter beside it."""
+        off = abs(self.other_ns)
+        return self.part is not None and not (off > RESIDUAL_ABOVE * self.step_ns and off > self.part_ns / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far the curve of a configuration goes, and why it stops."""
+
+    configuration: Configuration
+    """At the curve's largest measured size."""
+    knee: int | None
+    """The last size up to which every growth of the curve pays; None if there is none."""
+    beyond: int | None
+    """The size at which growing did not pay."""
+    knee_text: str
+    dominant: Dominant | None
+    dominant_absent: str | None
+    """Why it is not known what the time is lost to; None if it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalability:
@@ -75,16 +104,10 @@ class Scalability:
     setting: str
     fastest: Configuration | None
     """None where every figure is emulated."""
-    largest: Configuration | None
+    largest: Reach | None
     """The fastest at the largest measured size; None where one size alone was measured."""
-    knee: int | None
-    """The last size up to which every growth of the largest's curve pays; None if there is none."""
-    beyond: int | None
-    """The size at which growing did not pay."""
-    knee_text: str
-    dominant: Dominant | None
-    dominant_absent: str | None
-    """Why it is not known what the time is lost to; None if it is, or there is nothing to say it of."""
+    dense: Reach | None
+    """The fastest of plain data parallelism, at its largest size; None where the largest is that itself."""
     super_linear: tuple[str, ...]
     """`ddp on 4`."""
     others: int
@@ -105,21 +128,16 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     sizes = {point.gpus for _, point in points}
     at_largest = [named for named in points if named[1].gpus == max(sizes)] if len(sizes) > 1 else []
     lead = max(at_largest, key=_rate, default=None)
-    stop = knee(lead[0]) if lead else None
-    beyond = stop.beyond if stop else None
-    dominant, absent = _dominant(lead[0], beyond) if lead else (None, None)
+    precisions = {point.figures.cell.precision for piece in pieces for one in piece for point in one.points}
+    plain = _dense(points) if lead and not _is_dense(lead[0]) else []
     key = curves[0].key
     return Scalability(
         kind=kind,
         batch=key.batch,
         setting=study.settings[key.setting],
-        fastest=_configuration(max(points, key=_rate), points) if points else None,
-        largest=_configuration(lead, at_largest) if lead else None,
-        knee=stop.at if stop else None,
-        beyond=beyond.larger if beyond else None,
-        knee_text=stop.text if stop else "",
-        dominant=dominant,
-        dominant_absent=absent,
+        fastest=_configuration(max(points, key=_rate), points, precisions) if points else None,
+        largest=_reach(lead, at_largest, precisions) if lead else None,
+        dense=_reach(max(plain, key=_rate), plain, precisions) if plain else None,
         super_linear=tuple(_name(named) for named in points if named[1].efficiency.super_linear),
         others=len(pieces) - 1,
     )
@@ -154,7 +172,36 @@ def _name(named: Named) -> str:
     return f"{named[0].key.label} on {named[1].gpus:,}"
 
 
-def _configuration(best: Named, among: Sequence[Named]) -> Configuration:
+def _dense(points: Iterable[Named]) -> list[Named]:
+    """Of plain data parallelism: those at the largest size that have an efficiency of their own."""
+    dense = [named for named in points if _is_dense(named[0]) and not named[1].efficiency.is_baseline]
+    return [named for named in dense if named[1].gpus == max(other.gpus for _, other in dense)]
+
+
+def _is_dense(curve: Curve) -> bool:
+    """Whether gradients are exchanged in every step, whole, by the backend's own collectives."""
+    key = curve.key
+    return (
+        key.strategy != "single"
+        and (key.compression, key.collective) == ("none", "default")
+        and averages(key.strategy) is None
+    )
+
+
+def _reach(lead: Named, among: Sequence[Named], precisions: Iterable[Precision]) -> Reach:
+    stop = knee(lead[0])
+    dominant, absent = _dominant(lead[0], stop.beyond)
+    return Reach(
+        configuration=_configuration(lead, among, precisions),
+        knee=stop.at,
+        beyond=stop.beyond.larger if stop.beyond else None,
+        knee_text=stop.text,
+        dominant=dominant,
+        dominant_absent=absent,
+    )
+
+
+def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Precision]) -> Configuration:
     curve, point = best
     claim = point.efficiency
     return Configuration(
@@ -165,6 +212,8 @@ def _configuration(best: Named, among: Sequence[Named]) -> Configuration:
         efficiency=None if claim.is_baseline else claim.metric,
         against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
         ties=tuple(_name(other) for other in among if other is not best and _ties(point, other[1])),
+        fewest_runs=min(len(other.figures.runs) for _, other in among),
+        unlike=differences_in_training(point.figures.cell, precisions),
     )
 
 
@@ -199,6 +248,7 @@ def _dominant_of(point: Point, baseline: Baseline) -> tuple[Dominant | None, str
         part=part,
         part_ns=loss.part_ns[part] if part else 0.0,
         shown=part is None or loss.shown(part),
+        other_ns=here.part_ns["other"],
         method=here.method,
         against=baseline.short,
     )

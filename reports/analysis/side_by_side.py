@@ -2,17 +2,18 @@
 
 Two cells do the same work if all their fields are equal but for how long is measured (`steps`). Others are
 not compared, and the fields that differ are named. Conditions may differ, since that is what studies are made
-for: they are named beside the ratio, which is then of all of them together.
+for: they are named beside the ratio, which is then of all of them together. So are the runs of either side
+that others on the machine disturbed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency
@@ -30,6 +31,17 @@ _POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """How many runs had to share the machine."""
+
+    runs: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.runs:,} of {count(self.of, 'run')} disturbed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A cell's figures in one study."""
 
@@ -43,6 +55,8 @@ class Entry:
     """Why there is no ratio, or none that can be judged; None for the first study."""
     differs: Mapping[str, tuple[str, str]]
     """The conditions that differ from the first study's: there and here, by name."""
+    disturbed: tuple[Disturbed, Disturbed]
+    """Of the runs of the first study and of its own."""
 
     @property
     def change(self) -> Change | None:
@@ -118,6 +132,7 @@ def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> 
         ratio=ratio,
         absent=absent,
         differs={} if first is None else _conditions(first, one),
+        disturbed=(_disturbed(first or one), _disturbed(one)),
     )
 
 
@@ -134,6 +149,10 @@ def _conditions(first: CellFigures, one: CellFigures) -> Mapping[str, tuple[str,
     if there is None or here is None:
         return {}
     return differing(there.pooling_facts(), here.pooling_facts())
+
+
+def _disturbed(one: CellFigures) -> Disturbed:
+    return Disturbed(runs=sum(run.disturbed for run in one.runs), of=len(one.runs))
 
 
 def _efficiency(study: StudyFigures, cell: Cell) -> Efficiency | None:
@@ -201,13 +220,27 @@ def _told(entries: Sequence[Entry], first: str, other: str) -> str:
     if absent:
         unjudged = sum(entry.change is None for entry in entries)
         parts.append(f"not judged in {unjudged:,} ({'; '.join(absent)})")
+    conditions = list(_differing(entries, first, other)) or ["under equal conditions"]
+    return f"{', '.join(parts)}; {'; '.join(conditions)}"
+
+
+def _differing(entries: Sequence[Entry], first: str, other: str) -> Iterator[str]:
+    """The conditions that differ, and how many runs of each side others on the machine disturbed."""
     differs = dict.fromkeys(
         f"{name} ({there} in {first}, {here} in {other})"
         for entry in entries
         for name, (there, here) in entry.differs.items()
     )
-    conditions = f"they differ in {', '.join(differs)}" if differs else "under equal conditions"
-    return f"{', '.join(parts)}; {conditions}"
+    if differs:
+        yield f"they differ in {', '.join(differs)}"
+    there, here = (_all(side) for side in zip(*(entry.disturbed for entry in entries), strict=True))
+    if there.runs or here.runs:
+        yield f"{there} in {first}, {here} in {other}"
+
+
+def _all(some: Iterable[Disturbed]) -> Disturbed:
+    counted = list(some)
+    return Disturbed(runs=sum(one.runs for one in counted), of=sum(one.of for one in counted))
 
 
 def _changed(entries: Sequence[Entry], change: Change) -> str:

@@ -123,8 +123,8 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     if not columns:
         return None
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
-    lasting, random = split_wait(columns, waits)
     persistent = persistently_slow(columns)
+    lasting, random = split_wait(columns, waits, slow=bool(persistent))
     nodes = tuple(columns[-1].node)
     return Stragglers(
         runs=len(columns),
@@ -218,15 +218,18 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return max(0.0, sum(known) / len(known)) if known else None
 
 
-def split_wait(runs: Sequence[RankColumns], waits_ns: Sequence[float]) -> tuple[float, float | None]:
+def split_wait(
+    runs: Sequence[RankColumns], waits_ns: Sequence[float], *, slow: bool
+) -> tuple[float, float | None]:
     """What the mean rank loses a step to lasting imbalance and to random skew, in ns, the mean over runs.
 
-    Imbalance = max over ranks of their mean compute - the mean of them; random = the rest of the exposed
-    wait (`waits_ns`, of the runs' budgets; none: unknown), at least 0. If the slowest of each step is
-    chosen anew, it is slower than any one rank on the mean: the maximum of means is at most the mean of
-    maxima.
+    Imbalance = max over ranks of their mean compute - the mean of them, 0 unless some rank or node is slow
+    for good: of equal ranks one is the slowest by chance. random = the rest of the exposed wait (`waits_ns`,
+    of the runs' budgets; none: unknown), at least 0. If the slowest of each step is chosen anew, it is slower
+    than any one rank on the mean: the maximum of means is at most the mean of maxima.
     """
-    lasting = float(np.mean([max(ranks.compute_ns) - np.mean(ranks.compute_ns) for ranks in runs]))
+    means = np.mean([ranks.compute_ns for ranks in runs], axis=0)
+    lasting = float(means.max() - means.mean()) if slow else 0.0
     if not waits_ns:
         return lasting, None
     return lasting, max(0.0, sum(waits_ns) / len(waits_ns) - lasting)

@@ -12,7 +12,8 @@ from reports.page.svg import MUTED, VERMILLION, Drawing, axes, inline
 from reports.text import tick
 from results.cell import Cell
 
-_WIDTH, _ROW, _MARGINS = 5.4, 0.235, 0.75
+_WIDTH, _ROW, _MARGINS, _LOWEST = 5.4, 0.235, 0.75, 1.6
+"""In inches. The lowest drawing has room for a legend of two rows beside one bar."""
 _LONGEST_LABEL = 48
 _ROWS_OF_A_DRAWING = 24
 """More cells than this go on in the next drawing, so that one fits a sheet of paper."""
@@ -49,7 +50,7 @@ def drawings(
     for common, rows, sheet in _sheets(groups):
         name = f"{paint.__name__.strip('_')}-{len(drawn)}"
         full = f"{common}: {title}"
-        with axes(width=_WIDTH, height=_MARGINS + _ROW * len(sheet)) as plain:
+        with axes(width=_WIDTH, height=max(_LOWEST, _MARGINS + _ROW * len(sheet))) as plain:
             paint(plain, rows, sheet)
             _rows(plain, [labels[row.cell.id] for row in sheet])
             plain.set_title(title.partition(", ")[2])

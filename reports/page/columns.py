@@ -164,7 +164,7 @@ CELLS = (
     whole("exchange_operations", "figures.newest.exchange_operations"),
     whole("parameters", "figures.newest.parameters"),
     whole("flops_per_step", "figures.newest.flops_per_step"),
-    mean("mfu", "mfu"),
+    real("mfu", "figures.mfu"),
     mean("energy_j", "energy_j"),
     largest("rss_peak_bytes"),
     largest("rss_over_idle_bytes"),

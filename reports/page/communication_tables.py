@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from reports.analysis.communication import CellCommunication
+from reports.analysis.communication import ON_LESS_OFF, CellCommunication
 from reports.analysis.study import StudyFigures
 from reports.page.tables import CellWords
 from reports.table import Shown, TextTable, figures, table, words
@@ -16,6 +16,7 @@ from results.cell import Cell
 from results.statistics import Metric
 
 Cells = Sequence[CellCommunication]
+_HIDDEN = "1 - (exposed transfer + exposed wait) / in flight, between 0 and 1"
 
 
 def time_table(study: StudyFigures, cells: Cells) -> TextTable:
@@ -23,15 +24,27 @@ def time_table(study: StudyFigures, cells: Cells) -> TextTable:
     columns: list[Shown[CellCommunication]] = [
         *CellWords(study).columns(attrgetter("cell")),
         figures("in flight", lambda row: _duration(row.total_ns), anchor="method-in-flight"),
-        figures("exposed", lambda row: _metric(row.exposed_ns), anchor="method-exposed"),
-        figures("share of step", lambda row: _metric(row.figures.exposed_share), anchor="method-exposed"),
-        words("interval of the share", _share_interval, anchor="method-interval"),
         figures("exposed transfer", lambda row: _metric(row.transfer_ns), anchor="method-part-transfer"),
         figures("exposed wait", lambda row: _metric(row.wait_ns), anchor="method-part-wait"),
         words("method", lambda row: row.method or NOTHING, anchor="method-exposed-methods"),
+        figures("hidden", _hidden, anchor="method-overlap", hint=_HIDDEN),
+        figures(
+            "over compute",
+            lambda row: _percent(row.over_compute),
+            anchor="method-over-compute",
+            hint="exposed transfer over the compute of the budget",
+        ),
         figures("blocked", lambda row: _duration(row.mean("blocked_ns")), anchor="method-blocked"),
-        figures("hidden", _hidden, anchor="method-overlap"),
-        figures("over compute", lambda row: _percent(row.over_compute), anchor="method-over-compute"),
+        figures(
+            "on less off", lambda row: _metric(row.exposed_ns), anchor="method-exposed", hint=ON_LESS_OFF
+        ),
+        figures(
+            "share of step",
+            lambda row: _metric(row.figures.exposed_share),
+            anchor="method-exposed",
+            hint="on less off over step time",
+        ),
+        words("interval of the share", _share_interval, anchor="method-interval"),
     ]
     return table(cells, columns)
 
@@ -46,8 +59,18 @@ def traffic_table(study: StudyFigures, cells: Cells) -> TextTable:
         figures("transfer inside", lambda row: _duration(row.mean("transfer_ns")), anchor="method-inside"),
         figures("wait inside", lambda row: _duration(row.mean("wait_ns")), anchor="method-inside"),
         figures("bandwidth", lambda row: _rate(row.bus_bytes_per_s), anchor="method-bandwidth"),
-        figures("peak", lambda row: _rate(row.peak_bytes_per_s), anchor="method-link-peak"),
-        figures("of the peak", lambda row: _percent(row.bandwidth_share), anchor="method-link-peak"),
+        figures(
+            "peak",
+            lambda row: _rate(row.peak_bytes_per_s),
+            anchor="method-link-peak",
+            hint="of plain all-reduces alone: the best of all cells on this network and size",
+        ),
+        figures(
+            "of the peak",
+            lambda row: _percent(row.bandwidth_share),
+            anchor="method-link-peak",
+            hint="bandwidth over peak; empty where the cells' own peaks differ more than twofold",
+        ),
     ]
     return table(cells, columns)
 

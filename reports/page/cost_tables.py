@@ -16,7 +16,7 @@ from results.statistics import Metric
 
 
 def cost_table(study: StudyFigures, costs: Sequence[CellCost], best: frozenset[str]) -> TextTable:
-    """Cells with a price; `best` are the ids of those on a frontier. Columns without a value are left out."""
+    """Cells with a price; `best` are the ids of those on a frontier."""
     columns: list[Shown[CellCost]] = [
         *CellWords(study).columns(attrgetter("cell")),
         figures(
@@ -38,7 +38,7 @@ def cost_table(study: StudyFigures, costs: Sequence[CellCost], best: frozenset[s
         figures("time of an epoch", lambda row: _time(row.epoch_ns), anchor="method-epoch"),
         figures("an epoch", lambda row: _with_ends(row.usd_per_epoch), anchor="method-epoch"),
     ]
-    return _without_empty(table(costs, columns))
+    return table(costs, columns)
 
 
 def work_table(study: StudyFigures) -> TextTable:
@@ -55,7 +55,7 @@ def work_table(study: StudyFigures) -> TextTable:
 
 
 def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
-    """Peaks against what there is. Columns without a value are left out."""
+    """Peaks against what there is."""
     columns: list[Shown[CellMemory]] = [
         *CellWords(study).columns(attrgetter("cell")),
         figures("peak, device", lambda row: _size(row.device_peak_bytes), anchor="method-memory"),
@@ -73,21 +73,13 @@ def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTab
             "share of the host, at most", lambda row: _share(row.host_share), anchor="method-memory-share"
         ),
     ]
-    return _without_empty(table(memories, columns))
+    return table(memories, columns)
 
 
 def mfu_reasons(study: StudyFigures) -> list[str]:
     """Why cells have no MFU, once each."""
     runs = [cell.newest for cell in study.cells.values()]
     return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
-
-
-def _without_empty(full: TextTable) -> TextTable:
-    kept = [n for n in range(len(full.columns)) if any(row[n] != NOTHING for row in full.rows)]
-    return TextTable(
-        columns=tuple(full.columns[n] for n in kept),
-        rows=tuple(tuple(row[n] for n in kept) for row in full.rows),
-    )
 
 
 def usd(value: float) -> str:
@@ -123,11 +115,7 @@ def _flop_rate(row: CellFigures) -> str:
 
 
 def _mfu(row: CellFigures) -> str:
-    run = row.newest
-    if run.mfu is None or run.step_ns is None:
-        return NOTHING
-    # Over the mean step time of all runs, as every rate here.
-    return percent(run.mfu * run.step_ns.value / row.step_ns.value)
+    return NOTHING if row.mfu is None else percent(row.mfu)
 
 
 def _flop(flops: int | None) -> str:

@@ -13,11 +13,12 @@ from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
-from reports.analysis.scaling import Curve, Point, scaled, speed_up
+from reports.analysis.scaling import Curve, Gap, Point, scaled, speed_up
 from reports.page.groups import Group, Hand, Hands, shown_gaps
-from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
+from reports.page.svg import MUTED, PAPER, RULE, Drawing, axes, inline
 from reports.text import tick
 from results.statistics import Metric
 
@@ -25,6 +26,9 @@ _WIDTH, _HEIGHT, _LEGEND_ROW = 4.2, 2.6, 0.19
 _LONG_LABEL = 26
 _CLOSEST_TICKS = 1.25
 """Sizes nearer to each other than by this factor share a label."""
+_MOST_TICKS = 7
+_GAP_ROW, _GAPS_AT_MOST = 0.06, 0.36
+"""Shares of the drawing's height: of a row of marks for what is missing, and of all rows together."""
 _IDEAL = (0, (6, 2, 1, 2))
 """Dashes and dots in turn: dots alone are emulated, dashes alone projected."""
 
@@ -57,8 +61,8 @@ def throughput(group: Group, hands: Hands) -> Drawing:
         _ideal(drawn, group)
         drawn.set_yscale("log")
         drawn.yaxis.set_major_locator(_throughput_ticks(*drawn.get_ylim()))
-        _gaps(drawn, group, hands)
         _finish(drawn, group, entries)
+        _gaps(drawn, group, hands)
         drawn.set_title(group.unit)
         return Drawing(
             title=title,
@@ -74,11 +78,13 @@ def _throughput_ticks(low: float, high: float) -> Locator:
     return LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
 
 
-def _speed_up_ticks(low: float, high: float) -> Locator:
-    """Powers of two; round numbers at equal distances where there are fewer than three."""
-    if high < 4:
-        return FixedLocator([float(tick) for tick in MaxNLocator(4).tick_values(low, high) if tick > 0])
-    return LogLocator(base=2, numticks=8)
+def speed_up_ticks(low: float, high: float, ideal: float) -> list[float]:
+    """1, the end of the ideal line, and powers of two between `low` and `high`: each, or every so many."""
+    exponents = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    stride = math.ceil(len(exponents) / _MOST_TICKS)
+    powers = [2.0**exponent for exponent in exponents if exponent % stride == 0]
+    apart = [power for power in powers if max(power / ideal, ideal / power) > _CLOSEST_TICKS]
+    return sorted({*apart, 1.0, ideal})
 
 
 def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
@@ -95,9 +101,10 @@ def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
             )
         drawn.set_yscale("log", base=2)
         drawn.set_ylim(min(0.9, drawn.get_ylim()[0]), max(1.1, drawn.get_ylim()[1]))
-        drawn.yaxis.set_major_locator(_speed_up_ticks(*drawn.get_ylim()))
-        _gaps(drawn, group, hands)
+        ideal = max(group.sizes) / min(group.starts)
+        drawn.yaxis.set_major_locator(FixedLocator(speed_up_ticks(*drawn.get_ylim(), ideal)))
         _finish(drawn, group, entries)
+        _gaps(drawn, group, hands)
         drawn.set_title(f"times {group.against}")
         return Drawing(
             title=title,
@@ -114,9 +121,9 @@ def efficiency(group: Group, hands: Hands) -> Drawing:
             _line(drawn, curve, hands[curve.key.exchange], _claims(curve))
             _super_linear(drawn, curve)
         drawn.axhline(100, color=MUTED, linewidth=1, linestyle=_IDEAL, zorder=1)
-        _gaps(drawn, group, hands)
         _finish(drawn, group, entries)
         drawn.set_ylim(0, max(110, 1.06 * drawn.get_ylim()[1]))
+        _gaps(drawn, group, hands)
         drawn.set_title(f"% of {group.against}")
         return Drawing(
             title=title,
@@ -157,22 +164,50 @@ def _line(drawn: Axes, curve: Curve, hand: Hand, marks: Sequence[Mark]) -> None:
 
 
 def _gaps(drawn: Axes, group: Group, hands: Hands) -> None:
-    """What is missing, on the axis where it would have been; several of one size above each other."""
-    heights: dict[int, int] = {}
+    """What is missing, in a strip of its own under the values; several of one size above each other."""
+    places = list(_gap_places(group))
+    if not places:
+        return
+    rows = 1 + max(row for _, _, row in places)
+    height = min(_GAP_ROW * rows, _GAPS_AT_MOST)
+    _room_below(drawn, height + _GAP_ROW)
+    for curve, gap, row in places:
+        drawn.plot(
+            [gap.gpus],
+            [height * (row + 0.5) / rows],
+            "|" if gap.skipped else "x",
+            color=hands[curve.key.exchange].colour,
+            transform=drawn.get_xaxis_transform(),
+            zorder=4,
+        )
+    # Not axhspan: its heights are values of the axis.
+    strip = Rectangle(
+        (0, 0), 1, height, transform=drawn.transAxes, color=RULE, alpha=0.5, linewidth=0, zorder=0
+    )
+    drawn.add_patch(strip)
+
+
+def _gap_places(group: Group) -> Iterator[tuple[Curve, Gap, int]]:
+    """What is marked as missing, and in which row from below."""
+    rows: dict[int, int] = {}
     for curve in group.curves:
-        skipped = {gap.gpus for gap in curve.gaps if gap.skipped}
-        for gpus in shown_gaps(curve):
-            place = heights.get(gpus, 0)
-            heights[gpus] = place + 1
-            drawn.plot(
-                [gpus],
-                [0.04 + 0.055 * place],
-                "|" if gpus in skipped else "x",
-                color=hands[curve.key.exchange].colour,
-                transform=drawn.get_xaxis_transform(),
-                clip_on=False,
-                zorder=4,
-            )
+        shown = shown_gaps(curve)
+        for gap in curve.gaps:
+            if gap.gpus in shown:
+                row = rows.get(gap.gpus, 0)
+                rows[gap.gpus] = row + 1
+                yield curve, gap, row
+
+
+def _room_below(drawn: Axes, share: float) -> None:
+    """The lowest `share` of the drawing without values, ticks or an axis."""
+    low, high = drawn.get_ylim()
+    ticks = [float(value) for value in drawn.yaxis.get_majorticklocs() if low <= value <= high]
+    drawn.yaxis.set_major_locator(FixedLocator(ticks))
+    more = share / (1 - share)
+    logarithmic = drawn.get_yscale() == "log"
+    drawn.set_ylim(low * (low / high) ** more if logarithmic else low - (high - low) * more, high)
+    drawn.spines["left"].set_bounds(low, high)
 
 
 def _markers(drawn: Axes, marks: Sequence[Mark], hand: Hand, fill: str) -> None:

@@ -170,7 +170,7 @@ _SHARED = (
     Definition(
         "method-set-up",
         "Set-up",
-        "From the start of a run to its first step: building, moving and wrapping the model, and its proof.",
+        "Building the model, the data and the strategy of a run, without its proof and warm-up.",
     ),
     Definition(
         "method-warmup",
@@ -185,8 +185,8 @@ _SHARED = (
             "replica's micro-batches were recomputed on one device from the same parameters, and the "
             "gradients compared within a bound. <code>replica-agreement</code>, the weaker one where that "
             "does not fit: after training, the parameters of all replicas are equal bit for bit and the "
-            "loss is finite and falling. <code>earlier-run</code>: an earlier run of the same cell and code "
-            "was checked. A run whose check fails has no figure."
+            "loss is finite; the first and the last loss are given. <code>earlier-run</code>: an earlier run "
+            "of the same cell and code was checked. A run whose check fails has no figure."
         ),
     ),
     Definition(

@@ -49,8 +49,8 @@ class Part:
 
 
 def _segments(text: str) -> list[str]:
-    """Where a figure's text may be broken: before its interval, and before what the interval is."""
-    return text.replace(" (", "\n(").replace(", ", ",\n").split("\n")
+    """Where a short text may be broken: before an interval, before a compressor, and after a comma."""
+    return text.replace(" (", "\n(").replace(" + ", "\n+ ").replace(", ", ",\n").split("\n")
 
 
 def _breadth(svg: str) -> int:

@@ -7,10 +7,15 @@ It says what it shows and defines what it names; how it looks is the business of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from reports.page.svg import Drawing
 from reports.table import TextTable
+from reports.text import NOTHING
+
+_NO_VALUE = frozenset({NOTHING, "", "baseline"})
+"""What a column may say without telling anything: a baseline against itself is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,9 @@ class Bullets:
     look: Literal["text", "plain"] = "text"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
-    """A table under its caption. One that is empty is not shown."""
+    """A table under its caption. One that is empty is not shown, nor is a column without a value."""
 
     data: TextTable
     caption: str
@@ -45,6 +50,31 @@ class Table:
     """Whether it starts closed, under its caption: what most readers do without."""
     tools: bool = False
     """Whether the page's script adds a filter, and buttons that copy and download the rows shown."""
+
+    @property
+    def shown(self) -> TextTable:
+        """The columns that have a value in some row."""
+        return TextTable(
+            columns=tuple(self.data.columns[place] for place in self._told),
+            rows=tuple(tuple(row[place] for place in self._told) for row in self.data.rows),
+        )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Titles of the columns that are not shown."""
+        return tuple(
+            column.title for place, column in enumerate(self.data.columns) if place not in self._told
+        )
+
+    @property
+    def over_workload(self) -> bool:
+        """Whether the strategy follows the workload: a narrow screen has both in one column."""
+        return [column.title for column in self.shown.columns[:2]] == ["workload", "strategy"]
+
+    @cached_property
+    def _told(self) -> tuple[int, ...]:
+        places = range(len(self.data.columns))
+        return tuple(n for n in places if any(row[n] not in _NO_VALUE for row in self.data.rows))
 
 
 @dataclass(frozen=True, slots=True)

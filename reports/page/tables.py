@@ -9,7 +9,7 @@ from operator import attrgetter
 from reports.analysis.exchange import ExchangePart, ExchangeRow
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_text, runs_text
-from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, reason_of
+from reports.analysis.outcomes import Failure, LostRun, reason_of
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.scaling import Curve, Efficiency, Point, speed_up
 from reports.analysis.series import setting_of
@@ -174,19 +174,6 @@ def lost_table(study: StudyFigures) -> TextTable:
         words("reason", lambda row: reason_of(row.run)),
     ]
     return table(study.lost, columns)
-
-
-def skipped_table(study: StudyFigures) -> TextTable:
-    """Points that were never to run."""
-    columns: list[Shown[SkippedSizes]] = [
-        words("workload", lambda row: row.skip.workload),
-        words("strategy", lambda row: label(row.skip)),
-        words("scaling", lambda row: row.skip.scaling),
-        figures("batch", lambda row: f"{row.skip.batch_size:,}", anchor="method-scaling"),
-        words(study.devices_word, lambda row: ", ".join(f"{gpus:,}" for gpus in row.gpus)),
-        words("reason", lambda row: row.skip.reason),
-    ]
-    return table(study.skipped, columns)
 
 
 def _value(figure: Metric | None) -> str:

@@ -14,6 +14,7 @@ from reports.page.sections.anatomy import anatomy_section
 from reports.page.svg import axes
 from reports.page.tables import CellWords
 from results.outcome import Evidence, Outcome
+from results.recorded import Recorded
 
 MS = 1_000_000
 
@@ -105,7 +106,36 @@ def test_a_large_residual_is_warned_of(planted, new_timing) -> None:
     warnings = [[block.items for block in one.blocks if isinstance(block, Bullets)] for one in found]
     assert warnings[0] == []
     assert warnings[1] == [
-        ("ddp x 2, 8 / 16: 10.0 % of the step is in no part: something takes time that is not measured.",)
+        (
+            "ddp x 2, 8 / 16: the parts come from steps that took 10.0 % less time than the timed ones: the "
+            "machine changed in between.",
+        )
+    ]
+
+
+def test_compute_that_is_encoding_and_decoding_is_told_of(planted, new_timing) -> None:
+    cells = [
+        planted.series("weak", "ddp", [2], batch=8, **fields)[0]
+        for fields in ({"compression": "topk:0.01"}, {"compression": "int8"}, {})
+    ]
+    planted.plan(repeats=2)
+    own = off([10.0] * 4, [10.0] * 4)
+    # Two runs of 2 ms and 4 ms; int8 has no blocks without the exchange; the last one encodes nothing.
+    for cell, quads in zip(cells, (own, None, own), strict=True):
+        for cpu_ms in (2, 4):
+            kept = Recorded(step_ns=[12 * MS] * 2, blocked_ns=[MS] * 2, exchange_cpu_ns=[cpu_ms * MS] * 2)
+            planted.run(
+                cell,
+                new_timing(
+                    step_ms=12.0, input_ms=1.0, off_step_ns=quads, recorded=lambda rank, one=kept: one
+                ),
+            )
+    bullets = [one.items for one in anatomy_section(analysed(planted)).blocks if isinstance(one, Bullets)]
+    assert bullets == [
+        (
+            "gpt-nano: compute contains encoding and decoding (CPU time): ddp + topk:0.01 x 2, 8 / 16: "
+            "3.00 ms.",
+        )
     ]
 
 

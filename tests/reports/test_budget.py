@@ -124,14 +124,20 @@ def test_a_bubble_is_a_part_where_there_are_stages(cell) -> None:
     [
         # Without other 13.5: 0.7 of 14.2 are 4.9 %, 0.8 of 14.3 are 5.6 %, -0.7 of 12.8 are -5.5 %.
         (14.2, None),
-        (14.3, "5.6 % of the step is in no part"),
+        (14.3, "the parts come from steps that took 5.6 % less time than the timed ones"),
         (12.9, None),
-        (12.8, "the parts add up to 5.5 % more than the step"),
+        (12.8, "the parts come from steps that took 5.5 % longer than the timed ones"),
     ],
 )
 def test_a_residual_above_five_percent_is_a_warning(cell, step_ms, said) -> None:
     warning = budget_of(cell([(step_ms, parts())])).warning
     assert warning is None if said is None else warning.startswith(said)
+
+
+def test_a_residual_of_one_rank_lies_outside_of_its_phases(cell) -> None:
+    # 1 + 8 of 10.
+    alone = parts(compute=8.0, transfer=0.0, wait=0.0, method="one rank")
+    assert budget_of(cell([(10.0, alone)], gpus=1)).warning == "10.0 % of the step lies outside of its phases"
 
 
 def test_a_run_without_a_budget_leaves_the_cell_without_one_and_says_why(cell) -> None:

@@ -342,6 +342,48 @@ def test_on_a_phone_only_tables_scroll_sideways(chromium: Browser, page: Path) -
     assert chromium.read(wide) == []
 
 
+HEADLINE = "document.querySelector('#headline .scroll')"
+
+
+def test_the_headline_fits_a_common_screen(chromium: Browser, page: Path) -> None:
+    # Of longer names than the small study has.
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<span>ddp</span>", "<span>scratch-ddp</span> <span>+ powersgd:4</span>"))
+    chromium.open(page, width=1280)
+    chromium.read("document.querySelector('#headline td.long').parentNode.remove()")
+    for width in (1280, 1400):
+        chromium.resize(width)
+        assert chromium.read(f"{HEADLINE}.scrollWidth") <= chromium.read(f"{HEADLINE}.clientWidth")
+
+
+def test_a_phone_shows_a_number_of_the_headline_and_shades_the_edge(chromium: Browser, page: Path) -> None:
+    chromium.open(page, width=390)
+    place = f"[...{HEADLINE}.querySelectorAll('th')].findIndex((one) => one.dataset.title === 'step time')"
+    right = f"{HEADLINE}.querySelector('tbody tr').cells[{place}].getBoundingClientRect().right"
+    assert chromium.read(f"{HEADLINE}.scrollWidth > {HEADLINE}.clientWidth")
+    assert chromium.read(right) <= 390
+    assert (
+        chromium.read(f"getComputedStyle({HEADLINE}).backgroundAttachment") == "local, local, scroll, scroll"
+    )
+    # The workload is said above the strategy, which stays where it is.
+    strategy = f"{HEADLINE}.querySelector('td[data-above=gpt-nano]')"
+    assert chromium.read(f"getComputedStyle({strategy}, '::before').content") == '"gpt-nano"'
+    assert chromium.read(f"{HEADLINE}.querySelector('tbody td').offsetWidth") == 0
+    left = f"{strategy}.getBoundingClientRect().left"
+    before = chromium.read(left)
+    assert chromium.read(f"{HEADLINE}.scrollLeft = 200, {left}") == before
+
+
+def test_headings_stay_with_their_drawings_on_paper(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    before = """[...document.querySelectorAll('.drawings')].map((one) =>
+        getComputedStyle(one.previousElementSibling).breakAfter + ' ' + getComputedStyle(one).display)"""
+    assert set(chromium.read(before)) == {"avoid block"}
+    after = "[...document.querySelectorAll('h2 + p')].map((one) => getComputedStyle(one).breakAfter)"
+    assert set(chromium.read(after)) == {"avoid"}
+
+
 def test_nothing_is_cut_on_paper(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     chromium.call("Emulation.setEmulatedMedia", media="print")

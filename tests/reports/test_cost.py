@@ -410,7 +410,7 @@ def test_the_drawing_shows_the_frontier_and_the_page_marks_it(race) -> None:
     (table,) = [
         block for block in cost_section(study).blocks if getattr(block, "caption", "").startswith("Cost of")
     ]
-    titles = [column.title for column in table.data.columns]
+    titles = [column.title for column in table.shown.columns]
     marks = [row[titles.index("frontier")] for row in table.data.rows]
     assert marks.count("yes") == 4
     assert marks.count("no") == 2
@@ -517,6 +517,7 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
         (["--price", "0"], "--price is more than 0, in USD per device and hour, not 0"),
         (["--epoch-samples", "0"], "--epoch-samples is at least 1, not 0"),
         (["--within", "soon"], "--within takes seconds or a time like 90s, 30m, 2h, not 'soon'"),
+        (["--within", "4"], "--within needs a unit, like 4h or 4m, not '4'"),
         (["--within", "0h"], "--within is more than 0, not '0h'"),
         (["--prices", "nowhere.csv"], "there is no price file nowhere.csv"),
     ],

@@ -313,8 +313,8 @@ FINDINGS = [
             "fp16": ([10.1, 10.1], [20.2, 20.2]),
         },
         "On this network these were faster than the dense exchange: "
-        "bf16 (up to 4.00 times), int8 (2.00 times, at 1 of 2 points); "
-        "slower: int8 (2.00 times, at 1 of 2 points), fp16 (2.00 times, at 1 of 2 points).",
+        "bf16 (up to 4.00 times); faster or slower than the dense exchange by size: int8 slower (2.00 times) "
+        "on 2 ranks (CPU) and faster (2.00 times) on 4; slower: fp16 (2.00 times, on 4).",
     ),
 ]
 
@@ -327,6 +327,66 @@ def test_the_finding_names_what_gained_and_what_lost(planted, plant, cells, find
             plant({("ddp",): DENSE} | there, gpus=gpus)
     planted.plan(repeats=2)
     assert part_of(planted).finding == finding
+
+
+FAST, EVEN, SLOW = [5.05, 5.05], [10.1, 10.1], [20.2, 20.2]
+# What int8 does on 2, 4, 8, 16 and 32 ranks, twice as fast, as fast or twice as slow as the dense exchange.
+BY_SIZE = [
+    (
+        (SLOW, SLOW, SLOW, [2.525, 2.525], FAST),
+        "faster or slower than the dense exchange by size: int8 slower (up to 2.00 times) up to 8 ranks "
+        "(CPU) and faster (up to 4.00 times) from 16.",
+    ),
+    (
+        # What is neither at 8 is not told; the largest alone is no range of sizes.
+        (SLOW, SLOW, EVEN, EVEN, FAST),
+        "faster or slower than the dense exchange by size: int8 slower (up to 2.00 times) up to 4 ranks "
+        "(CPU) and faster (2.00 times) on 32.",
+    ),
+    (
+        # Not slower at the smallest.
+        (EVEN, SLOW, SLOW, FAST, FAST),
+        "faster or slower than the dense exchange by size: int8 slower (up to 2.00 times) on 4 and 8 ranks "
+        "(CPU) and faster (up to 2.00 times) from 16.",
+    ),
+    (
+        (FAST, FAST, SLOW, FAST, SLOW),
+        "faster or slower than the dense exchange by size: int8 faster (up to 2.00 times) on 2, 4 and 16 "
+        "ranks (CPU) and slower (up to 2.00 times) on 8 and 32.",
+    ),
+    (
+        (EVEN, EVEN, EVEN, FAST, FAST),
+        "these were faster than the dense exchange: int8 (up to 2.00 times, from 16).",
+    ),
+    (
+        (FAST, FAST, FAST, EVEN, EVEN),
+        "these were faster than the dense exchange: int8 (up to 2.00 times, up to 8).",
+    ),
+    (
+        (EVEN, FAST, EVEN, EVEN, EVEN),
+        "these were faster than the dense exchange: int8 (2.00 times, on 4).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("by_size", "finding"), BY_SIZE)
+def test_the_finding_says_at_which_sizes(planted, plant, by_size, finding) -> None:
+    for gpus, step_ms in zip((2, 4, 8, 16, 32), by_size, strict=True):
+        plant({("ddp",): DENSE, ("ddp", "int8"): step_ms}, gpus=gpus)
+    planted.plan(repeats=2)
+    assert part_of(planted).finding == f"On this network {finding}"
+
+
+def test_points_of_one_size_are_counted_and_not_named(planted) -> None:
+    for batch, step_ms in ((8, FAST), (16, SLOW)):
+        for compression, each in (("none", EVEN), ("int8", step_ms)):
+            (cell,) = planted.series("weak", "ddp", [2], batch=batch, compression=compression)
+            planted.runs(cell, [each[0]] * 3)
+    planted.plan()
+    assert part_of(planted).finding == (
+        "On this network these were faster than the dense exchange: int8 (2.00 times, at 1 of 2 points); "
+        "slower: int8 (2.00 times, at 1 of 2 points)."
+    )
 
 
 def test_what_is_no_compressor_is_called_an_exchange(planted, plant) -> None:

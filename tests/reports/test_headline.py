@@ -49,6 +49,8 @@ def test_the_headline_of_the_small_study_in_full(small) -> None:
     ]
     assert column(table, "against") == ["-", "single on 1", "single on 1"] * 2
     assert column(table, "exposed") == ["-", "20.0 %", "25.0 %"] * 2
+    (hint,) = [column.hint for column in table.columns if column.title == "exposed"]
+    assert "not the sum of exposed transfer and exposed wait" in hint
 
 
 def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> None:

@@ -41,7 +41,9 @@ def test_the_knee_is_the_last_size_up_to_which_every_growth_pays(found) -> None:
     # Of a doubling 2 T(n) / T(m) - 1: 2 - 1, 2 (0.8) - 1, 2 (0.5) - 1, 2 - 1.
     assert yields(one) == pytest.approx([1.0, 0.6, 0.0, 1.0])
     assert one.at == 4
-    assert one.text == "knee between 4 and 8: each one added there brings 0.0 % of what each brought before"
+    assert one.text == (
+        "knee between 4 and 8: going from 4 to 8 raises throughput by 0 % (100 % would be ideal)"
+    )
 
 
 def test_under_strong_scaling_the_work_stays(found) -> None:
@@ -56,7 +58,7 @@ def test_without_a_knee_it_says_up_to_where(found) -> None:
     one = found({2: [7.5], 4: [10.0]})
     assert yields(one) == pytest.approx([0.5])
     assert one.at is None
-    assert one.text == "no knee up to 4"
+    assert one.text == "no knee seen up to 4 (single runs)"
 
 
 def test_just_below_half_does_not_pay(found) -> None:
@@ -68,7 +70,9 @@ def test_a_gap_is_one_growth_and_only_sizes_that_were_run_are_named(found) -> No
     one = found({8: [10.0], 64: [20.0]})
     # Eight times the devices, 8 / 2 times the throughput: (4 - 1) / (8 - 1).
     assert yields(one) == pytest.approx([3 / 7])
-    assert one.text.startswith("knee between 8 and 64: each one added there brings 42.9 %")
+    assert one.text.startswith(
+        "knee between 8 and 64: going from 8 to 64 raises throughput by 300 % (700 % would"
+    )
 
 
 def test_three_doublings_at_once_may_lose_what_three_may_lose(found) -> None:
@@ -89,6 +93,30 @@ def test_a_growth_whose_interval_reaches_the_threshold_is_not_blamed(found) -> N
     assert yields(one) == pytest.approx([0.25])
     assert (one.growths[0].marginal.low, one.growths[0].marginal.high) == pytest.approx((0.0, 2 / 3))
     assert one.at is None
+    assert one.text == "no knee shown up to 2 (the runs are too far apart to tell)"
+
+
+def test_a_knee_is_ruled_out_only_by_an_interval_above_the_threshold(found) -> None:
+    # At worst 2 (10 / 12) - 1 = 0.67.
+    assert found({1: [10.0, 10.0], 2: [11.0, 12.0]}).text == "no knee up to 2"
+
+
+def test_an_interval_that_begins_at_the_threshold_is_above_it(found) -> None:
+    # At worst 2 (7.5 / 10) - 1 = 0.5.
+    assert found({1: [7.5, 7.5], 2: [8.0, 10.0]}, batch=16).text == "no knee up to 2"
+
+
+def test_one_growth_too_far_apart_leaves_all_open(found) -> None:
+    # From 1 to 2 at worst 2 (8 / 12) - 1 = 0.33; from 2 to 4 at worst 2 (8 / 10) - 1 = 0.6.
+    one = found({1: [8.0, 8.0], 2: [8.0, 12.0], 4: [10.0, 10.0]})
+    assert one.text.startswith("no knee shown up to 4")
+
+
+def test_a_growth_that_lowers_throughput_says_so(found) -> None:
+    # 2 (10 / 25) = 0.8 of the throughput before.
+    assert found({1: [10.0], 2: [25.0]}).text == (
+        "knee between 1 and 2: going from 1 to 2 lowers throughput by 20 % (100 % would be ideal)"
+    )
 
 
 def test_an_interval_below_the_threshold_is(found) -> None:
@@ -98,14 +126,14 @@ def test_an_interval_below_the_threshold_is(found) -> None:
 
 def test_emulated_points_make_no_claim(found) -> None:
     one = found({1: [10.0], 2: [10.0], 4: [90.0], 8: [990.0]}, emulated=(4, 8))
-    assert one.text == "no knee up to 2"
+    assert one.text == "no knee seen up to 2 (single runs)"
     assert one.unclaimed == (4, 8)
 
 
 def test_an_emulated_point_between_measured_ones_is_passed_over(found) -> None:
     one = found({1: [10.0], 2: [90.0], 4: [10.0]}, emulated=(2,))
     assert [(growth.smaller, growth.larger) for growth in one.growths] == [(1, 4)]
-    assert one.text == "no knee up to 4"
+    assert one.text == "no knee seen up to 4 (single runs)"
 
 
 def test_a_curve_of_emulated_points_has_no_knee_and_says_why(found) -> None:
@@ -138,7 +166,7 @@ def test_sizes_of_unlike_machines_are_not_divided(planted, new_timing, new_envir
     for cell, device, ms in zip(cells, ("A", "A", "B", "B"), (10.0, 10.0, 90.0, 180.0), strict=True):
         planted.run(cell, new_timing(step_ms=ms, environment=new_environment(device_name=device)))
     one = knee(analyse("study", planted.study.plans(), planted.study.collect()).curves[0])
-    assert one.text == "no knee up to 4"
+    assert one.text == "no knee seen up to 4 (single runs)"
     assert one.unclaimed == (8, 16)
     assert one.reason is not None
     assert "device" in one.reason

@@ -12,11 +12,18 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.page.render import render_figures
 
 
-def analysed(planted, losses: dict[str, tuple[float, ...]], every: int = 1) -> StudyFigures:
+def analysed(
+    planted, losses: dict[str, tuple[float, ...]], every: int = 1, first_steps: int | None = None
+) -> StudyFigures:
     """The study with these losses in the runs of each strategy."""
     cells = {cell.id: cell for plan in planted.study.plans() for cell in plan.cells}
     results = [
-        msgspec.structs.replace(run, losses=losses.get(cells[run.cell_id].strategy, ()), losses_every=every)
+        msgspec.structs.replace(
+            run,
+            losses=losses.get(cells[run.cell_id].strategy, ()),
+            losses_every=every,
+            first_steps=first_steps,
+        )
         for run in planted.study.collect()
     ]
     return analyse("study", planted.study.plans(), results)
@@ -59,9 +66,16 @@ def test_the_target_is_the_worst_final_loss_and_each_curve_reaches_it(real) -> N
 def test_losses_that_are_not_of_every_step_count_the_steps_between_them(real) -> None:
     group = loss_group(analysed(real, {"ddp": QUICK}, every=5).curves)
     assert group is not None
-    assert group.curves[0].steps[:3] == [1, 6, 11]
-    # The eleventh point is of step 1 + 10 x 5.
-    assert group.curves[0].steps_to(11.0) == 51
+    # Each point is the mean of five steps, and known when the last of them is done.
+    assert group.curves[0].steps[:3] == [5, 10, 15]
+    assert group.curves[0].steps_to(11.0) == 55
+
+
+def test_steps_that_a_proof_checks_come_before_the_first_loss(real) -> None:
+    group = loss_group(analysed(real, {"ddp": QUICK}, first_steps=3).curves)
+    assert group is not None
+    assert group.curves[0].steps[:2] == [4, 5]
+    assert group.curves[0].steps_to(11.0) == 14
 
 
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:
@@ -90,7 +104,9 @@ def test_real_data_is_drawn_with_its_target_and_accuracy_is_said_not_to_be_measu
     assert "Training loss by step" in html
     assert "Time to a loss of 11.00" in html
     row = re.search(
-        r"<td[^>]*>local-sgd</td>\s*<td[^>]*><span>11.00</span></td>\s*<td[^>]*><span>20</span>", html
+        r"<td[^>]*>(?:<span>)?local-sgd(?:</span>)?</td>\s*"
+        r"<td[^>]*><span>11.00</span></td>\s*<td[^>]*><span>20</span>",
+        html,
     )
     assert row is not None
     assert "The samples are synthetic" not in html

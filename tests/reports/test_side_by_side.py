@@ -85,6 +85,61 @@ def test_conditions_that_differ_are_named_beside_the_ratio(plant, new_environmen
     assert "torch: 2.13.0 there, 2.14.0 here" in comparison_table(comparison).rows[1][10]
 
 
+@pytest.fixture
+def differs(plant):
+    """The finding and the table's cell of a study beside `old`, of whose 3 runs none was disturbed."""
+
+    def made(*, first: bool = False, other: bool = False, **timing) -> tuple[str, str]:
+        old = plant("old", [10.0, 11.0, 12.0], foreign_cpu_cores=1.0 if first else 0.0)
+        new = plant("new", [5.0, 6.0], foreign_cpu_cores=1.0 if other else 0.0, **timing)
+        comparison = compare([old, new])
+        return comparison.findings[0].partition("); ")[2], comparison_table(comparison).rows[1][10]
+
+    return made
+
+
+def test_disturbed_runs_of_either_side_are_no_equal_conditions(differs, new_environment) -> None:
+    assert differs() == ("under equal conditions.", "nothing")
+    assert differs(other=True) == (
+        "0 of 3 runs disturbed in old, 2 of 2 runs disturbed in new.",
+        "0 of 3 runs disturbed there, 2 of 2 runs disturbed here",
+    )
+    assert differs(first=True) == (
+        "3 of 3 runs disturbed in old, 0 of 2 runs disturbed in new.",
+        "3 of 3 runs disturbed there, 0 of 2 runs disturbed here",
+    )
+    assert differs(other=True, environment=new_environment(torch="2.14.0")) == (
+        "they differ in torch (2.13.0 in old, 2.14.0 in new); 0 of 3 runs disturbed in old, 2 of 2 runs "
+        "disturbed in new.",
+        "torch: 2.13.0 there, 2.14.0 here, 0 of 3 runs disturbed there, 2 of 2 runs disturbed here",
+    )
+
+
+def test_disturbed_runs_add_up_over_the_shared_cells(plant) -> None:
+    old = plant("old", [10.0, 11.0, 12.0], gpus=(2, 4))
+    new = plant("new", [5.0, 6.0], gpus=(2, 4), foreign_cpu_cores=1.0)
+    assert (
+        compare([old, new])
+        .findings[0]
+        .endswith("; 0 of 6 runs disturbed in old, 4 of 4 runs disturbed in new.")
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words"),
+    [
+        ([10.0], [5.0], "2.00 x (1 run each), not judged"),
+        # 10 / 5 and 12 / 5.
+        ([10.0, 12.0], [5.0], "2.20 x (2.00 to 2.40, range of 2 and 1 runs), not judged"),
+        ([10.0, 12.0], [5.0, 5.0], "2.20 x (2.00 to 2.40, range of 2), not judged"),
+        ([10.0, 11.0, 12.0], [5.0, 5.0, 5.0], "2.20 x (2.00 to 2.40, range of 3), faster"),
+    ],
+)
+def test_the_interval_says_how_many_runs_of_each(plant, there, here, words) -> None:
+    comparison = compare([plant("old", there), plant("new", here)])
+    assert comparison_table(comparison).rows[1][9] == words
+
+
 def test_emulated_and_measured_are_not_divided(plant) -> None:
     new = plant("new", [5.0, 5.5, 6.0], evidence=Evidence.EMULATED)
     entry = compare([plant("old", [10.0, 11.0, 12.0]), new]).cells[0].entries[1]

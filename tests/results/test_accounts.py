@@ -278,14 +278,14 @@ def test_the_bubble_is_no_exposed_communication(run_of: Make) -> None:
     assert (budget.bubble_ns, budget.wait_ns.value, budget.transfer_ns.value) == (25, 0, 0)
 
 
-def test_the_bubble_of_off_blocks_is_taken_off_compute(run_of: Make) -> None:
+def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of: Make) -> None:
     each = [
         {"quads": _quads([10] * 4, [12, 12], [12, 12]), **own}
         for own in _each(RECORDED, bubble_ns=[[4, 6], [0, 0]])
     ]
     budget = _budget(run_of(each))
-    assert (budget.method, budget.compute_ns, budget.bubble_ns) == ("on-off", 7.5, 2.5)
-    assert (budget.transfer_ns.value, budget.other_ns) == (2, 15)
+    assert (budget.method, budget.compute_ns, budget.bubble_ns) == ("on-off", 10, 2.5)
+    assert (budget.transfer_ns.value, budget.other_ns) == (-0.5, 15)
 
 
 def test_on_cuda_exposed_is_what_does_not_overlap(run_of: Make) -> None:
@@ -308,7 +308,10 @@ def test_one_rank_has_its_step_to_itself(run_of: Make) -> None:
 
 
 OLD_QUADS = Quads(steps=1, on_first_ns=[9], off_first_ns=[8], off_second_ns=[8], on_second_ns=[9])
-NEITHER = "no blocks without exchange ({}) and no time blocked by the recorder ({})"
+NEITHER = (
+    "no blocks without exchange ({}), and no time blocked by the recorder that could be taken apart ({})"
+)
+NOT_RECORDED = "not recorded, or by sends between two ranks"
 
 
 @pytest.mark.parametrize(
@@ -322,10 +325,10 @@ NEITHER = "no blocks without exchange ({}) and no time blocked by the recorder (
             [{"absent": {"quads": "not asked for", "recorded": "too many operations"}}] * 2,
             NEITHER.format("not asked for", "too many operations"),
         ),
-        ([{"recorded": RECORDED[0]}, {}], NEITHER.format("none were measured", "not recorded")),
+        ([{"recorded": RECORDED[0]}, {}], NEITHER.format("none were measured", NOT_RECORDED)),
         (
             _each(RECORDED, blocked_ns=[[6, 8], None]),
-            NEITHER.format("none were measured", "not recorded"),
+            NEITHER.format("none were measured", NOT_RECORDED),
         ),
     ],
 )
@@ -381,3 +384,30 @@ def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of: Make)
     assert run.communication is not None
     assert run.ranks.blocked_ns is not None
     assert fmean(run.ranks.blocked_ns) == run.communication.blocked_ns
+
+
+def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of: Make) -> None:
+    # Data of 3 and 53 of a step of 30: the second rank's 53 is what the step loses to input.
+    slow = StepColumns(
+        step_ns=[30] * 2, data_ns=[53] * 2, forward_ns=[6] * 2, backward_ns=[15] * 2, optimizer_ns=[1] * 2,
+        loss=[1.0] * 2,
+    )  # fmt: skip
+    fast = msgspec.structs.replace(slow, data_ns=[3, 3])
+    quads = _quads([10] * 4, [12, 12], [12, 12])
+    budget = _budget(run_of([{"quads": quads, "steps": fast}, {"quads": quads, "steps": slow}]))
+    assert budget.input_ns == 53
+
+
+def test_sends_alone_have_no_wait_that_is_told_apart(run_of: Make) -> None:
+    sends = Operations(
+        names=["send"], groups=["0-1"], step=[0, 1], name=[0, 0], group=[0, 0], payload_bytes=[4, 4],
+        issued_ns=[1, 1], duration_ns=[2, 2],
+    )  # fmt: skip
+    recorded = [msgspec.structs.replace(own, operations=sends) for own in RECORDED]
+    run = run_of([{"recorded": own} for own in recorded])
+    assert run.budget is None
+    assert "by sends between two ranks" in run.absent["budget"]
+    quads = _quads([10] * 4, [12, 12], [12, 12])
+    run = run_of([{"recorded": own, "quads": quads} for own in recorded])
+    assert run.ranks is not None
+    assert run.ranks.wait_ns is None

@@ -37,6 +37,18 @@ def test_telemetry_is_the_mean_over_ranks_of_their_samples(two: Callable[..., Ru
     assert two(telemetry=None).telemetry == {}
 
 
+def test_of_a_bit_mask_the_bits_that_were_ever_set(two: Callable[..., RunResult]) -> None:
+    samples = _sampled(throttle_reasons=[1.0, 4.0]), _sampled(throttle_reasons=[64.0, None])
+    assert two(telemetry=samples).telemetry == {"throttle_reasons": 69}
+
+
+def test_a_device_that_was_throttled_is_warned_of(two: Callable[..., RunResult]) -> None:
+    # One sample of four of rank 0, none of rank 1: an eighth.
+    samples = _sampled(throttled=[0.0, 1.0, 0.0, 0.0]), _sampled(throttled=[0.0])
+    assert "a device was throttled in 12% of the samples" in two(telemetry=samples).warnings
+    assert two(telemetry=(samples[1], samples[1])).warnings == two(telemetry=None).warnings
+
+
 def test_the_energy_of_a_step_is_the_power_of_all_devices_times_its_time(
     two: Callable[..., RunResult],
 ) -> None:

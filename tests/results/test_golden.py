@@ -295,6 +295,7 @@ RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
 RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,
     first_step_ns=90,
+    first_steps=3,
     period=2,
     quads=Quads(
         steps=2,
@@ -386,6 +387,7 @@ RUN_RESULT_3 = msgspec.structs.replace(
     bubble_ideal=0.25,
     losses=(2.5, 2.25),
     losses_every=2,
+    first_steps=3,
     first_step_ns=90,
     startup_ns=6_000_000_000,
 )

@@ -197,10 +197,20 @@ def test_a_result_of_another_run_is_not_believed(study: Study, victim: Path) -> 
     assert kept.run_id == "run-2"
 
 
-def test_a_result_whose_raw_files_are_gone_ends_when_it_is_derived_anew(study: Study, victim: Path) -> None:
+@pytest.mark.parametrize("damage", [_cut_off, _empty, _other_bytes, Path.unlink])
+def test_a_rank_file_that_is_damaged_after_its_run_was_derived_is_noticed(
+    study: Study, victim: Path, damage: Damage
+) -> None:
+    healthy = study.collect()
+    damage(victim)
+    results = study.results()
+    assert [run.outcome is Outcome.OK for run in results] == [True, False, True, True]
+    assert [*results[:1], *results[2:]] == [*healthy[:1], *healthy[2:]]
+
+
+def test_a_result_whose_raw_files_are_gone_ends(study: Study, victim: Path) -> None:
     study.collect()
     for path in victim.parent.glob("rank-*.json"):
         path.unlink()
-    study.forget_derived()
     lost = study.collect()[1]
     assert (lost.outcome, lost.ranks_present, lost.step_ns) == (Outcome.UNKNOWN, 0, None)

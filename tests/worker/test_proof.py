@@ -45,7 +45,7 @@ def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Proofs, size: i
     first = results[0]
     assert (first["max_difference"], first["max_bound"]) == (0.0, 0.0)
     assert first["detail"] == (
-        f"3 steps of {size} replicas recomputed on one device;"
+        f"3 steps of {size} {'replica' if size == 1 else 'replicas'} recomputed on one device;"
         " gradients, buffers and updates are equal bit for bit"
     )
 

@@ -37,7 +37,7 @@ from harness.worker.recorder import (
 )
 from harness.worker.vigil import Vigil
 from results.record import StepColumns
-from results.recorded import Operations
+from results.recorded import POINT_TO_POINT, Operations
 from strategies import Phase, Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
@@ -77,6 +77,20 @@ def rows_of(operations: Operations) -> list[Row]:
     ]
 
 
+def apart(operations: Operations) -> bool:
+    """Whether the collectives of a step and group come one after another."""
+    free: dict[tuple[int, int], int] = {}
+    for index, name in enumerate(operations.name):
+        if operations.names[name] in POINT_TO_POINT:
+            continue
+        queue = operations.step[index], operations.group[index]
+        issued, duration = operations.issued_ns[index], operations.duration_ns[index]
+        if duration and issued < free.get(queue, 0):
+            return False
+        free[queue] = max(free.get(queue, 0), issued + duration)
+    return True
+
+
 def recorded_rows(rank: int, settings: dict[str, Any], steps: int) -> dict[str, Any]:
     """On a rank: the operations of some steps after two others, and what the group counted meanwhile."""
     exchange = open_exchange()
@@ -96,7 +110,10 @@ def recorded_rows(rank: int, settings: dict[str, Any], steps: int) -> dict[str, 
     operations = recorded.operations
     for index, step in enumerate(operations.step):
         issued, duration = operations.issued_ns[index], operations.duration_ns[index]
-        assert 0 < issued < issued + duration <= recorded.step_ns[step] + 500 * MS
+        # Of two that are in flight at once, the later may have no time of its own.
+        assert 0 < issued <= issued + duration <= recorded.step_ns[step] + 500 * MS
+    assert not operations.step or max(operations.duration_ns) > 0
+    assert apart(operations), "each collective begins when the one before it on its group has ended"
     exchange.reset()
     return {
         "rows": rows_of(operations),

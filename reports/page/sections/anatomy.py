@@ -9,6 +9,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from reports.analysis.budget import PARTS, CellBudget, Part, budget, why_no_budget
+from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import runs_text
 from reports.analysis.study import StudyFigures
@@ -31,7 +32,7 @@ _HINTS: dict[Part, str] = {
     "transfer": "communication that does not hide behind computation",
     "wait": "waiting for the slowest rank of the step",
     "bubble": "stages of a pipeline that have nothing to do",
-    "other": "the step time less all other parts",
+    "other": "the timed step less all other parts, which are of steps taken later",
 }
 
 
@@ -63,8 +64,26 @@ def _budgets(study: StudyFigures) -> Iterator[Block]:
     warnings = {cell_words.label(one.cell): one.warning for one in budgets.values() if one.warning}
     if warnings:
         yield Bullets(tuple(f"{cell}: {warning}." for cell, warning in warnings.items()), "plain")
+    encoding = tuple(_encoding(list(budgets.values()), cell_words))
+    if encoding:
+        yield Bullets(encoding, "plain")
     for reason, cells in _absent(study, cell_words).items():
         yield Paragraph(f"No budget of {', '.join(cells)}: {reason}.", "plain")
+
+
+def _encoding(budgets: Sequence[CellBudget], cell_words: tables.CellWords) -> Iterator[str]:
+    """Per workload how much of compute is no training: blocks without the exchange encode and decode too.
+
+    The recorder takes waiting for it off compute, so that only the method on-off has it there.
+    """
+    cells: dict[str, list[str]] = {}
+    for one in budgets:
+        cpu_ns = communication(one.figures).mean("exchange_cpu_ns")
+        if one.method == "on-off" and one.cell.compression != "none" and cpu_ns:
+            text = f"{cell_words.label(one.cell)}: {duration(cpu_ns)}"
+            cells.setdefault(one.cell.workload, []).append(text)
+    for workload, texts in cells.items():
+        yield f"{workload}: compute contains encoding and decoding (CPU time): {'; '.join(texts)}."
 
 
 def _label(cell_words: tables.CellWords, one: CellBudget) -> str:
@@ -175,16 +194,19 @@ _DEFINITIONS = (
     Definition(
         "method-part-input",
         "Input",
-        "The data phase of the timed steps, the mean over ranks and steps: waiting for a batch, and moving "
-        "it. Blocks with and without the exchange get batches drawn before, and contain none of it.",
+        "The data phase of the timed steps, on the slowest rank of each, which the others wait for: waiting "
+        "for a batch, and moving it. Blocks with and without the exchange get batches drawn before, and "
+        "contain none of it.",
     ),
     Definition(
         "method-part-compute",
         "Compute",
         Markup(
-            "On-off: <code>mean over ranks r and steps s of c(r, s) - bubble</code>, with c(r, s) the time "
-            "that a rank needs for a step without exchange. Recorded: <code>step - time blocked - "
-            "input</code>. One rank: the step less its input and what lies outside of its phases."
+            "On-off: <code>mean over ranks r and steps s of c(r, s)</code>, with c(r, s) the time "
+            "that a rank needs for a step without exchange. Compressed gradients are encoded and decoded in "
+            "these steps too, and compute contains what of it does not run beside the computation. "
+            "Recorded: <code>step - time blocked - input</code>. One rank: the step less its input and what "
+            "lies outside of its phases."
         ),
     ),
     Definition(
@@ -192,8 +214,8 @@ _DEFINITIONS = (
         "Exposed transfer",
         Markup(
             "On-off: <code>mean step with exchange, to the last rank - mean over s of max over r of c(r, "
-            "s)</code>: what the exchange adds to the slowest rank, with what it slows the computation by. "
-            "Recorded: <code>time blocked - bubble - wait</code>."
+            "s) - bubble</code>: what the exchange adds to the slowest rank, with what it slows the "
+            "computation by. Recorded: <code>time blocked - bubble - wait</code>."
         ),
     ),
     Definition(
@@ -216,8 +238,10 @@ _DEFINITIONS = (
     Definition(
         "method-part-other",
         "Other, of the budget",
-        "The step time less all other parts. Above 5 % of the step, either way, it is a warning: something "
-        "takes time that no part measures, or is in two of them. A bar ends at zero, the table does not.",
+        "The step time less all other parts. The step time is of the timed blocks; all parts but the input "
+        "are of blocks taken later in the run, whose mean step they add up to. So of several ranks it is "
+        "what changed on the machine in between, of one rank what lies outside of its phases. Above 5 % of "
+        "the step, either way, it is a warning. A bar ends at zero, the table does not.",
     ),
     Definition(
         "method-dispatch",

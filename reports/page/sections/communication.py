@@ -12,6 +12,7 @@ from reports.analysis.communication import (
     communication_finding,
     slow_links,
 )
+from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.study import StudyFigures
 from reports.page.bars import exposed_dots
 from reports.page.communication_curves import communication_curves
@@ -36,35 +37,36 @@ _DISTURBS_ABOVE = 0.10
 
 def communication_section(study: StudyFigures) -> Section:
     """What limits in words, then drawings against scale and tables; cells of one rank have nothing to say."""
-    cells = [communication(one) for one in study.cells.values() if one.cell.gpus > 1]
+    peaks = link_peaks(study.cells.values())
+    cells = [communication(one, peaks) for one in study.cells.values() if one.cell.gpus > 1]
     if not cells:
         nothing = "No cell of several ranks has a figure." if study.cells else "No cell has a figure."
         return Section(anchor="communication", title=_TITLE, blocks=(Paragraph(nothing, "plain"),))
     return Section(
         anchor="communication",
         title=_TITLE,
-        blocks=(Paragraph(_ABOUT), *_findings(study), *_drawn(study, cells), *_listed(study, cells)),
+        blocks=(Paragraph(_ABOUT), *_findings(study, peaks), *_drawn(study, cells), *_listed(study, cells)),
         definitions=_DEFINITIONS,
     )
 
 
-def _findings(study: StudyFigures) -> Iterator[Block]:
-    found = [slow.finding for slow in slow_links(study.cells.values())]
+def _findings(study: StudyFigures, peaks: LinkPeaks) -> Iterator[Block]:
+    found = [slow.finding for slow in slow_links(list(study.cells.values()), peaks)]
     label = CellWords(study).label
-    for cell_id in _worst_cells(study):
-        finding = communication_finding(study.cells[cell_id])
+    for cell_id in _worst_cells(study, peaks):
+        finding = communication_finding(study.cells[cell_id], peaks)
         if finding is not None:
             found.append(f"{label(study.cells[cell_id].cell)}: {finding}")
     if found:
         yield Bullets(tuple(found))
 
 
-def _worst_cells(study: StudyFigures) -> list[str]:
+def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
     """Of each piece of work the cell with a finding that has the largest share exposed."""
     worst: dict[str, None] = {}
     for _, curves in works(study):
         points = [point.figures for curve in curves for point in curve.points]
-        with_finding = [one for one in points if communication_finding(one) is not None]
+        with_finding = [one for one in points if communication_finding(one, peaks) is not None]
         if with_finding:
             share = {one.cell.id: communication(one).transfer_share or 0.0 for one in with_finding}
             worst[max(share, key=share.__getitem__)] = None
@@ -142,8 +144,9 @@ _DEFINITIONS = (
             "without its exchange: from the time in which the training thread was blocked. Where both are "
             "known and differ by more than 20 % of the step, it is said: blocked time does not contain what "
             "the exchange slows the computation by, and on-off blocks contain whatever else the exchange "
-            "does to a step. Exposed communication is the plain difference of the blocks; one without "
-            "exchange evens out the skew of its steps, which exposed transfer leaves to the wait."
+            "does to a step. On less off is the plain difference of the blocks, each to the last rank; one "
+            "without exchange evens out the skew of its steps, which exposed transfer leaves to the wait: "
+            "so it is not their sum."
         ),
     ),
     Definition(
@@ -194,9 +197,10 @@ _DEFINITIONS = (
         "method-link-peak",
         "Peak of the link",
         "The bus bandwidth of the best of a few plain all-reduces over all ranks of the launch, with "
-        "nothing else running, the best of all runs. A size whose peak is below half of that of a smaller "
-        "size, or of the link's nominal rate, is called a slow link. From 70 % of the peak a link is called "
-        "full; below 50 % it is not the bandwidth that limits. Neither is said where less than 10 % of the "
-        "step is exposed.",
+        "nothing else running: one for each network and size, the best of all cells and runs of the study. "
+        "A size whose peak is below half of that of a smaller size, or of the link's nominal rate, is called "
+        "a slow link. From 70 % of the peak a link is called full; below 50 % it is not the bandwidth that "
+        "limits. Neither is said where less than 10 % of the step is exposed transfer, and nothing at all "
+        "where the cells' own peaks differ more than twofold.",
     ),
 )

@@ -24,8 +24,8 @@ DEFINITION = Definition(
     "Against the first study",
     "Step time of the cell in the first study over that in this one: above 1 it is faster here. The interval "
     "is made from the runs of both, as that of an efficiency. Only cells whose work is equal in every field "
-    "are compared, and measured ones never with emulated ones. Conditions that differ are named: the ratio "
-    "is then of all of them together.",
+    "are compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
+    "runs that others on the machine disturbed: the ratio is then of all of them together.",
 )
 
 
@@ -90,14 +90,26 @@ def _ratio(row: _Row) -> str:
     entry = row.entry
     if entry.ratio is None:
         return NOTHING if entry.absent is None else f"none: {entry.absent}"
-    told = entry.change or "not judged"
-    return f"{metric(entry.ratio)}, {told}"
+    text, told = metric(entry.ratio), entry.change or "not judged"
+    ends = "" if text.ends is None else f"{text.ends}, "
+    return f"{text.value} ({ends}{_interval(entry)}), {told}"
+
+
+def _interval(entry: Entry) -> str:
+    """What the interval is over: fewer runs on one side do not make it a range of so few."""
+    there, here = (side.of for side in entry.disturbed)
+    if there == here == 1:
+        return "1 run each"
+    assert entry.ratio is not None
+    if there != here and entry.ratio.interval == "range":
+        return f"range of {there:,} and {here:,} runs"
+    return metric(entry.ratio).label
 
 
 def _differs(row: _Row) -> str:
     entry = row.entry
-    if entry.differs:
-        return ", ".join(
-            f"{name}: {there} there, {here} here" for name, (there, here) in entry.differs.items()
-        )
-    return NOTHING if entry.ratio is None else "nothing"
+    texts = [f"{name}: {there} there, {here} here" for name, (there, here) in entry.differs.items()]
+    there, here = entry.disturbed
+    if entry.ratio is not None and (there.runs or here.runs):
+        texts.append(f"{there} there, {here} here")
+    return ", ".join(texts) or (NOTHING if entry.ratio is None else "nothing")

@@ -97,10 +97,10 @@ _DEFINITIONS = (
     Definition(
         "method-loss-guard",
         "Loss against the dense",
-        "The loss of the last step that all runs of both kept, of that step's batch, beside that of the "
-        "dense exchange on the same samples; the mean over ranks and runs, steps counted from the first of "
-        "the warm-up. A guard against an exchange that breaks training at once. It is a few steps, and says "
-        "nothing about convergence: docs/convergence.md tells how that is measured.",
+        "The loss of the last steps that all runs of both kept together, of these steps' own batches, beside "
+        "that of the dense exchange on the same samples; the mean over ranks and runs, steps counted from "
+        "the first of the training. A guard against an exchange that breaks training at once. It is a few "
+        "steps, and says nothing about convergence: docs/convergence.md tells how that is measured.",
     ),
     Definition(
         "method-break-even",
@@ -112,8 +112,9 @@ _DEFINITIONS = (
             "encoding and decoding are, and bytes what a rank puts on the wire by the algorithm: of a "
             "payload over p ranks 2 (p - 1) / p for an all-reduce, p - 1 for an all-gather, (p - 1) / p for "
             "an all-to-all, 1 for a send. It takes all of the transfer as exposed and full bandwidth for "
-            "both. There is none where it sends no fewer bytes; where its rest is no longer than the dense "
-            "one's it pays at any bandwidth."
+            "both. There is none where it sends no fewer bytes, with fewer than three runs of either, and "
+            "where the two are not told apart. Where its rest is no longer than the dense one's and it is "
+            "faster here, it pays at any bandwidth."
         ),
     ),
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.section import Block, Paragraph, Section, Table
+from reports.page.skips import skipped_table
 
 FOLDED_ABOVE = 12
-"""Rows of skips; most of more are of one kind."""
+"""Rows of skips, each a reason."""
 
 
 def outcomes_section(study: StudyFigures) -> Section:
-    skipped = tables.skipped_table(study)
+    skipped = skipped_table(study)
     shown = [
         Table(tables.failures_table(study), "Cells without a successful run"),
         Table(tables.lost_table(study), "Failed runs of cells that others succeeded in"),

@@ -45,16 +45,8 @@ def table_section(study: StudyFigures) -> Section | None:
 
 
 def full_table(study: StudyFigures, rows: list[CellRow]) -> TextTable:
-    """Without the columns that are empty in every row."""
-    columns = [*_cell(study), *_scaling(), *_step(), *_exchange(), *_work(), *_trust()]
-    whole = table(rows, columns)
-    kept = [
-        place for place in range(len(columns)) if any(row[place] not in ("", NOTHING) for row in whole.rows)
-    ]
-    return TextTable(
-        columns=tuple(whole.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in whole.rows),
-    )
+    """With figures or without."""
+    return table(rows, [*_cell(study), *_scaling(), *_step(), *_exchange(), *_work(), *_trust()])
 
 
 def _cell(study: StudyFigures) -> list[Shown[CellRow]]:
@@ -111,7 +103,7 @@ def _work() -> list[Shown[CellRow]]:
     return [
         figures("parameters", _newest("parameters", _count), anchor="method-parameters"),
         figures("FLOPs a step", _newest("flops_per_step", _flop), anchor="method-flops"),
-        figures("MFU", lambda row: _shown(row.mean("mfu"), percent), anchor="method-flops"),
+        figures("MFU", _mfu, anchor="method-flops"),
         figures("joules a step", _energy, hint="of all devices, by their counters"),
         figures(
             "peak memory, host",
@@ -185,6 +177,10 @@ def _mean(name: str) -> Text:
 
 def _newest(name: str, form: Callable[[float], str]) -> Text:
     return lambda row: _shown(getattr(row.figures.newest, name) if row.figures else None, form)
+
+
+def _mfu(row: CellRow) -> str:
+    return _shown(row.figures.mfu if row.figures else None, percent)
 
 
 def _shown(value: object, form: Callable[[float], str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from reports.analysis.budget import RESIDUAL_ABOVE
+from reports.analysis.compression import FEWEST_RUNS
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.scalability import LITTLE
 from reports.analysis.study import StudyFigures
@@ -48,9 +49,13 @@ _DEFINITION = Definition(
         "of two throughputs holds 1. Knee: growing from n to m devices pays while each added one brings at "
         "least {pays} of what each brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X the "
         "throughput in samples a second, which for a doubling is an efficiency of 75 %; an interval must lie "
-        "below as a whole. Lost: <code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the "
+        "below as a whole, and above as a whole before a knee is ruled out. Fewer than {runs} runs of "
+        "anything compared make no more than a seeming best. Plain data parallelism: the fastest that "
+        "exchanges whole gradients in every step by the backend's own collectives; it has a sentence where "
+        "another way is ahead. Lost: <code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the "
         "compute of the baseline's budget and W the samples of a step; it is taken apart at the first size "
-        "beyond the knee, else at the largest, and below {little} of a step nothing is "
-        "blamed. Of more than {rest} of a step in no part, the anatomy of the step warns."
-    ).format(pays=percent(PAYS_FROM), little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE)),
+        "beyond the knee, else at the largest, and below {little} of a step nothing is blamed. Nor is it "
+        "where the parts miss the step by more than {rest} of it and by more than half of the part that "
+        "would be named. The cheapest: by the cost of a million samples."
+    ).format(pays=percent(PAYS_FROM), little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE), runs=FEWEST_RUNS),
 )

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from reports.analysis.communication import communication, communication_finding, slow_links
+from reports.analysis.peaks import LinkPeak, link_peaks
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -262,9 +263,48 @@ def test_networks_devices_and_stand_ins_are_not_compared(peaks) -> None:
 
 
 def test_of_several_cells_of_one_size_the_best_peak_counts(peaks) -> None:
-    good, bad = peaks({8: 900}), peaks({8: 100}, compression="bf16")
+    good, bad = peaks({8: 510}), peaks({8: 480}, compression="bf16")
     assert slow_links([*peaks({4: 1000}), *bad, *good]) == []
     assert slow_links([*peaks({4: 1000}), *good, *bad]) == []
+    assert len(slow_links([*peaks({4: 1000}), *bad])) == 1
+
+
+def test_a_size_whose_peak_varied_is_neither_slow_nor_a_measure_of_others(peaks) -> None:
+    steady, low, high = peaks({4: 1000}), peaks({8: 200}), peaks({8: 410}, compression="bf16")
+    assert len(slow_links([*steady, *low])) == len(slow_links([*steady, *high])) == 1
+    assert slow_links([*steady, *low, *high]) == []
+    assert len(slow_links([*high, *peaks({16: 190})])) == 1
+    assert slow_links([*low, *high, *peaks({16: 190})]) == []
+
+
+def test_the_peak_is_of_all_cells_on_one_network_at_one_size(peaks) -> None:
+    cells = [*peaks({8: 100}), *peaks({8: 200}, compression="bf16"), *peaks({8: 150}, compression="fp16")]
+    others = [
+        *peaks({4: 900}),
+        *peaks({8: 900}, device="cuda"),
+        *peaks({8: 900}, backend="mpi"),
+        *peaks({8: 900}, link_mbit_per_s=1e5),
+        *peaks({8: 900}, node_size=2),
+        *peaks({8: 900}, run={"evidence": Evidence.EMULATED}),
+        *peaks({8: 900}, run={"environment": None}),
+    ]
+    known = link_peaks([*cells, *others])
+    assert len(known) == 8
+    found = [communication(one, known).peak for one in cells]
+    assert found == [LinkPeak(bytes_per_s=200e6, lowest_bytes_per_s=100e6)] * 3
+    # By itself a cell has its own.
+    assert communication(cells[0]).peak_bytes_per_s == 100e6
+
+
+@pytest.mark.parametrize(("lowest", "steady"), [(1.0, True), (0.5, True), (0.49, False)])
+def test_a_peak_may_vary_twofold(lowest, steady) -> None:
+    assert LinkPeak(bytes_per_s=1.0, lowest_bytes_per_s=lowest).steady is steady
+
+
+def test_of_a_rate_nothing_is_said_where_the_peak_varied(peaks) -> None:
+    cells = [*peaks({8: 10}, link_mbit_per_s=1000.0), *peaks({8: 21}, link_mbit_per_s=1000.0, seed=1)]
+    assert communication_finding(cells[0]) is not None
+    assert communication_finding(cells[0], link_peaks(cells)) is None
 
 
 def test_the_interval_of_one_run_is_asked_too(one) -> None:

@@ -7,9 +7,12 @@ import pytest
 from reports.analysis.compression import (
     ANY_RATE,
     BY_NODES,
+    FEW_RUNS,
     NO_FEWER,
+    NOT_APART,
     NOT_EXPOSED,
     NOT_RECORDED,
+    SLOWER_TRANSFER,
     BreakEven,
     break_even,
     loss_guard,
@@ -36,24 +39,25 @@ MS = 1e6
     ],
 )
 def test_wire_bytes_of_each_operation_over_four_ranks(new_operation, name, factor) -> None:
-    assert wire_bytes([new_operation(name, 4, 1000.0)]) == pytest.approx(1000 * factor)
+    assert wire_bytes([new_operation(name, 4, 1000.0)], "nccl") == pytest.approx(1000 * factor)
 
 
 def test_wire_bytes_add_up_each_over_its_own_group(new_operation) -> None:
     # 2 x 1/2 of 1000, and 7 times 10.
     operations = [new_operation("allreduce", 2, 1000.0), new_operation("_allgather_base", 8, 10.0)]
-    assert wire_bytes(operations) == pytest.approx(1070.0)
+    assert wire_bytes(operations, "nccl") == pytest.approx(1070.0)
 
 
 def test_a_ring_of_sends_carries_what_an_all_reduce_does(new_operation) -> None:
     # 4 ranks: 2 x 3 sends of a quarter.
     sends = [new_operation("send", 4, 6 * 250.0), new_operation("recv", 4, 6 * 250.0)]
-    assert wire_bytes(sends) == wire_bytes([new_operation("allreduce", 4, 1000.0)])
+    assert wire_bytes(sends, "gloo") == wire_bytes([new_operation("allreduce", 4, 1000.0)], "gloo")
 
 
 def test_what_is_not_known_has_no_wire_bytes(new_operation) -> None:
-    assert wire_bytes([]) is None
-    assert wire_bytes([new_operation("allreduce", 4, 1.0), new_operation("gossip", 4, 1.0)]) is None
+    assert wire_bytes([], "nccl") is None
+    unknown = [new_operation("allreduce", 4, 1.0), new_operation("gossip", 4, 1.0)]
+    assert wire_bytes(unknown, "nccl") is None
 
 
 @pytest.fixture
@@ -134,18 +138,35 @@ def trained(new_cell, new_run, figures_of):
 
     def made(*kept):
         cell = new_cell(2)
-        runs = [new_run(cell, losses=tuple(losses), losses_every=every) for losses, every in kept]
+        runs = [
+            new_run(cell, losses=tuple(losses), losses_every=every, first_steps=first)
+            for losses, every, *rest in kept
+            for first in (rest or [None])
+        ]
         return figures_of(cell, runs)
 
     return made
 
 
 def test_losses_are_compared_at_the_last_step_that_all_kept(trained) -> None:
-    # Steps 1, 3, 5, 7 and 1, 4, 7, 10: the last of both is 7.
-    guard = loss_guard(trained(([4.0, 3.0, 2.0, 1.0], 2)), trained(([4.0, 3.5, 2.5, 0.5], 3)))
+    # Means of two steps that end at 2, 4, 6 and 2, 4: the last of both is 4.
+    guard = loss_guard(trained(([4.0, 3.0, 2.0], 2)), trained(([4.0, 2.5], 2)))
     assert guard is not None
-    assert (guard.steps, guard.loss, guard.dense) == (7, 1.0, 2.5)
-    assert str(guard) == "1.000 against 2.500 after 7 steps"
+    assert (guard.steps, guard.loss, guard.dense) == (4, 3.0, 2.5)
+    assert str(guard) == "3.000 against 2.500 after 4 steps"
+
+
+def test_means_over_unlike_steps_are_not_compared(trained) -> None:
+    assert loss_guard(trained(([4.0, 3.0, 2.0], 2)), trained(([4.0, 3.5], 3))) is None
+    # Both end at step 6, of which one is the mean of the last two and the other of the last three.
+    assert loss_guard(trained(([4.0, 3.0], 2, 2)), trained(([4.0], 3, 3))) is None
+
+
+def test_steps_that_a_proof_checks_count(trained) -> None:
+    # Four steps come before the one's first loss, three before the other's: step 5 is the first they share.
+    guard = loss_guard(trained(([2.0, 1.0], 1, 4)), trained(([4.0, 2.5, 1.5], 1, 3)))
+    assert guard is not None
+    assert (guard.steps, guard.loss, guard.dense) == (6, 1.0, 1.5)
 
 
 def test_the_loss_is_the_mean_of_the_runs_at_that_step(trained) -> None:
@@ -178,6 +199,52 @@ def test_a_row_carries_what_it_costs_and_spares(
     assert str(second.loss_guard) == "1.000 against 1.000 after 2 steps"
     # 2 MB less in 12 - 8 ms more.
     assert str(second.break_even) == "below 4.00 Gbit/s"
+
+
+@pytest.fixture
+def projected(new_cell, new_run, new_communication, new_operation, study_of):
+    """The break-even of bf16 beside a dense exchange of 20 ms, 12 of them exposed; times in ms."""
+
+    def made(steps, exposed, *, payload=2e6, dense=(19.8, 20.0, 20.2)):
+        def runs(cell, each, exposed_ms, payload):
+            recorded = new_communication([new_operation("allreduce", 2, payload)])
+            return [new_run(cell, step, exposed_ms, communication=recorded) for step in each]
+
+        plain, small = new_cell(2), new_cell(2, compression="bf16")
+        study = study_of({plain: runs(plain, dense, 12.0, 4e6), small: runs(small, steps, exposed, payload)})
+        return exchange_parts(study)[0].rows[1].break_even
+
+    return made
+
+
+def test_a_break_even_is_stated_where_the_runs_are_apart(projected) -> None:
+    # 2 MB less; apart from the transfer 12 and 20 ms instead of 8.
+    assert str(projected([17.9, 18.0, 18.1], 6.0)) == "below 4.00 Gbit/s"
+    assert str(projected([25.9, 26.0, 26.1], 6.0)) == "below 1.33 Gbit/s"
+    # 6 ms instead of 8.
+    assert str(projected([11.9, 12.0, 12.1], 6.0)) == ANY_RATE
+
+
+@pytest.mark.parametrize("exposed", [6.0, 13.0])
+def test_of_what_is_not_told_apart_there_is_no_break_even(projected, exposed) -> None:
+    assert projected([19.0, 20.0, 21.0], exposed) == BreakEven(mbit_per_s=None, reason=NOT_APART)
+
+
+@pytest.mark.parametrize("exposed", [6.0, 13.0])
+def test_fewer_than_three_runs_of_either_have_no_break_even(projected, exposed) -> None:
+    few = BreakEven(mbit_per_s=None, reason=FEW_RUNS)
+    assert projected([18.0, 18.0], exposed) == few
+    assert projected([18.0, 18.0, 18.0], exposed, dense=(20.0, 20.0)) == few
+
+
+def test_what_is_slower_here_pays_at_no_bandwidth_known(projected) -> None:
+    # 7 ms instead of 8 apart from the transfer, which takes 17 ms for half of the bytes.
+    assert projected([24.0, 24.0, 24.0], 17.0) == BreakEven(mbit_per_s=None, reason=SLOWER_TRANSFER)
+
+
+def test_that_no_fewer_bytes_are_sent_needs_no_runs(projected) -> None:
+    assert projected([18.0], 6.0, payload=4e6).reason == NO_FEWER
+    assert projected([20.0, 20.0, 20.0], 6.0, payload=4e6).reason == NO_FEWER
 
 
 def test_unlike_conditions_project_nothing(new_cell, new_run, study_of) -> None:

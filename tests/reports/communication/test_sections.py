@@ -117,6 +117,37 @@ def test_a_study_that_nothing_limits_says_nothing_of_it(limited, undrawn) -> Non
     assert "the link is" not in found
 
 
+@pytest.fixture
+def disagreeing(new_cell, limited_runs, study_of):
+    """ddp and bf16 on 8 ranks: peaks of their own, in B/s, and each reaches 80 % of its own."""
+
+    def made(ddp: float, bf16: float):
+        cells = {new_cell(8): ddp, new_cell(8, compression="bf16"): bf16}
+        return study_of({cell: limited_runs(cell, 3.0, peak=peak, slow=7.0) for cell, peak in cells.items()})
+
+    return made
+
+
+def test_cells_of_one_network_and_size_have_one_peak(disagreeing, undrawn) -> None:
+    section = communication_section(disagreeing(1e8, 1.6e8))
+    traffic = rows(tables(section)[1])
+    assert [row["peak"] for row in traffic] == ["160 MB/s", "160 MB/s"]
+    # 80 and 128 of 160 MB/s.
+    assert [row["of the peak"] for row in traffic] == ["50.0 %", "80.0 %"]
+    assert any("reach 50.0 % of the 160 MB/s" in text for text in texts(section))
+
+
+def test_of_a_peak_that_varied_nothing_is_divided(disagreeing, undrawn) -> None:
+    section = communication_section(disagreeing(1e8, 3e8))
+    traffic = rows(tables(section)[1])
+    assert [row["peak"] for row in traffic] == ["300 MB/s", "300 MB/s"]
+    assert [row["of the peak"] for row in traffic] == ["-", "-"]
+    assert (
+        "ddp x 8, 8 / 64: 30.0 % of the step is exposed transfer; the link's own peak varied from 100 MB/s "
+        "to 300 MB/s: nothing is said of the bandwidth."
+    ) in texts(section)
+
+
 def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited, undrawn) -> None:
     found = texts(communication_section(limited()))
     assert (
@@ -134,17 +165,23 @@ def test_the_tables_of_communication_show_the_three_times(limited, undrawn) -> N
     row = rows(time)[1]
     assert {name: row[name] for name in list(row)[4:]} == {
         "in flight": "4.00 ms",
-        "exposed": "3.00 ms",
-        "share of step": "30.0 %",
-        "interval of the share": "30.0 to 30.0, range of 3",
         "exposed transfer": "3.00 ms",
         "exposed wait": "500 us",
         "method": "on-off",
-        "blocked": "500 us",
         # 1 - 3.5 / 4.
         "hidden": "12.5 %",
         "over compute": "42.9 %",
+        "blocked": "500 us",
+        "on less off": "3.00 ms",
+        "share of step": "30.0 %",
+        "interval of the share": "30.0 to 30.0, range of 3",
     }
+    titles = [column.title for column in time.data.columns]
+    assert titles.index("exposed wait") == titles.index("exposed transfer") + 1
+    hints = {column.title: column.hint for column in time.data.columns}
+    assert hints["hidden"].startswith("1 - (exposed transfer + exposed wait) / in flight")
+    assert hints["over compute"] == "exposed transfer over the compute of the budget"
+    assert "not the sum of exposed transfer and exposed wait" in hints["on less off"]
     row = rows(traffic)[1]
     assert {name: row[name] for name in list(row)[4:]} == {
         "payload a step and rank": "3.81 MiB",

@@ -1,0 +1,115 @@
+"""What is said of how a workload scales: the fastest, the largest, where it stops and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from reports.analysis.budget import Part, change
+from reports.analysis.compression import FEWEST_RUNS
+from reports.analysis.missing import listed
+from reports.analysis.scalability import Configuration, Dominant, Reach, Scalability
+from reports.text import MetricText, count, devices, duration, metric, percent
+
+PART_WORDS: dict[Part, str] = {
+    "input": "input: waiting for data and moving it",
+    "compute": "computation that is slower than the baseline's",
+    "transfer": "exposed communication",
+    "wait": "waiting for the slowest rank",
+    "bubble": "pipeline bubbles",
+    "other": "a change of the machine between the timed steps and those that the parts come from",
+}
+
+
+def scaling_sentences(one: Scalability) -> Iterator[str]:
+    """The best, why it goes no further, and the same of plain data parallelism if that is another one."""
+    yield f"{_work(one)}: {_best(one)}."
+    if one.largest is not None:
+        yield f"{_capital(_why(one.largest))}."
+    if one.dense is not None:
+        dense = one.dense.configuration
+        yield f"Of plain data parallelism, {_where(dense)} has {_efficiency(dense)}; {_why(one.dense)}."
+
+
+def unlike(clauses: Sequence[str]) -> tuple[str, ...]:
+    """That something trains differently, as a clause, if it does."""
+    return (f"it {listed(clauses)}: compare its convergence too",) if clauses else ()
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def _work(one: Scalability) -> str:
+    batch = f"batch {one.batch:,} per replica" if one.kind == "weak" else f"global batch {one.batch:,}"
+    setting = f", {one.setting}" if one.setting else ""
+    return f"{one.kind.capitalize()} scaling, {batch}{setting}"
+
+
+def _best(one: Scalability) -> str:
+    """What is the fastest, and what the largest size comes to."""
+    if one.fastest is None:
+        return "every figure is emulated, so that nothing is claimed"
+    fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} with {_rate(one.fastest)}"
+    if one.largest is None:
+        alone = "one size alone was measured, so that nothing is said of scaling"
+        return "; ".join((fastest, *_remarks(one.fastest), alone))
+    lead = one.largest.configuration
+    if (lead.strategy, lead.gpus) == (one.fastest.strategy, one.fastest.gpus):
+        return "; ".join((f"{fastest}, {_efficiency(lead)}", *_remarks(one.fastest)))
+    ahead = f"{lead.strategy} {_leads(lead, 'ahead')} with {_efficiency(lead)}"
+    largest = f"on {lead.gpus:,}, the largest size measured, {ahead}"
+    return "; ".join((fastest, *_remarks(one.fastest), largest, *_remarks(lead)))
+
+
+def _leads(one: Configuration, what: str) -> str:
+    """`is the fastest`, or with too few runs `seems the fastest (1 run)`."""
+    if one.fewest_runs >= FEWEST_RUNS:
+        return f"is {what}"
+    return f"seems {what} ({count(one.fewest_runs, 'run')})"
+
+
+def _where(one: Configuration) -> str:
+    return f"{one.strategy} on {devices(one.gpus, one.device)}"
+
+
+def _rate(one: Configuration) -> str:
+    return _figure(metric(one.throughput))
+
+
+def _figure(text: MetricText) -> str:
+    return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _remarks(one: Configuration) -> Iterator[str]:
+    if one.ties:
+        yield f"no difference is shown to {listed(one.ties)}"
+    yield from unlike(one.unlike)
+
+
+def _efficiency(one: Configuration) -> str:
+    if one.efficiency is None:
+        return "an efficiency that is not claimed"
+    return f"an efficiency of {_figure(metric(one.efficiency))} against {one.against}"
+
+
+def _why(one: Reach) -> str:
+    """The knee, and what the time is lost to."""
+    if one.dominant is None:
+        return f"{one.knee_text}; what the time is lost to is not known: {one.dominant_absent}"
+    return f"{one.knee_text}; {_loss(one.dominant)}"
+
+
+def _loss(one: Dominant) -> str:
+    if one.part is None:
+        share = max(0.0, round(one.lost_share, 3))
+        return f"at {one.gpus:,} " + (
+            f"little is lost, {percent(share)} of a step" if share else "nothing is lost"
+        )
+    lost = f"at {one.gpus:,} a step loses {percent(one.lost_share)} of its time against {one.against}"
+    if not one.blames:
+        return f"{lost}; what this is lost to cannot be told: {change(one.other_ns, one.step_ns)}"
+    taken = f"{PART_WORDS[one.part]} ({duration(one.part_ns)})"
+    if not one.shown:
+        return f"{lost}; the largest part of it, {taken}, is not told apart from zero"
+    most = "most of it to" if one.part_share > 0.5 else "the largest part of it to"
+    return f"{lost}, {most} {taken}"

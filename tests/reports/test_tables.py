@@ -1,0 +1,104 @@
+"""The page's tables: no column that says nothing, and skipped points in few rows that are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from reports.analysis.outcomes import skipped_sizes
+from reports.page.render import render
+from reports.page.section import Table
+from reports.page.skips import SkippedPoints, skipped_points
+from reports.table import TextColumn, TextTable
+from results.plan import Skip
+
+
+def made(titles: list[str], *rows: tuple[str, ...]) -> Table:
+    columns = tuple(TextColumn(title=title) for title in titles)
+    return Table(TextTable(columns=columns, rows=rows), "made")
+
+
+def test_a_column_without_a_value_in_any_row_is_left_out_and_named() -> None:
+    table = made(["strategy", "MFU", "own", "note", "time"], ("a", "-", "baseline", "", "1"), ("b", *"---2"))
+    assert [column.title for column in table.shown.columns] == ["strategy", "time"]
+    assert table.shown.rows == (("a", "1"), ("b", "2"))
+    assert table.left_out == ("MFU", "own", "note")
+
+
+@pytest.mark.parametrize("value", ["0", "no", "0 ns, 0.0 %", "none: emulated"])
+def test_one_value_keeps_a_column(value: str) -> None:
+    table = made(["strategy", "MFU"], ("a", "-"), ("b", value))
+    assert table.shown == table.data
+    assert table.left_out == ()
+
+
+def test_the_page_says_which_columns_have_no_value(small) -> None:
+    html = render(small.study, small.study.collect())
+    cost = html[html.index('<section id="cost">') : html.index('<section id="correctness">')]
+    assert "MFU</a></th>" not in cost
+    assert '<p class="plain left-out">No value in any row: ' in cost
+
+
+def test_the_workload_is_above_the_strategy_where_both_are_shown(small) -> None:
+    html = render(small.study, small.study.collect())
+    assert made(["workload", "strategy"], ("gpt", "ddp")).over_workload
+    assert not made(["strategy", "workload"], ("ddp", "gpt")).over_workload
+    assert '<td class="short" data-above="gpt-nano"><span>ddp</span></td>' in html
+
+
+def skip(
+    strategy: str, gpus: int, reason: str, *, scaling: str = "weak", batch: int = 8, **more: str
+) -> Skip:
+    return Skip(
+        workload=more.get("workload", "gpt"),
+        strategy=strategy,
+        compression=more.get("compression", "none"),
+        gpus=gpus,
+        batch_size=batch,
+        scaling=scaling,  # type: ignore[arg-type]
+        reason=reason,
+    )
+
+
+def test_points_skipped_for_one_reason_are_one_row() -> None:
+    skips = [
+        skip(strategy, 1, f"{strategy.partition(':')[0]} needs 2", scaling=scaling, batch=batch)
+        for strategy in ("ddp", "local-sgd:4")
+        for scaling, batch in (("weak", 8), ("strong", 32))
+    ]
+    assert skipped_points(skipped_sizes(skips)) == [
+        SkippedPoints(
+            workload="gpt",
+            strategies=("ddp", "local-sgd:4"),
+            series=("weak 8", "strong 32"),
+            gpus=(1,),
+            reason="needs 2",
+        )
+    ]
+
+
+def test_no_row_says_more_than_was_skipped() -> None:
+    # ddp at 2 and 4, fsdp at 4 alone, zero-1 at 2 and 4 of another series, and another workload.
+    skips = [
+        *(skip("ddp", gpus, "not here") for gpus in (4, 2)),
+        skip("fsdp", 4, "not here"),
+        *(skip("zero-1", gpus, "not here", scaling="strong") for gpus in (2, 4)),
+        skip("ddp", 2, "not here", workload="resnet"),
+    ]
+    found = [
+        (row.workload, row.strategies, row.series, row.gpus) for row in skipped_points(skipped_sizes(skips))
+    ]
+    assert found == [
+        ("gpt", ("ddp",), ("weak 8",), (2, 4)),
+        ("gpt", ("fsdp",), ("weak 8",), (4,)),
+        ("gpt", ("zero-1",), ("strong 8",), (2, 4)),
+        ("resnet", ("ddp",), ("weak 8",), (2,)),
+    ]
+
+
+def test_only_the_own_name_at_the_start_of_a_reason_goes() -> None:
+    skips = [skip("ddp", 2, "ddpx is not ddp"), skip("fsdp", 2, "as ddp", compression="topk:0.1")]
+    rows = skipped_points(skipped_sizes(skips))
+    assert [(row.strategies, row.reason) for row in rows] == [
+        (("ddp",), "ddpx is not ddp"),
+        (("fsdp + topk:0.1",), "as ddp"),
+    ]
