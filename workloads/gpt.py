@@ -93,7 +93,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(shape.context, shape.width)
         self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.ln_f = nn.LayerNorm(shape.width)
-        self._initialise(shape)
+        initialise(self, layers=shape.layers, added=("c_proj",))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
@@ -101,11 +101,13 @@ class GPT(nn.Module):
             x = block(x)
         return F.linear(self.ln_f(x), self.wte.weight)
 
-    def _initialise(self, shape: GPTShape) -> None:
-        """Normal with 0.02; what adds to the residual stream by 1 / sqrt(2 layers) of it; biases zero."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                added = name.endswith("c_proj")
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+
+def initialise(model: nn.Module, *, layers: int, added: tuple[str, ...]) -> None:
+    """As GPT-2: normal with 0.02; what adds to the residual stream, by the endings of its names, by
+    1 / sqrt(2 layers) of it; biases zero."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            less = math.sqrt(2 * layers) if name.endswith(added) else 1.0
+            nn.init.normal_(module.weight, std=0.02 / less)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -6,14 +6,12 @@ Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288. Modules are named as
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import ModelLayout
-from workloads.gpt import token_loss
+from workloads.gpt import initialise, token_loss
 from workloads.shapes import LlamaShape
 from workloads.workload import TokenInput, Workload
 
@@ -130,7 +128,7 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:
             self.lm_head.weight = self.embed_tokens.weight
-        self._initialise(shape)
+        initialise(self, layers=shape.layers, added=("o_proj", "down_proj"))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)
@@ -138,10 +136,3 @@ class Llama(nn.Module):
             x = layer(x)
         logits: Tensor = self.lm_head(self.norm(x))
         return logits
-
-    def _initialise(self, shape: LlamaShape) -> None:
-        """Normal with 0.02; what adds to the residual stream by 1 / sqrt(2 layers) of it, as in GPT-2."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                added = name.endswith(("o_proj", "down_proj"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
