@@ -18,6 +18,7 @@ PART_WORDS: dict[Part, str] = {
     "bubble": "pipeline bubbles",
     "other": "a change of the machine between the timed steps and those that the parts come from",
 }
+COMPRESSING = "computation, encoding and decoding in it, that is slower than the baseline's"
 
 
 def scaling_sentences(one: Scalability) -> Iterator[str]:
@@ -96,10 +97,10 @@ def _why(one: Reach) -> str:
     """The knee, and what the time is lost to."""
     if one.dominant is None:
         return f"{one.knee_text}; what the time is lost to is not known: {one.dominant_absent}"
-    return f"{one.knee_text}; {_loss(one.dominant)}"
+    return f"{one.knee_text}; {_loss(one.dominant, compresses=' + ' in one.configuration.strategy)}"
 
 
-def _loss(one: Dominant) -> str:
+def _loss(one: Dominant, *, compresses: bool) -> str:
     if one.part is None:
         share = max(0.0, round(one.lost_share, 3))
         return f"at {one.gpus:,} " + (
@@ -108,7 +109,8 @@ def _loss(one: Dominant) -> str:
     lost = f"at {one.gpus:,} a step loses {percent(one.lost_share)} of its time against {one.against}"
     if not one.blames:
         return f"{lost}; what this is lost to cannot be told: {change(one.other_ns, one.step_ns)}"
-    taken = f"{PART_WORDS[one.part]} ({duration(one.part_ns)})"
+    words = COMPRESSING if compresses and one.part == "compute" else PART_WORDS[one.part]
+    taken = f"{words} ({duration(one.part_ns)})"
     if not one.shown:
         return f"{lost}; the largest part of it, {taken}, is not told apart from zero"
     most = "most of it to" if one.part_share > 0.5 else "the largest part of it to"

@@ -64,6 +64,19 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
     )
 
 
+def test_the_computation_of_a_compressor_is_called_what_it_is(planted, new_timing) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    small = planted.series("weak", "ddp", [2], batch=8, compression="topk:0.01")[0]
+    planted.plan(repeats=1)
+    planted.run(single, new_timing(step_ms=10.0, input_ms=0.0))
+    planted.run(small, new_timing(step_ms=20.0, input_ms=0.0, off_step_ns=lambda rank: [18 * MS] * 4))
+    # Lost 20 - 10; 18 - 10 of it are computed.
+    told = (
+        "most of it to computation, encoding and decoding in it, that is slower than the baseline's (8.00 ms)"
+    )
+    assert told in said(planted)[1]
+
+
 def test_another_collective_has_the_dense_one_beside_it_but_trains_alike(compared) -> None:
     first, _, dense, *_ = compared(collective="ring")
     assert "convergence" not in first

@@ -28,7 +28,7 @@ _ABOUT = Markup(
 )
 _HINTS: dict[Part, str] = {
     "input": "waiting for data and moving it",
-    "compute": "forward, backward and update without any exchange",
+    "compute": "forward, backward and update in steps without exchange, with what a compressor computes",
     "transfer": "communication that does not hide behind computation",
     "wait": "waiting for the slowest rank of the step",
     "bubble": "stages of a pipeline that have nothing to do",
