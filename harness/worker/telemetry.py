@@ -48,6 +48,8 @@ from harness.worker.usage import rss_bytes
 from results.recorded import Telemetry
 
 INTERVAL_S = 0.5
+PATIENCE_S = 10.0
+"""For a reading that is under way when measuring ends."""
 MOST_SAMPLES = 120
 """When so many are kept, every second is dropped and the interval doubles."""
 RATES = MappingProxyType(
@@ -162,7 +164,11 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            # A driver that hangs is no reason to hang: what there is stays, and nothing more is asked.
+            self._missing["later sample"] = f"a reading did not answer for {PATIENCE_S:g} s"
+            return
         self._read_energy()
         self._take(last=True)
 

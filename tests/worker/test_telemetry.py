@@ -182,6 +182,25 @@ def test_what_fails_is_left_out_and_named_and_not_asked_again() -> None:
     assert sampling.absent["telemetry"] == "no sm_clock_mhz: Not Supported; no power_w: GPU is lost"
 
 
+def test_a_reading_that_never_answers_ends_nothing_but_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "PATIENCE_S", 0.05)
+    gone, asked = threading.Event(), []
+
+    def stuck() -> float:
+        asked.append(1)
+        if len(asked) > 1:
+            gone.wait(30)
+        return 7.0
+
+    try:
+        with Sampler({"power_w": stuck}, interval_s=0.01) as sampling:
+            time.sleep(0.1)
+        assert sampling.telemetry().series == {"power_w": [7.0]}
+        assert sampling.absent["telemetry"] == "no later sample: a reading did not answer for 0.05 s"
+    finally:
+        gone.set()
+
+
 # The process and its host, for real
 
 
