@@ -79,7 +79,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Forward and backward of this rank's samples, without recomputation; 1 MAC = 2 FLOP."""
     exchange_payload_bytes: int
     """Bytes of the buffers that this rank handed to gradient collectives in one step; 0 for none."""
-    exchange_operations: int
+    exchange_operations: float
+    """Of one step, the mean: a strategy that exchanges in some steps alone has a fraction."""
     bubble_ideal: float | None = None
     """Share of a step in which a pipeline's stages idle at best, by its schedule; None without stages."""
 

@@ -59,7 +59,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of all devices for one step, by their counters."""
     bubble_ideal: float | None = None
     exchange_payload_bytes: int | None = None
-    exchange_operations: int | None = None
+    exchange_operations: float | None = None
     parameters: int | None = None
     flops_per_step: int | None = None
     """Of all ranks."""

@@ -244,12 +244,12 @@ class Run:
             "work": self._work(
                 workload,
                 payload_bytes=(around.exchange.traffic.payload_bytes - before[0]) // steps,
-                operations=(around.exchange.traffic.operations - before[1]) // steps,
+                operations=(around.exchange.traffic.operations - before[1]) / steps,
             ),
         }
         self._absent |= sampling.absent
 
-    def _work(self, workload: Workload, *, payload_bytes: int, operations: int) -> Work:
+    def _work(self, workload: Workload, *, payload_bytes: int, operations: float) -> Work:
         cell = self._cell
         samples = cell.micro_batch * cell.accumulation
         return Work(

@@ -141,19 +141,10 @@ class CellCommunication:
         return self.bus_bytes_per_s / self.peak.bytes_per_s
 
     @property
-    def operations_per_step(self) -> float | None:
-        """As recorded, where a strategy that exchanges in some steps alone has a fraction; else counted, in
-        whole numbers."""
-        if self.operations:
-            return sum(one.count for one in self.operations if one.name != "recv")
-        return self.figures.newest.exchange_operations
-
-    @property
     def bytes_per_operation(self) -> float | None:
         payload = self.figures.newest.exchange_payload_bytes
-        if not self.operations_per_step or payload is None:
-            return None
-        return payload / self.operations_per_step
+        operations = self.figures.newest.exchange_operations
+        return payload / operations if operations and payload is not None else None
 
     @property
     def operations(self) -> tuple[OperationSummary, ...]:
@@ -280,7 +271,7 @@ def _why_far(one: CellCommunication) -> str:
     each = one.bytes_per_operation
     if each is None:
         return "latency or contention limits, not the bandwidth"
-    many = f"{one.operations_per_step or 0:,.4g} operations of {size(each)} a step"
+    many = f"{one.figures.newest.exchange_operations or 0:,.4g} operations of {size(each)} a step"
     if each < SMALL_BYTES:
         return f"latency limits, with {many}"
     return f"with {many}, contention or latency limits, not the bandwidth"

@@ -115,7 +115,7 @@ def _payload(row: CellCommunication) -> str:
 
 
 def _operations(row: CellCommunication) -> str:
-    found = row.operations_per_step
+    found = row.figures.newest.exchange_operations
     return NOTHING if found is None else f"{found:,.4g}"
 
 

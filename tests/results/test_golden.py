@@ -334,7 +334,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
         parameters=1000,
         flops=3_000_000,
         exchange_payload_bytes=4000,
-        exchange_operations=2,
+        exchange_operations=0.25,
         bubble_ideal=0.25,
     ),
 )
@@ -387,6 +387,7 @@ RUN_RESULT_3 = msgspec.structs.replace(
     bubble_ideal=0.25,
     losses=(2.5, 2.25),
     losses_every=2,
+    exchange_operations=0.25,
     first_steps=3,
     first_step_ns=90,
     startup_ns=6_000_000_000,

@@ -14,7 +14,7 @@ from reports.page.rows import CellRow, cell_rows
 from reports.page.section import Paragraph, Section, Table
 from reports.page.tables import batch
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, number, percent, si, size
+from reports.text import NOTHING, duration, metric, number, percent, si, size, tick
 from results.label import label
 from results.plan import Scaling
 from results.statistics import Metric
@@ -95,7 +95,7 @@ def _exchange() -> list[Shown[CellRow]]:
         figures("exposed", _metric("exposed_ns"), anchor="method-exposed"),
         figures("exposed share", _metric("exposed_share"), anchor="method-exposed"),
         figures("payload", _newest("exchange_payload_bytes", size), anchor="method-payload"),
-        figures("operations", _newest("exchange_operations", _count), anchor="method-payload"),
+        figures("operations", _newest("exchange_operations", tick), anchor="method-payload"),
     ]
 
 

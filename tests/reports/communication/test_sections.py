@@ -185,8 +185,8 @@ def test_the_tables_of_communication_show_the_three_times(limited, undrawn) -> N
     row = rows(traffic)[1]
     assert {name: row[name] for name in list(row)[4:]} == {
         "payload a step and rank": "3.81 MiB",
-        "operations a step": "1",
-        "an operation": "3.81 MiB",
+        "operations a step": "4",
+        "an operation": "977 KiB",
         "transfer inside": "1.50 ms",
         "wait inside": "250 us",
         "bandwidth": "80.0 MB/s",
