@@ -40,7 +40,7 @@ def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None
 
 
 def communication(
-    ranks: Sequence[RankRecord], matched: Matched | None, backend: Backend = "nccl"
+    ranks: Sequence[RankRecord], matched: Matched | None, backend: Backend
 ) -> Communication | None:
     """The communication of one step; None unless all ranks recorded steps.
 

@@ -51,10 +51,6 @@ def runs_csv(study: StudyFigures) -> str:
     return csv_text(runs_frame(study))
 
 
-def ranks_csv(study: StudyFigures) -> str:
-    return csv_text(ranks_frame(study))
-
-
 def csv_text(frame: pd.DataFrame) -> str:
     """The frame as CSV, safe to open in a spreadsheet."""
     texts = {str(name): column for name, column in frame.items() if column.dtype == "string"}

@@ -19,7 +19,6 @@ from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
-from reports.page.frames import cells_csv, runs_csv
 from reports.page.magnitudes import magnitude
 from reports.page.method import definitions, hints
 from reports.page.section import Section
@@ -91,16 +90,6 @@ _TEMPLATES.filters |= {
 def render(study: Study, results: Sequence[RunResult]) -> str:
     """The report of a study as one HTML document, from its plans and the results of all its runs."""
     return render_figures(analyse(study.name, study.plans(), results))
-
-
-def cells_as_csv(study: Study, results: Sequence[RunResult]) -> str:
-    """The full table as CSV, one row a cell."""
-    return cells_csv(analyse(study.name, study.plans(), results))
-
-
-def runs_as_csv(study: Study, results: Sequence[RunResult]) -> str:
-    """Every run as CSV, one row a run."""
-    return runs_csv(analyse(study.name, study.plans(), results))
 
 
 def render_figures(study: StudyFigures) -> str:

@@ -26,8 +26,11 @@ start = time.monotonic()
 study = Study(Path(sys.argv[1]))
 results = study.collect()
 collected = time.monotonic()
-from reports.page.render import cells_as_csv, render, runs_as_csv
-texts = [render(study, results), cells_as_csv(study, results), runs_as_csv(study, results)]
+from reports.analysis.study import analyse
+from reports.page.frames import cells_csv, runs_csv
+from reports.page.render import render_figures
+figures = analyse(study.name, study.plans(), results)
+texts = [render_figures(figures), cells_csv(figures), runs_csv(figures)]
 print(json.dumps({
     "collect_s": collected - start,
     "render_s": time.monotonic() - collected,

@@ -11,8 +11,7 @@ import pytest
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.frames import FRAMES, cells_csv, cells_frame, csv_text, ranks_csv, ranks_frame, runs_frame
-from reports.page.render import cells_as_csv, runs_as_csv
+from reports.page.frames import FRAMES, cells_csv, cells_frame, csv_text, ranks_frame, runs_csv, runs_frame
 from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.prices import Price
 from results.outcome import Outcome
@@ -81,7 +80,7 @@ def pair(planted):
 
 
 def test_one_row_a_cell_with_units_in_the_names(small) -> None:
-    rows = rows_of(cells_as_csv(small.study, small.study.collect()))
+    rows = rows_of(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
     by_size = {(row["strategy"], row["gpus"], row["micro_batch"]): row for row in rows}
     # Weak 1, 2, 4, 8 and strong 1, 2; strong 4 is the weak cell of 4.
     assert len(rows) == len(by_size) == 6
@@ -97,7 +96,7 @@ def test_one_row_a_cell_with_units_in_the_names(small) -> None:
 
 
 def test_a_cell_without_figures_is_a_row_with_its_reason(small) -> None:
-    rows = rows_of(cells_as_csv(small.study, small.study.collect()))
+    rows = rows_of(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
     failed = [row for row in rows if row["outcome"] != "ok"]
     assert [(row["gpus"], row["outcome"], row["reason"], row["step_ns"]) for row in failed] == [
         ("8", "out_of_memory", "rank 0: allocating 2 GiB", "")
@@ -110,7 +109,7 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
     planted.run(cell, new_timing(step_ms=30, environment=new_environment(torch="2.12.0")))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="a, comma"))
-    rows = rows_of(runs_as_csv(planted.study, planted.study.collect()))
+    rows = rows_of(runs_csv(analyse(planted.study.name, planted.study.plans(), planted.study.collect())))
     assert [(row["counted"], row["outcome"], row["step_ns"], row["reason"]) for row in rows] == [
         ("False", "ok", "30000000.0", ""),
         ("True", "ok", "20000000.0", ""),
@@ -120,7 +119,10 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
 
 def test_nothing_is_nan(small) -> None:
     results = small.study.collect()
-    for text in (cells_as_csv(small.study, results), runs_as_csv(small.study, results)):
+    for text in (
+        cells_csv(analyse(small.study.name, small.study.plans(), results)),
+        runs_csv(analyse(small.study.name, small.study.plans(), results)),
+    ):
         values = {value for row in rows_of(text) for value in row.values()}
         assert values.isdisjoint({"nan", "NaN", "None", "inf", "<NA>"})
 
@@ -201,7 +203,7 @@ def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     names = ["node", "steps", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns"]
     assert [second[name] for name in names] == [1, 40, 30, 2, 0.75, 0]
     assert second["blocked_ns"] is pd.NA
-    assert rows_of(ranks_csv(figures_of(pair, ranks=RANKS)))[1]["compute_ns"] == "30"
+    assert rows_of(csv_text(ranks_frame(figures_of(pair, ranks=RANKS))))[1]["compute_ns"] == "30"
 
 
 def test_costs_are_in_the_table_of_cells(pair) -> None:
@@ -244,7 +246,7 @@ def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
         run if run.outcome is Outcome.OK else msgspec.structs.replace(run, reason='=HYPERLINK("x")')
         for run in pair.study.collect()
     ]
-    rows = rows_of(runs_as_csv(pair.study, results))
+    rows = rows_of(runs_csv(analyse(pair.study.name, pair.study.plans(), results)))
     assert rows[-1]["reason"] == '\'=HYPERLINK("x")'
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.render import cells_as_csv, render
+from reports.page.frames import cells_csv
+from reports.page.render import render
 from reports.page.tables import exchange_reasons, exchange_table
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
@@ -253,7 +254,11 @@ def test_a_study_of_one_exchange_has_no_section(small) -> None:
     html = render(small.study, small.study.collect())
     assert 'id="exchange"' not in html
     assert "#exchange" not in html
-    rows = list(csv.DictReader(io.StringIO(cells_as_csv(small.study, small.study.collect()))))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
+        )
+    )
     assert {row["speed_up"] for row in rows} == {""}
 
 
@@ -467,7 +472,13 @@ def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
     plant({("ddp", "bf16", "ring", "2500"): [5.0, 6.0], ("ddp", "none", "default", "2500"): [10.0, 12.0]})
     planted.plan(repeats=2)
-    rows = list(csv.DictReader(io.StringIO(cells_as_csv(planted.study, planted.study.collect()))))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(
+                cells_csv(analyse(planted.study.name, planted.study.plans(), planted.study.collect()))
+            )
+        )
+    )
     by_name = {(row["compression"], row["link_mbit_per_s"]): row for row in rows}
     assert len(by_name) == 3
     other = by_name["bf16", "2500.0"]

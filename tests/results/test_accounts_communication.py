@@ -64,7 +64,7 @@ def _matched(records: list[RankRecord]) -> Matched:
 
 
 def _communication(records: list[RankRecord]) -> Communication:
-    found = communication(records, match(records))
+    found = communication(records, match(records), "nccl")
     assert found is not None
     return found
 
