@@ -16,6 +16,9 @@ Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+Checkpointing = bool | Literal["selective"]
+"""False: all activations are kept; True: a block's are computed again in backward; selective: those alone
+that are computed again soon, while the results of matrix products are kept."""
 
 
 def _at_least(name: str, value: float, least: float) -> None:
@@ -85,7 +88,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     precision: Precision = "fp32"
     clip_norm: float | None = None
     """Global gradient norm above which gradients are scaled down; None: no clipping."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Checkpointing = False
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
@@ -93,11 +96,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     """Hash of a user's own model source (`py:` workloads)."""
     dataset_hash: str | None = None
     """Hash of a user's own data file."""
+    model_parallel: int = 1
+    """Ranks that one replica is split over, within layers (tensor) or between them (pipeline)."""
+    memory_limit_mb: int | None = None
+    """MiB that a rank may take beyond the idle worker; None: what the device has."""
     steps: StepPolicy = StepPolicy()
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "micro_batch", "accumulation"):
+        for name in ("gpus", "micro_batch", "accumulation", "model_parallel"):
             _at_least(name, getattr(self, name), 1)
+        if self.gpus % self.model_parallel:
+            raise ValueError(f"{self.gpus} ranks do not divide into replicas of {self.model_parallel}")
+        if self.memory_limit_mb is not None:
+            _at_least("memory_limit_mb", self.memory_limit_mb, 1)
         if self.node_size is not None:
             _at_least("node_size", self.node_size, 1)
         if self.link_mbit_per_s is not None:
@@ -116,7 +127,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     @property
     def replicas(self) -> int:
         """The data-parallel degree: how many copies of the model see different data."""
-        return self.gpus
+        return self.gpus // self.model_parallel
 
     @property
     def global_batch(self) -> int:

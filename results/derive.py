@@ -188,13 +188,15 @@ def _with_rates(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunRe
         return result
     seconds = result.step_ns.value / 1e9
     flops = [work.flops for work in works if work.flops is not None]
-    total = sum(flops) if len(flops) == len(works) else None
+    # The ranks of one replica all have its work on record, and do it together.
+    together = cell.model_parallel
+    total = sum(flops) // together if len(flops) == len(works) else None
     rate = total / seconds if total is not None else None
     mfu, why = _mfu(rate, cell, ranks)
     return msgspec.structs.replace(
         result,
-        samples_per_s=sum(work.samples for work in works) / seconds,
-        units_per_s=sum(work.units for work in works) / seconds,
+        samples_per_s=sum(work.samples for work in works) / together / seconds,
+        units_per_s=sum(work.units for work in works) / together / seconds,
         unit=works[0].unit,
         parameters=works[0].parameters,
         flops_per_step=total,

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
 
 
+class LinearSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """A linear layer that tensor parallelism splits (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
+
+    name: str
+    """Of the module."""
+    by: Literal["outputs", "inputs"]
+    """Which of its features each rank has a part of: `outputs` leave results split, `inputs` take them so."""
+    parts: int = 1
+    """Matrices one under another in the weight (query, key and value: 3): each is split by itself."""
+
+
+def splits_of(blocks: Sequence[str], splits: Sequence[LinearSplit]) -> tuple[LinearSplit, ...]:
+    """The splits of one block, named as inside of it, for every block."""
+    return tuple(
+        msgspec.structs.replace(split, name=f"{block}.{split.name}") for block in blocks for split in splits
+    )
+
+
 class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a model, by the names of its modules."""
+    """The parts of a model, by the names of its modules.
+
+    A model that can be cut into a pipeline's stages has two methods, and is
+    `head(block_n(... block_1(stem(inputs))))`: `stem` and `head` here name the modules that each uses.
+    """
 
     blocks: tuple[str, ...] = ()
-    """The repeated blocks in the order of the forward pass: the unit of activation checkpointing."""
+    """The repeated blocks in the order of the forward pass: the unit of checkpointing, shards and stages."""
+    stem: tuple[str, ...] = ()
+    """Modules before the blocks."""
+    head: tuple[str, ...] = ()
+    """Modules after the blocks; one that is also in the stem is shared."""
+    sample: tuple[int, ...] = ()
+    """Shape of one sample's inputs: what the blocks cost is counted with it."""
+    sample_type: Literal["float32", "int64"] = "float32"
+    splits: tuple[LinearSplit, ...] = ()
+    """What tensor parallelism splits; everything else is whole on every rank."""
+    heads: tuple[str, ...] = ()
+    """Attributes of modules (`h.0.attn.heads`) that count what is then split, and are divided with it."""
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the model has `stem` and `head`, and it is known what they take."""
+        return bool(self.blocks and self.stem and self.head and self.sample)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from results.cell import Cell, Device, MemoryFormat, Precision, StepPolicy
+from results.cell import Cell, Checkpointing, Device, MemoryFormat, Precision, StepPolicy
 from results.errors import UsageError
 from results.link import NO_LINK
 
@@ -51,10 +51,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     accumulation: int = 1
     optimizer: str | None = None
     clip_norm: float | None = None
-    activation_checkpointing: bool = False
+    activation_checkpointing: Checkpointing = False
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
+    memory_limit_mb: int | None = None
+    """MiB that each rank may take beyond the idle worker; None: what the device has."""
     steps: StepPolicy = StepPolicy()
     gpus_per_node: int | None = None
     """Devices of one node; None: all of a cell's workers are on one."""

@@ -68,7 +68,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step of this rank is, counted, not timed."""
+    """What one step of this rank's replica is, counted, not timed."""
 
     samples: int
     units: int
@@ -76,7 +76,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     parameters: int
     flops: int | None
-    """Forward and backward of this rank's samples, without recomputation; 1 MAC = 2 FLOP."""
+    """Forward and backward of those samples, without recomputation; 1 MAC = 2 FLOP."""
     exchange_payload_bytes: int
     """Bytes of the buffers that this rank handed to gradient collectives in one step; 0 for none."""
     exchange_operations: float

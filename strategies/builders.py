@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 from torch import nn
 
 from results.layout import ModelLayout
-from results.spec import Spec
-from strategies.catalog import STRATEGIES
-from strategies.ddp import DdpModel
+from strategies.catalog import STRATEGIES, group_layout
+from strategies.collectives.link import Link
 from strategies.gradient_exchange import PLAIN, ExchangeSettings
-from strategies.local_sgd import LocalSgdModel
-from strategies.parallel import ParallelModel
-from strategies.scratch_ddp import ScratchDdpModel
+from strategies.parallel import ParallelModel, Setting
 
 
 def parallelize(
@@ -27,30 +25,42 @@ def parallelize(
 ) -> ParallelModel:
     """Lay `module`, already on `device`, out over the ranks of the exchange's group as `strategy` says.
 
-    `layout` names the blocks that a sharding strategy takes one after another.
+    `layout` names the parts of the model that a strategy cuts it at.
 
     Collective: all ranks of the group call it. Raises SpecError for a strategy, a compressor or a
-    collective that does not exist.
+    collective that does not exist, and for a number of ranks that the strategy does not divide into groups.
     """
     spec = STRATEGIES.parse(strategy)
-    if spec.name == "fsdp":
-        # torch's part of it takes more than a second to import, and most launches have no use for it.
-        from strategies.fsdp import FsdpModel
-
-        return FsdpModel(module, spec, device, exchange, layout or ModelLayout())
-    return _REPLICATED[spec.name](module, spec, device, exchange)
-
-
-Builder = Callable[[nn.Module, Spec, torch.device, ExchangeSettings], ParallelModel]
-
-
-def _single(module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings) -> ParallelModel:
-    return ParallelModel(module)
+    if spec.name == "single":
+        return ParallelModel(module)
+    setting = Setting(
+        spec=spec,
+        device=device,
+        exchange=exchange,
+        layout=layout or ModelLayout(),
+        groups=group_layout(strategy, Link(exchange.group).size, exchange.node_size),
+    )
+    return _builder(spec.name)(module, setting)
 
 
-_REPLICATED: dict[str, Builder] = {
-    "single": _single,
-    "ddp": DdpModel,
-    "scratch-ddp": ScratchDdpModel,
-    "local-sgd": LocalSgdModel,
+Builder = Callable[[nn.Module, Setting], ParallelModel]
+
+
+def _builder(name: str) -> Builder:
+    # Late: torch's own sharding takes more than a second to import, and most launches have no use for it.
+    module, kind = _HOMES[name]
+    builder: Builder = getattr(import_module(f"strategies.{module}"), kind)
+    return builder
+
+
+_HOMES = {
+    "ddp": ("ddp", "DdpModel"),
+    "scratch-ddp": ("scratch_ddp", "ScratchDdpModel"),
+    "local-sgd": ("local_sgd", "LocalSgdModel"),
+    "fsdp": ("fsdp", "FsdpModel"),
+    "hsdp": ("fsdp", "FsdpModel"),
+    "zero1": ("zero1", "Zero1Model"),
+    "scratch-fsdp": ("scratch_fsdp", "ScratchFsdpModel"),
+    "pipeline": ("pipeline", "PipelineModel"),
+    "tp": ("tensor_parallel", "TensorParallelModel"),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from results.errors import SpecError
+from results.groups import GroupLayout
 from results.spec import Catalog, Entry, Option
 
 _BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
@@ -27,6 +29,18 @@ _PREFETCH = Option(kind="int", default=0, minimum=0, maximum=8, help="blocks tha
 _PARAMS = Option(
     kind="str", default="fp32", choices=("fp32", "bf16"), help="what whole parameters are gathered in"
 )
+_TENSOR = Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together")
+_FSDP = {"reshard": _RESHARD, "offload": _OFFLOAD, "prefetch": _PREFETCH, "params": _PARAMS, "tp": _TENSOR}
+_STAGE = Option(
+    kind="int", default=3, minimum=1, maximum=3, help="ZeRO stage: optimizer, and gradients, and parameters"
+)
+_AHEAD = Option(kind="int", default=1, minimum=0, maximum=8, help="blocks that are gathered ahead")
+_SCHEDULE = Option(
+    kind="str", choices=("gpipe", "1f1b", "interleaved"), help="the schedule: gpipe, 1f1b or interleaved"
+)
+_MICROBATCHES = Option(kind="int", default=4, minimum=1, help="pieces that a micro-batch is cut into")
+_CHUNKS = Option(kind="int", default=2, minimum=1, maximum=64, help="stages of a rank, for interleaved alone")
+_COPIES = Option(kind="int", default=1, minimum=1, help="pipelines beside each other, on data of their own")
 
 STRATEGIES = Catalog(
     "strategy",
@@ -60,9 +74,7 @@ STRATEGIES = Catalog(
         Entry(
             name="fsdp",
             help="torch's FSDP2: parameters, gradients and optimizer state in shards, block by block",
-            options=MappingProxyType(
-                {"reshard": _RESHARD, "offload": _OFFLOAD, "prefetch": _PREFETCH, "params": _PARAMS}
-            ),
+            options=MappingProxyType(_FSDP),
         ),
         Entry(
             name="zero2",
@@ -70,6 +82,30 @@ STRATEGIES = Catalog(
             alias_of="fsdp:reshard=false",
         ),
         Entry(name="zero3", help="ZeRO-3: fsdp", alias_of="fsdp"),
+        Entry(
+            name="zero1",
+            help="torch's ZeroRedundancyOptimizer: ddp, whose update each rank makes for a part",
+            options=MappingProxyType({"bucket_mb": _BUCKET_MB}),
+        ),
+        Entry(
+            name="scratch-fsdp",
+            help="ours on raw collectives: flat shards, gathered ahead; stage=1, 2, 3 is ZeRO 1, 2, 3",
+            options=MappingProxyType(
+                {"stage": _STAGE, "prefetch": _AHEAD, "offload": _OFFLOAD, "params": _PARAMS}
+            ),
+        ),
+        Entry(
+            name="hsdp",
+            help="fsdp inside of each node, replicas across nodes",
+            options=MappingProxyType(_FSDP),
+        ),
+        Entry(
+            name="pipeline",
+            help="the blocks in stages, one after another; micro-batches follow each other through them",
+            positional=_SCHEDULE,
+            options=MappingProxyType({"microbatches": _MICROBATCHES, "chunks": _CHUNKS, "dp": _COPIES}),
+        ),
+        Entry(name="tp", help="tensor parallelism: every rank computes a part of each layer"),
     ],
 )
 
@@ -198,7 +234,50 @@ OPTIMIZERS = Catalog(
 
 def shards(strategy: str) -> bool:
     """Whether no rank has the whole of the gradients when it updates."""
-    return STRATEGIES.parse(strategy).name == "fsdp"
+    return STRATEGIES.parse(strategy).name in ("fsdp", "hsdp", "scratch-fsdp", "pipeline", "tp")
+
+
+def microbatches(strategy: str) -> int:
+    """Pieces that a replica's micro-batch is cut into, each of which has a forward and a backward pass."""
+    spec = STRATEGIES.parse(strategy)
+    return spec.integer("microbatches") if spec.name == "pipeline" else 1
+
+
+def sums_micro_batches(strategy: str) -> bool:
+    """Whether gradients are summed over the ranks micro-batch by micro-batch, so that none keeps its own."""
+    spec = STRATEGIES.parse(strategy)
+    return spec.name == "scratch-fsdp" and spec.integer("stage") > 1
+
+
+def group_layout(strategy: str, gpus: int, node_size: int | None = None) -> GroupLayout:
+    """How the ranks of a launch are grouped; `node_size` None: all are on one node.
+
+    Raises SpecError, with the way out, where they do not divide.
+    """
+    spec = STRATEGIES.parse(strategy)
+    match spec.name:
+        case "pipeline":
+            copies = spec.integer("dp")
+            return GroupLayout(pipeline=_quotient(strategy, gpus, copies), replicate=copies)
+        case "tp":
+            return GroupLayout(tensor=gpus)
+        case "fsdp":
+            parts = spec.integer("tp")
+            return GroupLayout(shard=_quotient(strategy, gpus, parts), tensor=parts)
+        case "hsdp":
+            parts, node = spec.integer("tp"), min(node_size or gpus, gpus)
+            nodes = _quotient(f"{strategy} on nodes of {node}", gpus, node)
+            shard = _quotient(f"{strategy} on nodes of {node}", node, parts)
+            return GroupLayout(replicate=nodes, shard=shard, tensor=parts)
+        case "scratch-fsdp":
+            return GroupLayout(shard=gpus)
+    return GroupLayout(replicate=gpus)
+
+
+def _quotient(what: str, ranks: int, parts: int) -> int:
+    if ranks % parts:
+        raise SpecError(f"{what} needs a number of ranks that {parts} divides, not {ranks}")
+    return ranks // parts
 
 
 def period(strategy: str) -> int:

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from results.errors import UsageError
 from results.layout import ModelLayout
 
+_aten = torch.ops.aten
+_PRODUCTS = {
+    operation.default
+    for operation in (
+        _aten.mm,
+        _aten.bmm,
+        _aten.addmm,
+        _aten.convolution,
+        _aten._scaled_dot_product_flash_attention,
+        _aten._scaled_dot_product_flash_attention_for_cpu,
+        _aten._scaled_dot_product_efficient_attention,
+        _aten._scaled_dot_product_cudnn_attention,
+    )
+}
+"""What takes most of a block's time."""
 
-def checkpoint_blocks(module: nn.Module, layout: ModelLayout) -> None:
-    """Make every block of `layout` recompute its activations in backward, in place.
+
+def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool = False) -> None:
+    """Make every block of `layout` recompute its activations in backward, in place; if `selective`, only
+    those that are not results of matrix products, convolutions and attention.
 
     The random state is kept, so that dropout is the same both times, and running statistics of BatchNorm
     are updated once, as without checkpointing. The blocks' own `forward` is replaced rather than the block
@@ -27,13 +46,32 @@ def checkpoint_blocks(module: nn.Module, layout: ModelLayout) -> None:
         block = module.get_submodule(name)
         norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
         block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, norms)
+            checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, norms, selective)
         )
 
 
-def _contexts(norms: list[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+Context = AbstractContextManager[Any]
+
+
+def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Context]:
     """Of the forward, and of its repetition in backward."""
-    return nullcontext(), _without_updating(norms)
+    if not selective:
+        return nullcontext(), _without_updating(norms)
+    first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    return first, _both(again, _without_updating(norms))
+
+
+def _policy(context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
+    # "Prefer": a compiler may know better.
+    return CheckpointPolicy.PREFER_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextmanager
+def _both(first: Context, second: Context) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(first)
+        stack.enter_context(second)
+        yield
 
 
 @contextmanager

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from results.spec import Spec
 from strategies.catalog import COMPRESSIONS
 from strategies.ddp_hook import BucketLayout, Hook, SharedAverage
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.parallel import ParallelModel
+from strategies.parallel import ParallelModel, Setting
 from strategies.torch_powersgd import RAMP_STEPS, TorchPowerSgd
 
 TORCHS_BUCKET_MB = 25.0
@@ -27,10 +26,9 @@ class DdpModel(ParallelModel):
     torch fills the buckets, and a communication hook exchanges them.
     """
 
-    def __init__(
-        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
-    ) -> None:
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
         super().__init__(module)
+        spec, device, exchange = setting.spec, setting.device, setting.exchange
         bucket_mb = spec.number("bucket_mb")
         self.module = self._ddp = DistributedDataParallel(
             module,

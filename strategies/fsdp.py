@@ -30,56 +30,54 @@ from torch.distributed.tensor import DTensor
 from results.errors import UsageError
 from results.layout import ModelLayout
 from results.spec import Spec
+from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import ExchangeSettings
-from strategies.parallel import ParallelModel
+from strategies.parallel import OptimizerState, ParallelModel, Setting
 from strategies.replicas import Buffers, take_from_first
 
-CLIP_EPSILON = 1e-6
-"""What torch's own clipping adds to the norm."""
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class FsdpModel(ParallelModel):
     """A module under `fully_shard`, block by block, with the options of its spec."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        spec: Spec,
-        device: torch.device,
-        exchange: ExchangeSettings,
-        layout: ModelLayout,
-    ) -> None:
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0.
 
         Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
         data types in one block, or with sparse gradients.
         """
         super().__init__(module)
+        spec, device, exchange = setting.spec, setting.device, setting.exchange
         self._device = device
-        self._link = Link(exchange.group)
+        self._link = self.decided_over = Link(exchange.group)
         self._buffers = Buffers(module)
         _require_shardable(module)
         for tensor in (*module.parameters(), *self._buffers.now()):
             take_from_first(self._link, [tensor])
-        self._units = _shard(module, layout, spec, _mesh(exchange.group, device))
+        self._units = _shard(module, setting.layout, spec, _mesh(exchange.group, device))
         if spec.integer("prefetch"):
             _prefetch(self._units, spec.integer("prefetch"), device)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, parameter in self.bare.named_parameters():
-            yield name, self.whole(parameter.detach())
+            yield name, cast(Tensor, self._whole(parameter.detach()))
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, parameter in self.bare.named_parameters():
             if parameter.grad is not None:
-                yield name, self.whole(parameter.grad)
+                yield name, cast(Tensor, self._whole(parameter.grad))
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        """Collective."""
+        for name, state in super().named_state(optimizer):
+            yield name, {key: self._whole(value) for key, value in sorted(state.items())}
 
     @torch.no_grad()
-    def whole(self, value: Tensor) -> Tensor:
+    def _whole(self, value: object) -> object:
+        """A value that is laid out as the parameters are, gathered, and any other as it is; collective."""
         if not isinstance(value, DTensor):
             return value
         # Shards that are offloaded lie where no collective of the device's backend reaches them.
@@ -99,16 +97,9 @@ class FsdpModel(ParallelModel):
         cast(FSDPModule, self.module).set_requires_gradient_sync(now)
         return nullcontext()
 
-    @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> None:
-        """By the norm over all shards; as `torch.nn.utils.clip_grad_norm_` but for the order of the sum."""
-        shards = [_local(parameter.grad) for parameter in self.parameters() if parameter.grad is not None]
-        squares = torch.stack([shard.double().square().sum() for shard in shards]).sum().reshape(1)
-        squares = squares.to(self._device)
-        self._link.all_reduce(squares)
-        factor = min(1.0, max_norm / (squares.sqrt().item() + CLIP_EPSILON))
-        for shard in shards:
-            shard.mul_(factor)
+        shards = [(_local(p.grad), 1) for p in self.parameters() if p.grad is not None]
+        clip_shards(shards, max_norm, self._link, self._device)
 
 
 def _require_shardable(module: nn.Module) -> None:

@@ -30,14 +30,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from results.spec import Spec
 from strategies.buckets import Bucket, buckets_of
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.memory import BucketMemory
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.lane import Pending
-from strategies.parallel import Batch, GradientTask, ParallelModel
+from strategies.parallel import Batch, GradientTask, ParallelModel, Setting
 from strategies.replicas import take_from_first
 
 
@@ -47,11 +46,10 @@ class LocalSgdModel(ParallelModel):
     Beside the model lie two more copies of its parameters: those of the last average, and the buckets.
     """
 
-    def __init__(
-        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
-    ) -> None:
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0."""
         super().__init__(module)
+        spec, device, exchange = setting.spec, setting.device, setting.exchange
         self._device = device
         self._link = Link(exchange.group)
         self._plain = ExchangeSettings(group=exchange.group)

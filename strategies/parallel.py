@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -11,12 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from results.cell import Precision
+from results.groups import GroupLayout
+from results.layout import ModelLayout
+from results.spec import Spec
+from strategies.collectives.link import Link
 from strategies.compression.base import State
+from strategies.gradient_exchange import ExchangeSettings
 from strategies.observer import Phase, StepObserver
+from strategies.optimizer import build_optimizer
 from strategies.precision import autocast
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+OptimizerState = dict[str, object]
+"""Of one parameter, by the optimizer's own keys (`exp_avg`, say): tensors, whole, and numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a strategy is given beside the model."""
+
+    spec: Spec
+    device: torch.device
+    exchange: ExchangeSettings
+    layout: ModelLayout
+    groups: GroupLayout
+    """Of the ranks of the exchange's group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +89,10 @@ class ParallelModel:
         """Steps after which everything that the strategy does has been done: a whole one is timed."""
         self.ramp_steps = 0
         """Steps at the start that are done otherwise than all later ones."""
+        self.decided_over: Link | None = None
+        """Over whom ranks agree that gradients overflowed; None: all see the same gradients anyway."""
+        self.bubble_ideal: float | None = None
+        """Share of a step in which a pipeline's stages idle at best, by the schedule; None without stages."""
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -90,10 +114,26 @@ class ParallelModel:
             if parameter.grad is not None:
                 yield name, parameter.grad
 
-    def whole(self, value: Tensor) -> Tensor:
-        """A tensor that is laid out as the parameters are (optimizer state, say), gathered; collective if the
-        strategy shards."""
-        return value
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers of this rank's replica under the names of the bare model; gathered from its stages."""
+        yield from self.bare.named_buffers()
+
+    def build_optimizer(self, text: str) -> torch.optim.Optimizer:
+        """The optimizer that a spec text names, over the parameters that this rank updates."""
+        return build_optimizer(text, self.parameters())
+
+    def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
+        """This rank's part of the state of an optimizer of `build_optimizer`, by parameter; not copied."""
+        return optimizer.state
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        """Whole state of an optimizer of `build_optimizer` by the names of the bare model's parameters; not
+        copied where nothing is gathered. Parameters without state are left out. Collective if the strategy
+        splits parameters or state."""
+        for name, parameter in self.bare.named_parameters():
+            state = optimizer.state.get(parameter)
+            if state:
+                yield name, state
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Forward and backward of one step's micro-batches, gradients exchanged at the end.

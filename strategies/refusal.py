@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from results.cell import Cell
+from results.errors import SpecError
 from results.spec import Spec
-from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STANDS_ON, STRATEGIES
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STANDS_ON, STRATEGIES, group_layout
 
+_DEFAULT_CHUNKS = STRATEGIES.entries["pipeline"].options["chunks"].default
 LOSSLESS_ENOUGH = ("none", "fp16", "bf16")
 """Compressors that hand on an overflow of fp16's scaled gradients, and keep nothing of it."""
 
@@ -29,7 +31,16 @@ def _strategy_alone(cell: Cell, strategy: Spec) -> str | None:
     if strategy.name != "single" and cell.gpus < 2:
         why = "on 1 there is nothing to exchange, and single is the same step"
         return f"{strategy.name} needs at least 2: {why}"
-    return rule(cell, strategy) if rule is not None else None
+    reason = rule(cell, strategy) if rule is not None else None
+    return reason or _grouping(cell)
+
+
+def _grouping(cell: Cell) -> str | None:
+    try:
+        group_layout(cell.strategy, cell.gpus, cell.node_size)
+    except SpecError as error:
+        return str(error)
+    return None
 
 
 def _single(cell: Cell, strategy: Spec) -> str | None:
@@ -68,15 +79,73 @@ def _scratch_ddp(cell: Cell, strategy: Spec) -> str | None:
     return None
 
 
-def _fsdp(cell: Cell, strategy: Spec) -> str | None:
+def _zero1(cell: Cell, strategy: Spec) -> str | None:
     if (cell.compression, cell.collective) != ("none", "default"):
-        return "fsdp averages gradients into shards by torch's own collective: none other, and no compressor"
-    if cell.precision == "fp16":
-        return "fp16 scales its loss by what every rank finds in its own shard; use bf16"
+        return "zero1 is torch's own, all-reduce and broadcasts: no other collective, and no compressor"
+    return None
+
+
+def _fsdp(cell: Cell, strategy: Spec) -> str | None:
+    if cell.compile and strategy.integer("tp") > 1:
+        return f"{strategy.text} talks in the middle of its layers, which the compiler does not see through"
+    return _sharded(cell, strategy)
+
+
+def _scratch_fsdp(cell: Cell, strategy: Spec) -> str | None:
+    if cell.compile:
+        return "scratch-fsdp puts parameters away between uses, which compiled code does not see; use fsdp"
+    return _sharded(cell, strategy)
+
+
+def _sharded(cell: Cell, strategy: Spec) -> str | None:
+    name = strategy.name
+    if (cell.compression, cell.collective) != ("none", "default"):
+        return f"{name} averages gradients into shards by one collective: none other, and no compressor"
     if strategy.word("params") == "bf16" and cell.precision != "bf16":
-        return "fsdp:params=bf16 computes in bf16: it goes with --precision bf16"
+        return f"{name}:params=bf16 computes in bf16: it goes with --precision bf16"
     if cell.memory_format != "contiguous":
-        return "fsdp lays shards out row by row, and channels_last is another order"
+        return f"{name} lays shards out row by row, and channels_last is another order"
+    return None
+
+
+def _hsdp(cell: Cell, strategy: Spec) -> str | None:
+    if cell.node_size is not None:
+        if cell.gpus <= cell.node_size:
+            return f"on one node of {cell.node_size} there are no replicas: fsdp is the same"
+        if cell.node_size <= strategy.integer("tp"):
+            return f"on nodes of {cell.node_size} there is nothing left to shard: give --node-size"
+    return _fsdp(cell, strategy)
+
+
+def _pipeline(cell: Cell, strategy: Spec) -> str | None:
+    pieces, stages = strategy.integer("microbatches"), cell.gpus // strategy.integer("dp")
+    if cell.micro_batch % pieces:
+        return f"a micro-batch of {cell.micro_batch} does not divide into {pieces} microbatches"
+    if stages < 2:
+        return f"{strategy.text} leaves {stages} stage on {cell.gpus}: that is ddp"
+    if strategy.positional == "interleaved":
+        if strategy.integer("chunks") < 2:
+            return "pipeline:interleaved needs chunks of at least 2; with 1 it is 1f1b"
+        if pieces % stages:
+            return f"pipeline:interleaved goes in rounds of {stages} microbatches, and {pieces} are none"
+    elif strategy.integer("chunks") != _DEFAULT_CHUNKS:
+        return f"chunks are of pipeline:interleaved; {strategy.positional} has one stage a rank"
+    if strategy.positional == "1f1b" and pieces < stages:
+        return f"pipeline:1f1b keeps {stages} stages busy with at least as many microbatches, not {pieces}"
+    return _split_replica(cell, strategy)
+
+
+def _tensor(cell: Cell, strategy: Spec) -> str | None:
+    return _split_replica(cell, strategy)
+
+
+def _split_replica(cell: Cell, strategy: Spec) -> str | None:
+    if (cell.compression, cell.collective) != ("none", "default"):
+        return f"{strategy.name} exchanges activations: no other collective, and no compressor"
+    if cell.compile:
+        return f"{strategy.name} talks in the middle of the model, which the compiler does not see through"
+    if cell.memory_format != "contiguous":
+        return f"{strategy.name} sends activations row by row, and channels_last is another order"
     return None
 
 
@@ -86,6 +155,11 @@ _RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
     "scratch-ddp": _scratch_ddp,
     "local-sgd": _local_sgd,
     "fsdp": _fsdp,
+    "hsdp": _hsdp,
+    "zero1": _zero1,
+    "scratch-fsdp": _scratch_fsdp,
+    "pipeline": _pipeline,
+    "tp": _tensor,
 }
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import nn
 
-from results.spec import Spec
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.parallel import ParallelModel
+from strategies.gradient_exchange import GradientExchange
+from strategies.parallel import ParallelModel, Setting
 from strategies.reducer import Bucketing, GradientReducer
 from strategies.replicas import Buffers, take_from_first
 
@@ -27,11 +25,10 @@ class ScratchDdpModel(ParallelModel):
     its own, as it has its own BatchNorm statistics and its own dropout.
     """
 
-    def __init__(
-        self, module: nn.Module, spec: Spec, device: torch.device, exchange: ExchangeSettings
-    ) -> None:
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0."""
         super().__init__(module)
+        spec, device, exchange = setting.spec, setting.device, setting.exchange
         self._link = Link(exchange.group)
         self._buffers = Buffers(module)
         for tensor in (*module.parameters(), *self._buffers.now()):

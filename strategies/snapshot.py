@@ -19,7 +19,7 @@ class Snapshot:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._with_state = set(trainer.optimizer.state)
+        self._with_state = set(trainer.model.local_state(trainer.optimizer))
         self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
         self._scaler = trainer.scaler.state_dict()
         self._model = trainer.model.state_dict()
@@ -30,8 +30,9 @@ class Snapshot:
     def restore(self) -> None:
         """Put every value back, in place."""
         # A parameter has optimizer state from its first gradient on, which may have come since.
-        for parameter in set(self._trainer.optimizer.state) - self._with_state:
-            del self._trainer.optimizer.state[parameter]
+        state = self._trainer.model.local_state(self._trainer.optimizer)
+        for parameter in set(state) - self._with_state:
+            del state[parameter]
         for value, kept in zip(_tensors(self._trainer), self._values, strict=True):
             value.copy_(kept)
         self._trainer.scaler.load_state_dict(self._scaler)
@@ -44,6 +45,7 @@ class Snapshot:
 def _tensors(trainer: Trainer) -> Iterator[Tensor]:
     yield from trainer.model.parameters()
     yield from trainer.model.bare.buffers()
+    every = trainer.model.local_state(trainer.optimizer)
     for parameter in trainer.model.parameters():
-        state = trainer.optimizer.state.get(parameter, {})
-        yield from (state[key] for key in sorted(state) if isinstance(state[key], Tensor))
+        state = every.get(parameter, {})
+        yield from (value for _, value in sorted(state.items()) if isinstance(value, Tensor))

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from results.cell import Cell, MemoryFormat, Precision
+from results.cell import Cell, Checkpointing, MemoryFormat, Precision
 from results.layout import ModelLayout
 from strategies.builders import parallelize
 from strategies.checkpointing import checkpoint_blocks
 from strategies.gradient_exchange import ExchangeSettings
 from strategies.observer import Phase, SilentObserver, StepObserver
-from strategies.optimizer import build_optimizer
 from strategies.parallel import Batch, GradientTask, Loss
 from strategies.precision import loss_scaler, set_float32_math
 
@@ -33,7 +32,7 @@ class TrainSettings:
     accumulation: int = 1
     precision: Precision = "fp32"
     clip_norm: float | None = None
-    activation_checkpointing: bool = False
+    activation_checkpointing: Checkpointing = False
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
@@ -66,8 +65,8 @@ class Trainer:
     ) -> None:
         """Move `module` to `device` and lay it out; collective if the strategy is.
 
-        `layout` names the blocks for activation checkpointing; `group` is where gradients are exchanged
-        (None: the default group).
+        `layout` names the parts of the model, for strategies that cut it and for activation checkpointing;
+        `group` is where gradients are exchanged (None: the default group).
         """
         self.settings = settings
         self.device = device
@@ -77,7 +76,8 @@ class Trainer:
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
         if settings.activation_checkpointing:
-            checkpoint_blocks(module, layout or ModelLayout())
+            selective = settings.activation_checkpointing == "selective"
+            checkpoint_blocks(module, layout or ModelLayout(), selective=selective)
         self.model = parallelize(
             module.train(),
             settings.strategy,
@@ -93,8 +93,8 @@ class Trainer:
         )
         if settings.compile:
             _compile(self.model.bare)
-        self.optimizer = build_optimizer(settings.optimizer, self.model.parameters())
-        self.scaler = loss_scaler(settings.precision, device)
+        self.optimizer = self.model.build_optimizer(settings.optimizer)
+        self.scaler = loss_scaler(settings.precision, device, self.model.decided_over)
 
     def step(self, batches: Iterator[Batch]) -> Tensor:
         """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device."""

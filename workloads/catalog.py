@@ -42,6 +42,10 @@ class WorkloadFacts:
     """Whether it is the one of its family that suits a CPU core."""
     minimum_batch: int = 1
     """Samples that BatchNorm needs in one micro-batch."""
+    blocks: int | None = None
+    """Repeated blocks, which a pipeline's stages are made of; 0: it cannot be cut."""
+    heads: tuple[int, ...] | None = None
+    """What tensor parallelism divides: counts of heads; empty: its layers cannot be split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +299,21 @@ def _facts(name: str, shape: Shape) -> WorkloadFacts:
         datasets=_fitting(shape),
         cpu_preset=member.cpu_preset,
         minimum_batch=shape.minimum_batch,
+        blocks=_blocks(shape),
+        heads=_heads(shape),
     )
+
+
+def _blocks(shape: Shape) -> int:
+    if isinstance(shape, ResNetShape):
+        return sum(shape.blocks)
+    return shape.layers if isinstance(shape, TextShape) else 0
+
+
+def _heads(shape: Shape) -> tuple[int, ...]:
+    if isinstance(shape, LlamaShape):
+        return shape.heads, shape.kv_heads
+    return (shape.heads,) if isinstance(shape, GPTShape) else ()
 
 
 def _family(shape: Shape) -> Family:

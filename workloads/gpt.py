@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.layout import ModelLayout
+from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads.shapes import GPTShape
 from workloads.workload import TokenInput, Workload
 
@@ -25,8 +25,27 @@ def build_gpt(shape: GPTShape) -> Workload:
         synthetic=takes.synthetic,
         unit="tokens",
         units_per_sample=shape.seq,
-        layout=ModelLayout(blocks=tuple(f"h.{layer}" for layer in range(shape.layers))),
+        layout=_layout(shape),
         input=takes,
+    )
+
+
+def _layout(shape: GPTShape) -> ModelLayout:
+    blocks = tuple(f"h.{layer}" for layer in range(shape.layers))
+    splits = (
+        LinearSplit(name="attn.c_attn", by="outputs", parts=3),
+        LinearSplit(name="attn.c_proj", by="inputs"),
+        LinearSplit(name="mlp.c_fc", by="outputs"),
+        LinearSplit(name="mlp.c_proj", by="inputs"),
+    )
+    return ModelLayout(
+        blocks=blocks,
+        stem=("wte", "wpe"),
+        head=("ln_f", "wte"),
+        sample=(shape.seq,),
+        sample_type="int64",
+        splits=splits_of(blocks, splits),
+        heads=tuple(f"{block}.attn.heads" for block in blocks),
     )
 
 
@@ -47,7 +66,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self._split(part) for part in self.c_attn(x).chunk(3, dim=2))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        y: Tensor = self.c_proj(mixed.transpose(1, 2).reshape(x.shape))
+        y: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
         return y
 
     def _split(self, x: Tensor) -> Tensor:
@@ -96,9 +115,18 @@ class GPT(nn.Module):
         initialise(self, layers=shape.layers, added=("c_proj",))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.stem(tokens)
         for block in self.h:
             x = block(x)
+        return self.head(x)
+
+    def stem(self, tokens: Tensor) -> Tensor:
+        """Tokens (n, seq) to what the first block takes, (n, seq, width)."""
+        x: Tensor = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """What the last block gives to logits."""
         return F.linear(self.ln_f(x), self.wte.weight)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.layout import ModelLayout
+from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads.gpt import initialise, token_loss
 from workloads.shapes import LlamaShape
 from workloads.workload import TokenInput, Workload
@@ -27,8 +27,28 @@ def build_llama(shape: LlamaShape) -> Workload:
         synthetic=takes.synthetic,
         unit="tokens",
         units_per_sample=shape.seq,
-        layout=ModelLayout(blocks=tuple(f"layers.{layer}" for layer in range(shape.layers))),
+        layout=_layout(shape),
         input=takes,
+    )
+
+
+def _layout(shape: LlamaShape) -> ModelLayout:
+    blocks = tuple(f"layers.{layer}" for layer in range(shape.layers))
+    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    splits = (
+        *(LinearSplit(name=name, by="outputs") for name in projections),
+        LinearSplit(name="self_attn.o_proj", by="inputs"),
+        LinearSplit(name="mlp.down_proj", by="inputs"),
+    )
+    return ModelLayout(
+        blocks=blocks,
+        stem=("embed_tokens",),
+        # A tied head is the embedding's own matrix.
+        head=("norm", "lm_head"),
+        sample=(shape.seq,),
+        sample_type="int64",
+        splits=splits_of(blocks, splits),
+        heads=tuple(f"{block}.self_attn.{name}" for block in blocks for name in ("heads", "kv_heads")),
     )
 
 
@@ -66,7 +86,7 @@ class Attention(nn.Module):
         # Repeated instead of `enable_gqa`: the same product, which every backend and FLOP counter knows.
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        y: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(x.shape))
+        y: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return y
 
 
@@ -131,8 +151,17 @@ class Llama(nn.Module):
         initialise(self, layers=shape.layers, added=("o_proj", "down_proj"))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed_tokens(tokens)
+        x = self.stem(tokens)
         for layer in self.layers:
             x = layer(x)
+        return self.head(x)
+
+    def stem(self, tokens: Tensor) -> Tensor:
+        """Tokens (n, seq) to what the first block takes, (n, seq, width)."""
+        x: Tensor = self.embed_tokens(tokens)
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """What the last block gives to logits."""
         logits: Tensor = self.lm_head(self.norm(x))
         return logits

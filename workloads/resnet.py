@@ -22,7 +22,12 @@ def build_resnet(shape: ResNetShape) -> Workload:
         loss=F.cross_entropy,
         synthetic=takes.synthetic,
         unit="images",
-        layout=ModelLayout(blocks=tuple(blocks)),
+        layout=ModelLayout(
+            blocks=tuple(blocks),
+            stem=("conv1", "bn1", "relu", "maxpool"),
+            head=("avgpool", "fc"),
+            sample=takes.shape,
+        ),
         input=takes,
     )
 
@@ -97,8 +102,15 @@ class ResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.head(self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x))))))
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Images to what the first block takes: (n, 64, px / 4, px / 4)."""
+        y: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return y
+
+    def head(self, x: Tensor) -> Tensor:
+        """What the last block gives to logits."""
         y: Tensor = self.fc(self.avgpool(x).flatten(1))
         return y
 

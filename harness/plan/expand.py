@@ -7,16 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from harness.plan import network
+from harness.plan import network, split
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, SeriesKey, points, workloads_of
 from results.cell import Cell
-from results.errors import UsageError
+from results.errors import SpecError, UsageError
 from results.link import read_link
 from results.plan import EXCLUDED, Plan, Request, Series, Skip, placement_of
-from strategies.catalog import OPTIMIZERS
+from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
 from workloads.source import file_hash, source_hash
@@ -105,11 +105,16 @@ class _Matrix:
             link_mbit_per_s=read_link(point.key.link),
             gpus=point.gpus,
         )
+        try:
+            groups = group_layout(probe.strategy, probe.gpus, probe.node_size)
+        except SpecError as error:
+            return str(error)
+        probe = msgspec.structs.replace(probe, model_parallel=groups.model_parallel)
         micro_batch = self._micro_batch(point.key, probe)
         if isinstance(micro_batch, str):
             return refusal(probe) or micro_batch
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
-        return refusal(cell) or network.refusal(cell) or workloads.refusal(cell) or self._misfit(cell) or cell
+        return _refusal(cell) or self._misfit(cell) or cell
 
     def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
         if key.scaling == "weak":
@@ -153,10 +158,16 @@ def _base(request: Request, workload: str) -> Cell:
         compile=request.compile,
         memory_format=request.memory_format,
         seed=request.seed,
+        memory_limit_mb=request.memory_limit_mb,
         steps=request.steps,
         source_hash=source_hash(str(spec.positional), folder) if spec.name == "py" else None,
         dataset_hash=None if file is None else file_hash(folder / file),
     )
+
+
+def _refusal(cell: Cell) -> str | None:
+    """Why a cell makes no sense wherever it runs; what is wrong for more reasons than one says the first."""
+    return refusal(cell) or network.refusal(cell) or workloads.refusal(cell) or split.refusal(cell)
 
 
 def _optimizer(text: str) -> str:

@@ -86,6 +86,17 @@ OPTIONS: tuple[PlanOption, ...] = (
     ),
     PlanOption(name="clip_norm", kind="number", above=0, help="global gradient norm to clip at"),
     PlanOption(name="activation_checkpointing", kind="switch", help="recompute activations in backward"),
+    PlanOption(
+        name="selective_checkpointing",
+        kind="switch",
+        help="recompute activations in backward, but not matrix products and attention",
+    ),
+    PlanOption(
+        name="memory_limit_mb",
+        kind="int",
+        minimum=1,
+        help="MiB that each rank may take beyond the idle worker: a smaller device than there is",
+    ),
     PlanOption(name="compile", kind="switch", help="compile the model with torch.compile"),
     PlanOption(
         name="memory_format",

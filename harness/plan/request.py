@@ -11,7 +11,7 @@ import msgspec
 from harness.plan.dataset import data_file, require_fit
 from harness.plan.options import BY_NAME, Counts, Names, read_counts, read_duration_s, read_gpus, read_names
 from harness.plan.study_file import StudyFile, check_values, merge, read_study_file
-from results.cell import Backend, Device, StepPolicy
+from results.cell import Backend, Checkpointing, Device, StepPolicy
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
@@ -27,7 +27,7 @@ _AS_THEY_ARE = (
     "repeats",
     "precision",
     "accumulation",
-    "activation_checkpointing",
+    "memory_limit_mb",
     "compile",
     "memory_format",
     "seed",
@@ -70,6 +70,7 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
         dataset=dataset,
         device=device,
         backend=_backend(options, device),
+        activation_checkpointing=_checkpointing(options),
         optimizer=OPTIMIZERS.parse(options.optimizer).text if options.optimizer else None,
         steps=_steps(options),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
@@ -137,6 +138,16 @@ def _check_nodes(request: Request) -> None:
             f"--node-size {size} does not divide --gpus-per-node {per_node}: a virtual node is a part of a "
             f"real one"
         )
+
+
+def _checkpointing(options: StudyFile) -> Checkpointing:
+    if options.selective_checkpointing:
+        if options.activation_checkpointing:
+            raise UsageError(
+                "--selective-checkpointing is a kind of --activation-checkpointing: give one of the two"
+            )
+        return "selective"
+    return bool(options.activation_checkpointing)
 
 
 def _steps(options: StudyFile) -> StepPolicy:

@@ -45,6 +45,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     optimizer: str | None = None
     clip_norm: float | None = None
     activation_checkpointing: bool | None = None
+    selective_checkpointing: bool | None = None
+    memory_limit_mb: int | None = None
     compile: bool | None = None
     memory_format: MemoryFormat | None = None
     seed: int | None = None

@@ -66,7 +66,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
         self._name = ""
-        self._parts: list[dist.ProcessGroup] = []
+        self._parts: list[ExchangeGroup] = []
         self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
@@ -74,7 +74,14 @@ class ExchangeGroup(dist.ProcessGroup):
         self.traffic = Traffic()
         for part in self._parts:
             dist.destroy_process_group(part)
+            dist.destroy_process_group(part.backend)
         self._parts.clear()
+
+    @property
+    def backend(self) -> dist.ProcessGroup:
+        """What moves the data."""
+        backend: dist.ProcessGroup = self._backend
+        return backend
 
     def size(self) -> int:
         return self._size
@@ -92,17 +99,25 @@ class ExchangeGroup(dist.ProcessGroup):
         return self._name
 
     def split_into(self, parts: Sequence[Sequence[int]]) -> ExchangeGroup:
-        """The group of the part that this rank is in, counted and switched with this one; collective."""
-        mine = next(part for part in parts if self._rank in part)
-        backend = self._split_backend(parts)
-        self._parts.append(backend)
-        members = [self._members[rank] for rank in mine]
-        return ExchangeGroup(list(mine).index(self._rank), len(mine), backend, self.traffic, members)
+        """The group of the part that this rank is in, counted and switched with this one; collective.
 
-    def _split_backend(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        groups = [dist.new_group(list(part)) for part in parts]
-        own: dist.ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
+        torch knows it by name, as meshes and pipelines ask for.
+        """
+        groups = [self._open(part) for part in parts]
+        own = next(group for group in groups if group is not None)
+        self._parts.append(own)
         return own
+
+    def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
+        """A new group of these ranks over a backend of its own; None where this rank is not in it."""
+        ranks = [self._members[rank] for rank in part]
+        backend = dist.new_group(ranks)
+        _origin.append(_Origin(backend=backend, traffic=self.traffic, members=ranks))
+        try:
+            group = dist.new_group(ranks, backend=_BACKEND)
+        finally:
+            _origin.pop()
+        return group if isinstance(group, ExchangeGroup) else None
 
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
@@ -197,8 +212,24 @@ def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
     return work
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """What a group that is split from another takes from it."""
+
+    backend: dist.ProcessGroup
+    traffic: Traffic
+    members: Sequence[int]
+
+
+_origin: list[_Origin] = []
+"""Of the group that is being made, if it is a part: torch calls `_create` with nothing of ours."""
+
+
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
-    return ExchangeGroup(rank, size)
+    if not _origin:
+        return ExchangeGroup(rank, size)
+    origin = _origin[-1]
+    return ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
 
 
 def open_exchange() -> ExchangeGroup:

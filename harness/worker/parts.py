@@ -11,6 +11,7 @@ import torch
 from harness.worker.rank import Rank
 from results.cell import Cell
 from results.errors import UsageError
+from strategies.catalog import group_layout
 from strategies.parallel import Batch
 from strategies.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
@@ -67,6 +68,12 @@ class Parts:
     def _node_size(self) -> int:
         """Ranks of a node: the virtual ones that were asked for, or the real ones of this launch."""
         return self.cell.node_size or self.rank.local_gpus
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica that this rank is a part of."""
+        cell = self.cell
+        return group_layout(cell.strategy, cell.gpus, self._node_size).replica(self.rank.rank)
 
     def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup) -> Trainer:
         """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""

@@ -51,6 +51,7 @@ from harness.worker.reference import (
     replay_update,
     seed_step,
     simulate_step,
+    summed_terms,
 )
 from results.cell import Cell
 from results.record import Proof
@@ -82,7 +83,7 @@ def take_first_steps(
 ) -> None:
     """The steps that a proof takes, without one: a run that is not proven goes the same way."""
     for step in range(len(first_steps(trainer.model))):
-        seed_step(parts.cell.seed, step, parts.rank.rank)
+        seed_step(parts.cell.seed, step, parts.replica)
         with first.part():
             trainer.step(batches)
         first.is_over()
@@ -139,7 +140,7 @@ class _Examination:
         self._first = first
         obstacle = None
         for step, checked in enumerate(first_steps(self._trainer.model)):
-            seed_step(self._parts.cell.seed, step, self._parts.rank.rank)
+            seed_step(self._parts.cell.seed, step, self._parts.replica)
             if obstacle is None and checked:
                 take = self._together if self._trainer.model.exchanges_gradients else self._apart
                 obstacle = take(step)
@@ -178,8 +179,9 @@ class _Examination:
             self._stale |= not self._buffers_equal(reference)
         balance = None if ledger is None else ledger.balance(gradients, scale=trainer.scaler.get_scale())
         expected, history = {}, optimizer_history(trainer)
+        buffers = self._buffers()
         if reference is not None:
-            self._findings += compare_step(cell, gradients, self._buffers(), reference, balance)
+            self._findings += compare_step(cell, gradients, buffers, reference, balance)
             expected = replay_update(self._parts, start, gradients, history)
         self._update()
         updated = self._parameters()
@@ -194,7 +196,7 @@ class _Examination:
         if self._alone % trainer.model.period == 0:
             self._common = start
         gradients = self._gradients(step)
-        reference, obstacle = self._simulated(start, step, [self._parts.rank.rank])
+        reference, obstacle = self._simulated(start, step, [self._parts.replica])
         if self._control.largest([float(reference is None)])[0]:
             self._update()
             return obstacle or "a rank could not recompute its replica"
@@ -210,7 +212,7 @@ class _Examination:
             balance = ledger.balance(self._parameters(), scale=1.0)
             self._findings += compare_average(cell, balance, expected, self._common)
             self._findings.append(something_sent(self._moved(self._parameters()), self._moved(expected)))
-            self._stale |= not self._control.agree(hash_number(trainer.model.bare.named_buffers()))
+            self._stale |= not self._control.agree(hash_number(trainer.model.named_buffers()))
         return None
 
     def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
@@ -255,10 +257,10 @@ class _Examination:
         """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
         none = [0.0] * self._parts.cell.replicas
         expected = self._control.largest(none if reference is None else reference.buffer_hashes)
-        return hash_number(self._trainer.model.bare.named_buffers()) == expected[self._parts.rank.rank]
+        return hash_number(self._trainer.model.named_buffers()) == expected[self._parts.replica]
 
     def _buffers(self) -> dict[str, Tensor]:
-        return dict(self._trainer.model.bare.named_buffers())
+        return dict(self._trainer.model.named_buffers())
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._trainer.model.named_parameters())
@@ -324,13 +326,10 @@ def _rule(cell: Cell) -> str:
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
     if STRATEGIES.parse(cell.strategy).name == "local-sgd":
         return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
-    if cell.replicas <= 2 and exact_update(cell):
+    few = summed_terms(cell, cell.replicas) <= 2
+    if few and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
-    sums = (
-        "are equal bit for bit"
-        if cell.replicas <= 2
-        else "agree within the rounding of a sum in another order"
-    )
+    sums = "are equal bit for bit" if few else "agree within the rounding of a sum in another order"
     updates = (
         "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
     )

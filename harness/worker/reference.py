@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from harness.worker.agreement import hash_number
 from harness.worker.parts import Parts
+from results.cell import Cell
+from strategies.catalog import microbatches, sums_micro_batches
 from strategies.optimizer import build_optimizer
+from strategies.parallel import Batch, OptimizerState
 from strategies.precision import autocast
 from strategies.trainer import Trainer
 from workloads.workload import Workload
@@ -74,66 +77,87 @@ def simulate_step(
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        module = _replica_step(parts, start, step, replica)
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                share = dense(parameter.grad) / len(replicas)
-                sums[name] = sums[name] + share if name in sums else share
-                sizes[name] = sizes[name] + share.abs() if name in sizes else share.abs()
-        buffer_hashes.append(hash_number(module.named_buffers()))
+        own = _replica_step(parts, start, step, replica)
+        for name, gradient in own.gradients.items():
+            share, size = gradient / len(replicas), own.sizes[name] / len(replicas)
+            sums[name] = sums[name] + share if name in sums else share
+            sizes[name] = sizes[name] + size if name in sizes else size
+        buffer_hashes.append(hash_number(own.module.named_buffers()))
         if replica == replicas[0]:
             if parts.device.type == "cuda":
                 torch.cuda.synchronize(parts.device)
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds)
-            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            buffers = {name: buffer.clone() for name, buffer in own.module.named_buffers()}
     return Reference(
         gradients=sums,
         sizes=sizes,
-        rounding=_rounding(len(replicas)),
+        rounding=_rounding(summed_terms(parts.cell, len(replicas))),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
 
 
-def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int) -> nn.Module:
-    """A replica's model with the gradient of its own micro-batches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """A replica after the micro-batches of its step."""
+
+    module: nn.Module
+    gradients: dict[str, Tensor]
+    sizes: dict[str, Tensor]
+    """Of each element: the sum of its micro-batches' absolute values."""
+
+
+def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int) -> _Share:
+    """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = parts.cell
     workload = _reference_model(parts, start)
     batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
     seed_step(cell.seed, step, replica)
-    for _ in range(cell.accumulation):
-        inputs, targets = next(batches)
+    passes = cell.accumulation * microbatches(cell.strategy)
+    gradients: dict[str, Tensor] = {}
+    sizes: dict[str, Tensor] = {}
+    for inputs, targets in _passes(batches, cell):
         with autocast(cell.precision, parts.device):
-            loss = workload.loss(workload.module(inputs), targets) / cell.accumulation
+            loss = workload.loss(workload.module(inputs), targets) / passes
         loss.backward()  # type: ignore[no-untyped-call]
-    return workload.module
+        for name, parameter in workload.module.named_parameters():
+            if parameter.grad is not None:
+                gradient, parameter.grad = dense(parameter.grad), None
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+                sizes[name] = sizes[name] + gradient.abs() if name in sizes else gradient.abs()
+    return _Share(module=workload.module, gradients=gradients, sizes=sizes)
 
 
-def _rounding(replicas: int) -> float:
-    """How far two averages over the replicas may be apart, in parts of the mean absolute value."""
-    if replicas <= 2:
+def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
+    """What goes through forward and backward at once, one after another."""
+    pieces = microbatches(cell.strategy)
+    for inputs, targets in itertools.islice(batches, cell.accumulation):
+        yield from zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
+
+
+def summed_terms(cell: Cell, replicas: int) -> int:
+    """What is added up in an order of the strategy's own: whole replicas, or each micro-batch of each."""
+    return replicas * cell.accumulation if sums_micro_batches(cell.strategy) else replicas
+
+
+def _rounding(terms: int) -> float:
+    """How far two averages of so many terms may be apart, in parts of the mean absolute value."""
+    if terms <= 2:
         return 0.0
-    # Of each term: its share is rounded, by a factor that may be rounded itself, and replicas - 1 sums are.
-    roundings = replicas + 1
+    # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
+    roundings = terms + 1
     return 2 * roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
 
 
-History = dict[int, dict[str, Tensor]]
-"""An optimizer's state, whole, by the number of the parameter."""
+History = dict[str, OptimizerState]
+"""An optimizer's state, whole, by parameter."""
 
 
 def optimizer_history(trainer: Trainer) -> History:
     """What the trainer's optimizer knows of earlier steps, not copied; collective if the strategy shards."""
-    state = trainer.optimizer.state_dict()["state"]
-    return {
-        index: {
-            key: trainer.model.whole(value) if isinstance(value, Tensor) else value
-            for key, value in sorted(values.items())
-        }
-        for index, values in sorted(state.items())
-    }
+    return dict(trainer.model.named_state(trainer.optimizer))
 
 
 def replay_update(
@@ -143,9 +167,9 @@ def replay_update(
     workload = _reference_model(parts, start)
     parameters = dict(workload.module.named_parameters())
     optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
-    if history:
-        # The state alone: rates are the cell's. A copy: loading shares tensors, and the step writes to them.
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": copy.deepcopy(history)})
+    for name, state in history.items():
+        # A copy: the step writes to it.
+        optimizer.state[parameters[name]] = copy.deepcopy(state)
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.clone()
     if parts.cell.clip_norm is not None:

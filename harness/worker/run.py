@@ -76,6 +76,7 @@ class Run:
         self._found: dict[str, object] = {}
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
+        self._parameters = 0
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """Who else uses the cores from the first timed block to the last recorded one."""
@@ -110,7 +111,9 @@ class Run:
         began = time.perf_counter_ns()
         workload = parts.workload()
         self._model = weakref.ref(workload.module)
-        batches = parts.batches(workload, around.rank.rank)
+        # Counted while it is whole: a strategy may leave this rank a part of it.
+        self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
+        batches = parts.batches(workload, parts.replica)
         trainer = parts.trainer(workload, around.exchange)
         self._found |= {"setup_ns": time.perf_counter_ns() - began, "period": trainer.model.period}
         self._prove(parts, trainer, batches)
@@ -202,7 +205,7 @@ class Run:
                 raise ProofFailedError(proof.detail)
         self._found |= {"first_step_ns": first.ns, "first_steps": len(first_steps(trainer.model))}
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
-        seed_step(self._cell.seed, len(first_steps(trainer.model)), around.rank.rank)
+        seed_step(self._cell.seed, len(first_steps(trainer.model)), parts.replica)
         # What the reference took is not what the cell takes.
         free_memory()
 
@@ -243,23 +246,25 @@ class Run:
             "telemetry": sampling.telemetry(),
             "work": self._work(
                 workload,
+                trainer,
                 payload_bytes=(around.exchange.traffic.payload_bytes - before[0]) // steps,
                 operations=(around.exchange.traffic.operations - before[1]) / steps,
             ),
         }
         self._absent |= sampling.absent
 
-    def _work(self, workload: Workload, *, payload_bytes: int, operations: float) -> Work:
+    def _work(self, workload: Workload, trainer: Trainer, *, payload_bytes: int, operations: float) -> Work:
         cell = self._cell
         samples = cell.micro_batch * cell.accumulation
         return Work(
             samples=samples,
             units=samples * workload.units_per_sample,
             unit=workload.unit,
-            parameters=sum(parameter.numel() for parameter in workload.module.parameters()),
+            parameters=self._parameters,
             flops=self._flops(),
             exchange_payload_bytes=payload_bytes,
             exchange_operations=operations,
+            bubble_ideal=trainer.model.bubble_ideal,
         )
 
     def _flops(self) -> int | None:

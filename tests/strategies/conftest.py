@@ -35,12 +35,14 @@ class ThreadGroup(ExchangeGroup):
         self._store, self._splits = store, 0
         super().__init__(rank, size, dist.ProcessGroupGloo(store, rank, size, TIMEOUT))
 
-    def _split_backend(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
         self._splits += 1
-        index, part = next((i, list(part)) for i, part in enumerate(parts) if self.rank() in part)
-        store = dist.PrefixStore(f"{self._splits}/{index}", self._store)
-        group: Any = dist.ProcessGroupGloo(store, part.index(self.rank()), len(part), TIMEOUT)
-        return group
+        if self.rank() not in part:
+            return None
+        store = dist.PrefixStore(f"{self._splits}", self._store)
+        rank, size = list(part).index(self.rank()), len(part)
+        backend: Any = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
+        return ExchangeGroup(rank, size, backend, self.traffic, part)
 
 
 @pytest.fixture

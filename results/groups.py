@@ -1,0 +1,69 @@
+"""Who works with whom: the ranks of a launch as a grid of stages, replicas, shards and tensor parts."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Literal
+
+import msgspec
+
+Dimension = Literal["pipeline", "replicate", "shard", "tensor"]
+DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "tensor")
+"""From the one whose neighbours lie farthest apart to the one whose neighbours are next to each other."""
+
+
+class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The degree of each dimension; rank = ((pipeline * replicate + r) * shard + s) * tensor + t of places.
+
+    Tensor parallelism talks most and a pipeline least, so that a node holds the former first (Narayanan et
+    al. 2021, arXiv:2104.04473, section 3.1).
+    """
+
+    pipeline: int = 1
+    """Stages."""
+    replicate: int = 1
+    """Groups that have equal parameters and see different data."""
+    shard: int = 1
+    """Ranks that see different data and own a shard of the parameters each."""
+    tensor: int = 1
+    """Ranks that compute each layer together."""
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The degrees in the order of `DIMENSIONS`."""
+        return tuple(getattr(self, dimension) for dimension in DIMENSIONS)
+
+    @property
+    def replicas(self) -> int:
+        """The data-parallel degree: who sees different data."""
+        return self.replicate * self.shard
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that one replica is split over."""
+        return self.pipeline * self.tensor
+
+    def place(self, rank: int) -> dict[Dimension, int]:
+        """Where a rank stands in each dimension."""
+        found: dict[Dimension, int] = {}
+        for dimension, degree in zip(reversed(DIMENSIONS), reversed(self.shape), strict=True):
+            rank, found[dimension] = divmod(rank, degree)
+        return found
+
+    def replica(self, rank: int) -> int:
+        """The number of the replica that a rank is a part of: which data it sees."""
+        place = self.place(rank)
+        return place["replicate"] * self.shard + place["shard"]
+
+    def groups(self, *dimensions: Dimension) -> list[list[int]]:
+        """All ranks in groups whose members differ in these dimensions alone, each in ascending order."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(product(*map(range, self.shape))):
+            key = tuple(at for at, name in zip(place, DIMENSIONS, strict=True) if name not in dimensions)
+            groups.setdefault(key, []).append(rank)
+        return list(groups.values())

@@ -1,0 +1,32 @@
+"""Clipping by the global norm where no rank has all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from strategies.collectives.link import Link
+
+EPSILON = 1e-6
+"""What torch's own clipping adds to the norm."""
+
+
+@torch.no_grad()
+def clip_shards(
+    gradients: Sequence[tuple[Tensor, int]], max_norm: float, link: Link, device: torch.device
+) -> None:
+    """Scale gradients down so that the norm of all ranks' together is at most `max_norm`; collective.
+
+    `gradients` are this rank's, each with the number of ranks of `link` that have the same; `device` is one
+    that the link reaches. As `torch.nn.utils.clip_grad_norm_` but for the order of the sum, which is in
+    double precision.
+    """
+    squares = torch.zeros(1, dtype=torch.float64, device=device)
+    for gradient, copies in gradients:
+        squares += (gradient.double().square().sum() / copies).to(device)
+    link.all_reduce(squares)
+    factor = min(1.0, max_norm / (squares.sqrt().item() + EPSILON))
+    for gradient, _ in gradients:
+        gradient.mul_(factor)
