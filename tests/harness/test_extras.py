@@ -175,6 +175,7 @@ def records(study: Path) -> list[list[dict[str, Any]]]:
     return [[json.loads(path.read_text()) for path in sorted(run.glob("rank-*.json"))] for run in runs]
 
 
+@pytest.mark.slow
 def test_the_chosen_rank_alone_has_a_trace_beside_its_record(study: Path) -> None:
     [path] = study.glob("cells/*/*/trace-*.json.gz")
     assert path.name == "trace-00001.json.gz"
@@ -185,12 +186,14 @@ def test_the_chosen_rank_alone_has_a_trace_beside_its_record(study: Path) -> Non
     assert len(steps) == 3
 
 
+@pytest.mark.slow
 def test_show_names_the_trace(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [path] = study.glob("cells/*/*/trace-*.json.gz")
     assert run(["show", str(study), path.parts[-3]]) == 0
     assert f"    trace: {path}" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_scalars_are_those_of_the_rank_records(study: Path) -> None:
     [ranks] = records(study)
     for number, record in enumerate(ranks):
@@ -207,6 +210,7 @@ def test_scalars_are_those_of_the_rank_records(study: Path) -> None:
             assert [(event.step, event.value) for event in reader.Scalars(tag)] == expected
 
 
+@pytest.mark.slow
 def test_the_record_has_samples_of_the_time_in_which_it_was_measured(study: Path) -> None:
     [ranks] = records(study)
     for record in ranks:

@@ -83,6 +83,7 @@ def _bench(folder: Path, *arguments: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_launch_over_a_link_is_recorded_as_what_it_is(links: None, tmp_path: Path) -> None:
     short = ("--workload", "mlp", "--batch-size", "16", "--budget", "0", "--block-steps", "2")
     done = subprocess.run(_bench(tmp_path, *short), capture_output=True, text=True, timeout=300)

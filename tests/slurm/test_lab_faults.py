@@ -79,6 +79,7 @@ def test_a_job_at_its_time_limit(lab: Any, started: Started) -> None:
     assert lab.wait_for(ended, "TIMEOUT", timeout_s=60).outcome is Outcome.TIMED_OUT
 
 
+@pytest.mark.slow
 def test_a_requeued_job_goes_on_in_its_log(lab: Any, started: Started) -> None:
     job_id, log = started()
     lab.command("scontrol", "requeue", str(job_id))
@@ -96,6 +97,7 @@ def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> 
     assert (view.phase, view.is_held, view.restarts) == (Phase.WAITING, True, 1)
 
 
+@pytest.mark.slow
 def test_a_lost_node_sends_the_job_to_others(lab: Any, started: Started) -> None:
     stays, _ = started(nodes=2, requeue=False)
     moves, log = started(nodes=2)

@@ -50,6 +50,7 @@ def test_gpt_nano_learns_the_text(ask: Ask) -> None:
     assert fmean(curve[-20:]) < -sum(share * math.log(share) for share in shares)
 
 
+@pytest.mark.slow
 def test_resnet18_32px_learns_the_digits_at_its_defaults(ask: Ask) -> None:
     torch.manual_seed(0)
     request = ask("resnet18-32px", "digits", micro_batch=8)
