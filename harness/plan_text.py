@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.console import Console
+from harness.group_text import group_lines
 from harness.launch.command import Rendezvous, local_command, shell_line, torchrun_command
 from harness.launch.machine import Machine
+from harness.plan.auto import COLUMNS, rows
 from harness.plan.estimate import Estimate, estimate
+from harness.plan.expand import choices
 from harness.plan.schedule import PlannedLaunch
 from reports.text import count, devices, devices_word, duration
 from results.cell import Cell
@@ -47,7 +50,12 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
-    return lines + [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
+    lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
+    return lines + [
+        f"  auto on {point.gpus}: {choice.chosen.strategy}, {choice.reason}"
+        for point, choice in choices(plan)
+        if choice.chosen is not None
+    ]
 
 
 def plan_tables(
@@ -78,6 +86,11 @@ def plan_tables(
             [_skip_row(skip, axes) for skip in plan.skips],
             numeric=[False] * (1 + len(axes)) + [True, True, False, False],
         )
+    _choice_tables(console, plan)
+    if groups := list(group_lines(plan)):
+        console.result("\ngroups of ranks")
+        for line in groups:
+            console.result(line)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     costs = _estimated(plan, launches, known_step_ns).launches
     for launch, cost in zip(launches, costs, strict=True):
@@ -89,6 +102,18 @@ def plan_tables(
             f"about {duration(cost.seconds * 1e9)}"
         )
         console.result(f"  {_command(study, launch, manual=manual)}")
+
+
+def _choice_tables(console: Console, plan: Plan) -> None:
+    """What `auto` weighed: of each of its points what it went by, and every candidate."""
+    for point, choice in choices(plan):
+        key = point.key
+        console.result(
+            f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
+        )
+        for line in choice.around.lines():
+            console.result(f"  {line}")
+        console.table(COLUMNS, rows(choice), numeric=[False, *[True] * (len(COLUMNS) - 2), False])
 
 
 def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:

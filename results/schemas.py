@@ -28,8 +28,10 @@ def _as_it_is(old: Json) -> Json:
 #   rank-record 3  0.1.0  recorded, link_peak, telemetry, first_step_ns, period; off_step_ns of quads
 #   run-result  3  0.1.0  budget, communication, ranks, telemetry, energy_j, bubble_ideal, first_step_ns,
 #                         startup_ns, losses
-PLAN = Schema("plan", 2, Plan, {1: _as_it_is})
-CELL = Schema("cell", 2, Cell, {1: _as_it_is})
+#   plan    3  0.1.0  memory_limit_mb; selective activation_checkpointing
+#   cell    3  0.1.0  model_parallel, memory_limit_mb; selective activation_checkpointing
+PLAN = Schema("plan", 3, Plan, {1: _as_it_is, 2: _as_it_is})
+CELL = Schema("cell", 3, Cell, {1: _as_it_is, 2: _as_it_is})
 LAUNCH = Schema("launch", 4, Launch, {1: _as_it_is, 2: _as_it_is, 3: _as_it_is})
 ATTEMPT = Schema("attempt", 2, Attempt, {1: _as_it_is})
 RANK_RECORD = Schema("rank-record", 3, RankRecord, {1: _as_it_is, 2: _as_it_is})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -32,6 +32,8 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    canonical: Callable[[str], str] | None = None
+    """Of a text with a grammar of its own: the one way to write what it means; raises SpecError."""
 
     def read(self, text: str, where: str) -> Value:
         """The typed value of `text`; raises SpecError naming `where`."""
@@ -39,6 +41,8 @@ class Option:
             value = _convert(self.kind, text)
         except (ValueError, KeyError):
             raise SpecError(f"{where} takes {_KIND_TEXT[self.kind]}, not {text!r}") from None
+        if self.canonical is not None:
+            value = self.canonical(text)
         if isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{where} is a finite number, not {text}")
         if self.choices and value not in self.choices:

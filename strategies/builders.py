@@ -59,6 +59,7 @@ _HOMES = {
     "local-sgd": ("local_sgd", "LocalSgdModel"),
     "fsdp": ("fsdp", "FsdpModel"),
     "hsdp": ("fsdp", "FsdpModel"),
+    "manual": ("fsdp", "FsdpModel"),
     "zero1": ("zero1", "Zero1Model"),
     "scratch-fsdp": ("scratch_fsdp", "ScratchFsdpModel"),
     "pipeline": ("pipeline", "PipelineModel"),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from results.errors import SpecError
 from results.groups import GroupLayout
 from results.spec import Catalog, Entry, Option
+from strategies import manual
 
 _BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
 _FIRST_MB = Option(kind="float", default=1.0, minimum=0.001, help="MiB of the bucket that is full first")
@@ -30,7 +31,13 @@ _PARAMS = Option(
     kind="str", default="fp32", choices=("fp32", "bf16"), help="what whole parameters are gathered in"
 )
 _TENSOR = Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together")
-_FSDP = {"reshard": _RESHARD, "offload": _OFFLOAD, "prefetch": _PREFETCH, "params": _PARAMS, "tp": _TENSOR}
+_ALL_BLOCKS = {"prefetch": _PREFETCH, "params": _PARAMS, "tp": _TENSOR}
+_FSDP = {"reshard": _RESHARD, "offload": _OFFLOAD, **_ALL_BLOCKS}
+_CHOICES = Option(
+    kind="str",
+    canonical=manual.canonical,
+    help="a choice for each block, such as reshard.checkpoint*2+keep*2",
+)
 _STAGE = Option(
     kind="int", default=3, minimum=1, maximum=3, help="ZeRO stage: optimizer, and gradients, and parameters"
 )
@@ -100,12 +107,19 @@ STRATEGIES = Catalog(
             options=MappingProxyType(_FSDP),
         ),
         Entry(
+            name="manual",
+            help="fsdp with a choice for each block: reshard or keep, with .checkpoint, .offload",
+            positional=_CHOICES,
+            options=MappingProxyType(_ALL_BLOCKS),
+        ),
+        Entry(
             name="pipeline",
             help="the blocks in stages, one after another; micro-batches follow each other through them",
             positional=_SCHEDULE,
             options=MappingProxyType({"microbatches": _MICROBATCHES, "chunks": _CHUNKS, "dp": _COPIES}),
         ),
         Entry(name="tp", help="tensor parallelism: every rank computes a part of each layer"),
+        Entry(name="auto", help="what fits into memory and is predicted to be fastest: chosen by the plan"),
     ],
 )
 
@@ -234,7 +248,7 @@ OPTIMIZERS = Catalog(
 
 def shards(strategy: str) -> bool:
     """Whether no rank has the whole of the gradients when it updates."""
-    return STRATEGIES.parse(strategy).name in ("fsdp", "hsdp", "scratch-fsdp", "pipeline", "tp")
+    return STRATEGIES.parse(strategy).name in ("fsdp", "hsdp", "manual", "scratch-fsdp", "pipeline", "tp")
 
 
 def microbatches(strategy: str) -> int:
@@ -261,7 +275,7 @@ def group_layout(strategy: str, gpus: int, node_size: int | None = None) -> Grou
             return GroupLayout(pipeline=_quotient(strategy, gpus, copies), replicate=copies)
         case "tp":
             return GroupLayout(tensor=gpus)
-        case "fsdp":
+        case "fsdp" | "manual":
             parts = spec.integer("tp")
             return GroupLayout(shard=_quotient(strategy, gpus, parts), tensor=parts)
         case "hsdp":
@@ -271,6 +285,8 @@ def group_layout(strategy: str, gpus: int, node_size: int | None = None) -> Grou
             return GroupLayout(replicate=nodes, shard=shard, tensor=parts)
         case "scratch-fsdp":
             return GroupLayout(shard=gpus)
+        case "auto":
+            raise SpecError("auto is for a plan to choose: name what `bench matrix --dry-run` says of it")
     return GroupLayout(replicate=gpus)
 
 

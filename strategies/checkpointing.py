@@ -58,7 +58,8 @@ def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Contex
     if not selective:
         return nullcontext(), _without_updating(norms)
     first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    return first, _both(again, _without_updating(norms))
+    # What is put away and put back around the repetition is no part of it.
+    return first, _both(_without_updating(norms), again)
 
 
 def _policy(context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:

@@ -3,12 +3,17 @@
 Zhao et al. 2023, arXiv:2304.11277; stages 2 and 3 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). Every
 block of the model's layout is one unit: its parameters are gathered before its forward and backward pass,
 and its gradients are averaged into shards. With `reshard=true` the whole parameters are given up between the
-two passes (ZeRO-3), with `reshard=false` they stay until the backward pass is over (ZeRO-2).
+two passes (ZeRO-3), with `reshard=false` they stay until the backward pass is over (ZeRO-2); `manual` says so
+block by block.
 
 What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for each gathering
 (two with `reshard=true`, one without; the unit around the blocks is gathered once), and (p - 1) / p P for the
 gradients. Gloo has no reduce-scatter of its own and runs it as an all-reduce, twice that. torch pads the
 first dimension of every parameter to a multiple of p.
+
+`hsdp` does this inside of each node, p ranks, and sums the shards of the gradients across n nodes:
+2 (n - 1) / n P / p more, and all that crosses them (Zhao et al., section 3.2.2). With `tp` the layers are
+split first (`tensor_parallel`), and each part is then sharded over the ranks that have the same part.
 
 On CPU torch waits for each gathering where it begins, so that nothing overlaps, unless `prefetch` is given.
 """
@@ -16,12 +21,11 @@ On CPU torch waits for each gathering where it begins, so that nothing overlaps,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -30,12 +34,17 @@ from torch.distributed.tensor import DTensor
 from results.errors import UsageError
 from results.layout import ModelLayout
 from results.spec import Spec
+from strategies.checkpointing import checkpoint_blocks
 from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
+from strategies.device_grid import DeviceGrid
+from strategies.manual import BlockChoice, read_choices
 from strategies.parallel import OptimizerState, ParallelModel, Setting
 from strategies.replicas import Buffers, take_from_first
+from strategies.tensor_parallel import TensorSplit
 
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+"""Whole parameters in bf16, sums of gradients in full precision."""
 
 
 class FsdpModel(ParallelModel):
@@ -45,49 +54,49 @@ class FsdpModel(ParallelModel):
         """Collective: all ranks take the parameters and buffers of rank 0.
 
         Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
-        data types in one block, or with sparse gradients.
+        data types in one block, or with sparse gradients; and for one that does not go into `tp` parts.
         """
         super().__init__(module)
-        spec, device, exchange = setting.spec, setting.device, setting.exchange
+        spec, device, layout = setting.spec, setting.device, setting.layout
         self._device = device
-        self._link = self.decided_over = Link(exchange.group)
+        self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
         _require_shardable(module)
         for tensor in (*module.parameters(), *self._buffers.now()):
             take_from_first(self._link, [tensor])
-        self._units = _shard(module, setting.layout, spec, _mesh(exchange.group, device))
+        self._grid = DeviceGrid(self._link, setting.groups, device)
+        tensor_link = self._grid.tensor
+        self._split = None if tensor_link is None else TensorSplit(module, layout, tensor_link)
+        choices = _choices(spec, layout)
+        _checkpoint(module, choices)
+        self._units = _shard(module, choices, spec, self._grid.mesh)
         if spec.integer("prefetch"):
             _prefetch(self._units, spec.integer("prefetch"), device)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, parameter in self.bare.named_parameters():
-            yield name, cast(Tensor, self._whole(parameter.detach()))
+            yield name, cast(Tensor, self._whole(name, parameter.detach()))
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, parameter in self.bare.named_parameters():
             if parameter.grad is not None:
-                yield name, cast(Tensor, self._whole(parameter.grad))
+                yield name, cast(Tensor, self._whole(name, parameter.grad))
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Collective."""
         for name, state in super().named_state(optimizer):
-            yield name, {key: self._whole(value) for key, value in sorted(state.items())}
+            yield name, {key: self._whole(name, value) for key, value in sorted(state.items())}
 
     @torch.no_grad()
-    def _whole(self, value: object) -> object:
-        """A value that is laid out as the parameters are, gathered, and any other as it is; collective."""
+    def _whole(self, name: str, value: object) -> object:
+        """A value that is laid out as the parameter `name` is, put together, and any other as it is;
+        collective."""
         if not isinstance(value, DTensor):
             return value
-        # Shards that are offloaded lie where no collective of the device's backend reaches them.
-        local = value.to_local().to(self._device)
-        # torch splits the first dimension into pieces of equal size, of which the last ones may be empty.
-        rows = math.ceil(value.shape[0] / self._link.size)
-        padded = local.new_zeros(rows, *value.shape[1:])
-        padded[: local.shape[0]] = local
-        gathered = self._link.all_gather(padded.flatten())
-        return gathered.view(rows * self._link.size, *value.shape[1:])[: value.shape[0]]
+        whole = _gathered(value, self._grid.shard, self._device)
+        return whole if self._split is None else self._split.whole(name, whole)
 
     def started(self) -> None:
         take_from_first(self._link, self._buffers.now())
@@ -98,8 +107,28 @@ class FsdpModel(ParallelModel):
         return nullcontext()
 
     def clip_gradients(self, max_norm: float) -> None:
-        shards = [(_local(p.grad), 1) for p in self.parameters() if p.grad is not None]
+        shards = [
+            (_local(parameter.grad), self._copies(name))
+            for name, parameter in self.bare.named_parameters()
+            if parameter.grad is not None
+        ]
         clip_shards(shards, max_norm, self._link, self._device)
+
+    def _copies(self, name: str) -> int:
+        """How many ranks have the same shard of a parameter."""
+        return self._grid.groups.replicate * (1 if self._split is None else self._split.copies(name))
+
+
+def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
+    """The shards of all ranks of `link` put together; collective."""
+    # Shards that are offloaded lie where no collective of the device's backend reaches them.
+    local = value.to_local().to(device)
+    # torch splits the first dimension into pieces of equal size, of which the last ones may be empty.
+    rows = math.ceil(value.shape[0] / link.size)
+    padded = local.new_zeros(rows, *value.shape[1:])
+    padded[: local.shape[0]] = local
+    gathered = link.all_gather(padded.flatten())
+    return gathered.view(rows * link.size, *value.shape[1:])[: value.shape[0]]
 
 
 def _require_shardable(module: nn.Module) -> None:
@@ -111,33 +140,48 @@ def _require_shardable(module: nn.Module) -> None:
             raise UsageError(f"fsdp has no sparse gradients, as {name} asks for: use ddp or scratch-ddp")
 
 
-def _mesh(group: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:
-    """All ranks of the group in one dimension."""
-    chosen = dist.group.WORLD if group is None else group
-    assert chosen is not None
-    return DeviceMesh.from_group(chosen, device.type)
+def _choices(spec: Spec, layout: ModelLayout) -> dict[str, BlockChoice]:
+    """How each block is treated, in the order of the forward pass. Raises UsageError."""
+    if spec.name != "manual":
+        alike = BlockChoice(reshard=spec.flag("reshard"), offload=spec.word("offload") == "cpu")
+        return dict.fromkeys(layout.blocks, alike)
+    chosen = read_choices(str(spec.positional))
+    if len(chosen) != len(layout.blocks):
+        raise UsageError(
+            f"{spec.text} chooses for {len(chosen)} blocks, and the model has {len(layout.blocks)}"
+        )
+    return dict(zip(layout.blocks, chosen, strict=True))
 
 
-def _shard(module: nn.Module, layout: ModelLayout, spec: Spec, mesh: DeviceMesh) -> list[FSDPModule]:
+def _checkpoint(module: nn.Module, choices: Mapping[str, BlockChoice]) -> None:
+    recomputed = tuple(name for name, choice in choices.items() if choice.checkpoint)
+    if recomputed:
+        checkpoint_blocks(module, ModelLayout(blocks=recomputed))
+
+
+def _shard(
+    module: nn.Module, choices: Mapping[str, BlockChoice], spec: Spec, mesh: DeviceMesh
+) -> list[FSDPModule]:
     """Shard each block, then what is around them; the blocks in the order of the forward pass."""
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": spec.flag("reshard"),
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=_DTYPES[spec.word("params")], reduce_dtype=torch.float32
-        ),
-    }
-    if spec.word("offload") == "cpu":
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    blocks = [module.get_submodule(name) for name in layout.blocks]
+    policy = MixedPrecisionPolicy() if spec.word("params") == "fp32" else _BF16
+    # What is around the blocks is needed again as soon as the backward pass begins.
+    around = BlockChoice(reshard=False, offload=spec.options.get("offload") == "cpu")
     try:
-        units: list[FSDPModule] = [fully_shard(block, **options) for block in blocks]
-        # What is around the blocks is needed again as soon as the backward pass begins.
-        fully_shard(module, **options | {"reshard_after_forward": False})
+        units: list[FSDPModule] = []
+        for name, choice in choices.items():
+            units.append(fully_shard(module.get_submodule(name), **_options(choice, mesh), mp_policy=policy))
+        fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
         # What torch asks of a model, in its words: one data type a unit, say.
         raise UsageError(f"fsdp cannot shard this model: {error}; use ddp or scratch-ddp") from error
     return units
+
+
+def _options(choice: BlockChoice, mesh: DeviceMesh) -> dict[str, Any]:
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": choice.reshard}
+    if choice.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    return options
 
 
 def _prefetch(units: Sequence[FSDPModule], depth: int, device: torch.device) -> None:

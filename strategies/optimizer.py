@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,13 +13,15 @@ from strategies.catalog import OPTIMIZERS
 
 def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that `text` names (`sgd:lr=0.1`, `adamw:lr=0.0003`) over `parameters`."""
+    kind, options = optimizer_call(text)
+    return kind(parameters, **options)
+
+
+def optimizer_call(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class that `text` names, and what it is given beside the parameters."""
     spec = OPTIMIZERS.parse(text)
+    options = {"lr": spec.number("lr"), "weight_decay": spec.number("weight_decay")}
     if spec.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=spec.number("lr"),
-            momentum=spec.number("momentum"),
-            weight_decay=spec.number("weight_decay"),
-        )
+        return torch.optim.SGD, options | {"momentum": spec.number("momentum")}
     assert spec.name == "adamw", spec.name
-    return torch.optim.AdamW(parameters, lr=spec.number("lr"), weight_decay=spec.number("weight_decay"))
+    return torch.optim.AdamW, options

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,14 +41,32 @@ class AgreedScaler(torch.amp.GradScaler):
         self._link = link
         self._on = device
 
-    def _unscale_grads_(self, *arguments: Any, **named: Any) -> dict[torch.device, Tensor]:
+    @torch.no_grad()
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
         """Unscale this rank's gradients. Returns 1 for a device if a gradient of any rank overflowed."""
-        own = super()._unscale_grads_(*arguments, **named)
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for gradient in _local_gradients(optimizer):
+            alike[gradient.device, gradient.dtype].append(gradient)
         found = torch.zeros(1, device=self._on)
-        for overflowed in own.values():
+        for (device, _), gradients in alike.items():
+            overflowed = torch.zeros(1, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflowed, inv_scale.to(device))
             found += overflowed.to(self._on)
         self._link.largest(found)
         return {self._on: found}
+
+
+def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What this rank has of each gradient. Of a DTensor only its shard: torch would agree over the mesh of
+    each on its own, in collectives that do not reach shards that are offloaded."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                yield shard._values() if shard.is_sparse else shard
 
 
 def set_float32_math(precision: Precision) -> None:

@@ -82,13 +82,23 @@ def _scratch_ddp(cell: Cell, strategy: Spec) -> str | None:
 def _zero1(cell: Cell, strategy: Spec) -> str | None:
     if (cell.compression, cell.collective) != ("none", "default"):
         return "zero1 is torch's own, all-reduce and broadcasts: no other collective, and no compressor"
+    if cell.memory_format != "contiguous":
+        return "zero1 lays parameters out row by row in its buffers, and channels_last is another order"
     return None
 
 
 def _fsdp(cell: Cell, strategy: Spec) -> str | None:
+    if cell.gpus == strategy.integer("tp"):
+        return f"{strategy.text} leaves nothing to shard on {cell.gpus}: tp is the same"
     if cell.compile and strategy.integer("tp") > 1:
         return f"{strategy.text} talks in the middle of its layers, which the compiler does not see through"
     return _sharded(cell, strategy)
+
+
+def _manual(cell: Cell, strategy: Spec) -> str | None:
+    if cell.activation_checkpointing:
+        return "manual says of each block whether it is checkpointed: write .checkpoint there"
+    return _fsdp(cell, strategy)
 
 
 def _scratch_fsdp(cell: Cell, strategy: Spec) -> str | None:
@@ -156,6 +166,7 @@ _RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
     "local-sgd": _local_sgd,
     "fsdp": _fsdp,
     "hsdp": _hsdp,
+    "manual": _manual,
     "zero1": _zero1,
     "scratch-fsdp": _scratch_fsdp,
     "pipeline": _pipeline,

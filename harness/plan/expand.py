@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from harness.plan import network, split
+from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, SeriesKey, points, workloads_of
+from harness.plan.predict import devices_here
 from results.cell import Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
@@ -51,6 +54,29 @@ def expand(
     )
 
 
+def choices(plan: Plan) -> list[tuple[Point, Choice]]:
+    """What was weighed for each point of `auto`, anew; without those that are skipped for other reasons.
+
+    The same as when the plan was made, on the same machine.
+    """
+    if AUTO not in plan.request.strategies and not any(p.strategy == AUTO for p in plan.request.include):
+        return []
+    matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), None, None)
+    weighed, skipped = [], _skipped(plan)
+    for point in points(plan.request):
+        if point.key.strategy == AUTO and point.excluded_by is None:
+            choice = matrix.choice(point)
+            if isinstance(choice, Choice) and (choice.chosen is None) == (point in skipped):
+                weighed.append((point, choice))
+    return weighed
+
+
+def _skipped(plan: Plan) -> set[Point]:
+    points = ({name: getattr(skip, name) for name in SeriesKey.__slots__} for skip in plan.skips)
+    keys = [SeriesKey(**fields) for fields in points]
+    return {Point(key=key, gpus=skip.gpus) for key, skip in zip(keys, plan.skips, strict=True)}
+
+
 class _Matrix:
     """The cells, series and skips so far."""
 
@@ -71,12 +97,27 @@ class _Matrix:
         self._members: dict[SeriesKey, dict[int, str]] = {}
 
     def add(self, point: Point) -> None:
+        if point.key.strategy == AUTO and point.excluded_by is None:
+            choice = self.choice(point)
+            if isinstance(choice, str) or choice.chosen is None:
+                self.skips.append(point.skip(choice if isinstance(choice, str) else choice.reason))
+                return
+            point = replace(point, key=replace(point.key, strategy=choice.chosen.strategy))
         cell = self._cell(point)
         if isinstance(cell, str):
             self.skips.append(point.skip(cell))
             return
         self.cells.setdefault(cell.id, cell)
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
+
+    def choice(self, point: Point) -> Choice | str:
+        """What `auto` makes of a point, or why it cannot."""
+
+        def made(strategy: str) -> Cell | str:
+            return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
+
+        per_node = self._request.gpus_per_node
+        return choose(self._probe(point), made, devices=devices_here(), gpus_per_node=per_node)
 
     def series(self) -> Iterable[Series]:
         for key, cells in self._members.items():
@@ -97,14 +138,7 @@ class _Matrix:
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
             return f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named)
-        probe = msgspec.structs.replace(
-            self._bases[point.key.workload],
-            strategy=point.key.strategy,
-            compression=point.key.compression,
-            collective=point.key.collective,
-            link_mbit_per_s=read_link(point.key.link),
-            gpus=point.gpus,
-        )
+        probe = self._probe(point)
         try:
             groups = group_layout(probe.strategy, probe.gpus, probe.node_size)
         except SpecError as error:
@@ -115,6 +149,17 @@ class _Matrix:
             return refusal(probe) or micro_batch
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
         return _refusal(cell) or self._misfit(cell) or cell
+
+    def _probe(self, point: Point) -> Cell:
+        """The cell of a point, but for its micro-batch and the ranks of a replica."""
+        return msgspec.structs.replace(
+            self._bases[point.key.workload],
+            strategy=point.key.strategy,
+            compression=point.key.compression,
+            collective=point.key.collective,
+            link_mbit_per_s=read_link(point.key.link),
+            gpus=point.gpus,
+        )
 
     def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
         if key.scaling == "weak":

@@ -83,10 +83,12 @@ def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:
 
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
     """Cells that may share a launch: what is bound to the process agrees."""
-    groups: dict[tuple[Placement, Device, Backend, float], list[Cell]] = {}
+    groups: dict[tuple[Placement, Device, Backend, float, int], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.id):
-        key = (placement_of(cell, gpus_per_node), cell.device, cell.backend, cell.link_mbit_per_s or 0.0)
-        groups.setdefault(key, []).append(cell)
+        placement = placement_of(cell, gpus_per_node)
+        # A limit on memory changes how the process takes it, and not back.
+        bound = (cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
+        groups.setdefault((placement, cell.device, *bound), []).append(cell)
     return [groups[key] for key in sorted(groups)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from results.cell import Cell
 from strategies.catalog import STRATEGIES, group_layout, microbatches
+from strategies.manual import blocks_of
 from workloads.catalog import WORKLOADS, facts
 
 
@@ -17,6 +18,8 @@ def refusal(cell: Cell) -> str | None:
     if groups.pipeline > 1 and known.blocks is not None:
         if (reason := _cut(cell, groups.pipeline, known.blocks)) is not None:
             return reason
+    if (reason := _chosen(cell, known.blocks)) is not None:
+        return reason
     if cell.micro_batch // microbatches(cell.strategy) < known.minimum_batch:
         return f"BatchNorm of {cell.workload} needs at least {known.minimum_batch} samples in a microbatch"
     if groups.tensor > 1 and known.heads is not None:
@@ -31,6 +34,16 @@ def _cut(cell: Cell, ranks: int, blocks: int) -> str | None:
         return f"{cell.workload} has no blocks that a pipeline could be made of"
     if stages > blocks:
         return f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
+    return None
+
+
+def _chosen(cell: Cell, blocks: int | None) -> str | None:
+    spec = STRATEGIES.parse(cell.strategy)
+    if spec.name != "manual" or blocks is None:
+        return None
+    chosen = blocks_of(str(spec.positional))
+    if chosen != blocks:
+        return f"{cell.workload} has {blocks} blocks, and {spec.text} chooses for {chosen}"
     return None
 
 

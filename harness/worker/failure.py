@@ -10,8 +10,10 @@ import torch
 from harness.worker.measure import DivergedError
 from results.outcome import Outcome
 
-# What the CPU allocator says; it raises a plain RuntimeError.
-_HOST_MEMORY = re.compile(r"can't allocate memory|not enough memory|DefaultCPUAllocator", re.IGNORECASE)
+# What the CPU allocator and C++ say; torch makes plain RuntimeErrors of both.
+_HOST_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|std::bad_alloc", re.IGNORECASE
+)
 # What is seen of a peer that went away: the peer's own record tells why.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited|Socket closed|"
@@ -45,4 +47,5 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
 def out_of_memory(error: BaseException) -> bool:
     """Whether a device or the host had no memory left."""
     host = isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)) is not None
-    return host or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return host or system or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -136,7 +136,7 @@ class Stopwatch:
         issue them. Raises TooManyOperationsError on all ranks if a record could not hold a period's.
         """
         period = self._trainer.model.period
-        recorder = Recorder(self._clock, device)
+        recorder = Recorder(self._clock, device, stages=self._trainer.model.bubble_ideal is not None)
         self._trainer.observer = exchange.traffic.recorder = recorder
         try:
             _, _, columns = self._block(period, self._batches)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from harness.worker.memory_limit import MemoryLimit
 from harness.worker.rank import Rank
 from results.cell import Cell
 from results.errors import UsageError
@@ -29,6 +30,8 @@ class Parts:
     rank: Rank
     device: torch.device
     source_folder: Path | None
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    """What the strategy may take; what a proof adds is not under it."""
 
     def workload(self) -> Workload:
         """A fresh model with the cell's initial parameters: the same on every rank, every time.

@@ -105,12 +105,16 @@ def prove(
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
     replicas stay equal. Raises DivergedError on all ranks if one has a loss that is not finite.
+
+    A memory limit of the cell holds for what the strategy takes in these steps, and not for what is simulated
+    and gathered beside it.
     """
     exchange = trainer.model.gradient_exchange
     if exchange is not None:
         exchange.audited = parts.cell.compression != "none"
     try:
-        return _Examination(parts, trainer, batches, control).verdict(beat, first or FirstStep())
+        with parts.memory.lifted():
+            return _Examination(parts, trainer, batches, control).verdict(beat, first or FirstStep())
     finally:
         if exchange is not None:
             exchange.audited = False
@@ -146,7 +150,8 @@ class _Examination:
                 obstacle = take(step)
             else:
                 self._alone += not self._trainer.model.exchanges_gradients
-                self._trainer.step(self._batches)
+                with self._parts.memory.kept():
+                    self._trainer.step(self._batches)
             first.is_over()
             beat()
         agreed = replicas_agree(self._trainer, self._control)
@@ -228,7 +233,7 @@ class _Examination:
 
     def _gradients(self, step: int) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
-        with self._first.part():
+        with self._parts.memory.kept(), self._first.part():
             loss = self._trainer.compute_gradients(self._batches)
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
@@ -236,7 +241,7 @@ class _Examination:
         return {name: dense(value) / scale for name, value in self._trainer.model.named_gradients()}
 
     def _update(self) -> None:
-        with self._first.part():
+        with self._parts.memory.kept(), self._first.part():
             self._trainer.update()
 
     def _simulated(

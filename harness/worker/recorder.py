@@ -15,6 +15,10 @@ others were waited for first.
 The end on CUDA (not run on a device so far). The callback of a future runs on a stream that waits for the
 collective, so that an event recorded there is its end.
 
+A pipeline's stage idles where the thread that trains waits for a neighbour: for what it is to receive, and
+for what it sends to be taken, as Gloo sends to who receives already. What of it is transfer cannot be told
+from one rank's clock. On CUDA the thread does not wait, and nothing is said.
+
 The beginning. A collective can begin at its issue, or when the one before it on the same group has ended: on
 CUDA a group has one stream, and Gloo's two threads share the network.
 """
@@ -27,6 +31,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -117,14 +122,16 @@ class _Operation:
 class _WaitedFor(dist.Work):
     """A work without a future: done when somebody has waited for it."""
 
-    def __init__(self, work: dist.Work, done: Callable[[], None]) -> None:
+    def __init__(self, work: dist.Work, done: Callable[[int], None]) -> None:
+        """`done` is told for how many nanoseconds who waited was held up."""
         super().__init__()
         self._work = work
         self._done = done
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        began_ns = time.perf_counter_ns()
         finished = self._work.wait(timeout)
-        self._done()
+        self._done(time.perf_counter_ns() - began_ns)
         return finished
 
     def is_completed(self) -> bool:
@@ -196,8 +203,10 @@ class Recorder:
     It hands on to `clock` what it is told. Made by the thread that trains.
     """
 
-    def __init__(self, clock: StepObserver, device: torch.device) -> None:
+    def __init__(self, clock: StepObserver, device: torch.device, *, stages: bool = False) -> None:
+        """`stages`: whether what is sent between two ranks goes from stage to stage of a pipeline."""
         self._clock = clock
+        self._stages = stages
         self._cuda = device.type == "cuda"
         self._marks: Marks = DeviceMarks() if self._cuda else HostMarks()
         self._blocked = _Blocked()
@@ -210,6 +219,8 @@ class Recorder:
         self._operations: list[_Operation] = []
         self._steps: list[tuple[Mark, Mark]] = []
         self._blocked_ns: list[int] = []
+        self._bubble_ns: list[int] = []
+        self._idle_ns = 0
         self._dispatch_ns: list[int] = []
         self._helpers_ns: list[int] = []
 
@@ -228,6 +239,8 @@ class Recorder:
         self._steps.append((self._start, self._marks.now()))
         self._dispatch_ns.append(time.perf_counter_ns() - self._host_start)
         self._blocked_ns.append(self._blocked.take())
+        self._bubble_ns.append(self._idle_ns)
+        self._idle_ns = 0
         self._helpers_ns.append(self._helpers.step_ends())
         self._in_step = False
 
@@ -255,7 +268,12 @@ class Recorder:
                 operation.promised = True
                 future.add_done_callback(operation.end)
                 return work
-        return _WaitedFor(work, operation.end)
+        return _WaitedFor(work, partial(self._waited, operation))
+
+    def _waited(self, operation: _Operation, held_up_ns: int) -> None:
+        operation.end()
+        if operation.name in POINT_TO_POINT:
+            self._idle_ns += held_up_ns
 
     def take(self, columns: StepColumns) -> Recorded:
         """What was recorded since the last call, in the steps of `columns`; the device has finished them."""
@@ -266,6 +284,7 @@ class Recorder:
             dispatch_ns=self._dispatch_ns if self._cuda else None,
             # On CUDA, autograd's own threads issue.
             exchange_cpu_ns=self._helpers_ns if self._helpers.known and not self._cuda else None,
+            bubble_ns=self._bubble_ns if self._stages and not self._cuda else None,
             operations=self._table(),
         )
         self._forget()

@@ -23,6 +23,7 @@ from harness.worker.kernels import LONGEST_PERIOD
 from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
+from harness.worker.memory_limit import MemoryLimit
 from harness.worker.parts import Parts
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
@@ -107,7 +108,30 @@ class Run:
             rank=around.rank,
             device=around.device,
             source_folder=Path(around.launch.source_folder) if around.launch.source_folder else None,
+            memory=MemoryLimit(cell.memory_limit_mb, around.device),
         )
+        # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
+        with parts.memory.kept():
+            trainer, batches, watch = self._train(parts)
+        self._found["memory"] = self._memory(idle_rss, idle_device)
+        if around.launch.placement.gpus > 1 and cell.steps.quads:
+            around.log.event("exposed")
+            self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
+        else:
+            self._absent["quads"] = (
+                "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
+            )
+        self._record_exchange(watch, trainer.model.period)
+        if self._foreign is not None:
+            self._found["foreign_cpu_cores"] = self._foreign.cores_used()
+        trainer.model.settle()
+        self._found["parameters_hash"] = parameters_hash(trainer)
+        self._add_losses_to_a_weaker_proof()
+        self._trace(trainer, batches)
+
+    def _train(self, parts: Parts) -> tuple[Trainer, Iterator[Batch], Stopwatch]:
+        """Build the cell, prove it, and measure its steps."""
+        around = self._around
         began = time.perf_counter_ns()
         workload = parts.workload()
         self._model = weakref.ref(workload.module)
@@ -124,21 +148,7 @@ class Run:
             watch.after_block = scalars.write
             self._measure(watch, parts, trainer, workload)
         self._absent |= scalars.absent
-        self._found["memory"] = self._memory(idle_rss, idle_device)
-        if around.launch.placement.gpus > 1 and cell.steps.quads:
-            around.log.event("exposed")
-            self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
-        else:
-            self._absent["quads"] = (
-                "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
-            )
-        self._record_exchange(watch, trainer.model.period)
-        if self._foreign is not None:
-            self._found["foreign_cpu_cores"] = self._foreign.cores_used()
-        trainer.model.settle()
-        self._found["parameters_hash"] = parameters_hash(trainer)
-        self._add_losses_to_a_weaker_proof()
-        self._trace(trainer, batches)
+        return trainer, batches, watch
 
     def _scalars_folder(self) -> Path | None:
         around = self._around
@@ -207,7 +217,8 @@ class Run:
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
         seed_step(self._cell.seed, len(first_steps(trainer.model)), parts.replica)
         # What the reference took is not what the cell takes.
-        free_memory()
+        with parts.memory.lifted():
+            free_memory()
 
     def _add_losses_to_a_weaker_proof(self) -> None:
         """Where no simulation was made, whether the loss fell is the other thing that can be said."""

@@ -15,6 +15,7 @@ from results.cell import Cell
 _WIDTH, _ROW, _MARGINS, _LOWEST = 5.4, 0.235, 0.75, 1.6
 """In inches. The lowest drawing has room for a legend of two rows beside one bar."""
 _LONGEST_LABEL = 48
+_KEPT_END = 22
 _ROWS_OF_A_DRAWING = 24
 """More cells than this go on in the next drawing, so that one fits a sheet of paper."""
 
@@ -77,8 +78,10 @@ def _rows(drawn: Axes, labels: Sequence[str]) -> None:
 
 
 def _shortened(label: str) -> str:
-    """So much that the axes keep their room; the table has the whole name."""
-    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
+    """So much that the axes keep their room, the size at its end too; the table has the whole name."""
+    if len(label) <= _LONGEST_LABEL:
+        return label
+    return f"{label[: _LONGEST_LABEL - _KEPT_END - 3]}...{label[-_KEPT_END:]}"
 
 
 def _exposed(drawn: Axes, cells: Sequence[CellFigures], sheet: Sequence[CellFigures]) -> None:

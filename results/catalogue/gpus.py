@@ -54,3 +54,25 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
         return None
     text = _rows()[name][_COLUMNS[precision]]
     return float(text) * 1e12 if text else None
+
+
+def memory_bytes(device_name: str) -> int | None:
+    """Memory of one device; None where the catalogue has none."""
+    return _figure(device_name, "mem_gb", 1e9)
+
+
+def memory_bytes_per_s(device_name: str) -> int | None:
+    """Peak rate of one device's memory; None where the catalogue has none."""
+    return _figure(device_name, "mem_bw_gb_s", 1e9)
+
+
+def link_bytes_per_s(device_name: str) -> int | None:
+    """Peak rate of one device's links to the others of its node, in one direction; None where the catalogue
+    has none."""
+    return _figure(device_name, "gpu_link_bidir_gb_s", 1e9 / 2)
+
+
+def _figure(device_name: str, column: str, unit: float) -> int | None:
+    name = catalogue_name(device_name)
+    text = "" if name is None else _rows()[name][column]
+    return int(float(text) * unit) if text else None

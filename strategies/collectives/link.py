@@ -32,6 +32,12 @@ class Link:
         self._size: int = group.size()
 
     @property
+    def group(self) -> ProcessGroup:
+        """What it is a link to, for strategies of torch's own."""
+        group: ProcessGroup = self._group
+        return group
+
+    @property
     def rank(self) -> int:
         return self._rank
 
@@ -71,6 +77,21 @@ class Link:
         gathered = values.new_empty(self.size * values.numel())
         self._group._allgather_base(gathered, values).wait()
         return gathered.view(self.size, -1)
+
+    def start_all_gather(self, gathered: Tensor, values: Tensor) -> Work:
+        """Begin to fill `gathered`, (size * n,), with the (n,) of every rank in the order of ranks."""
+        work: Work = self._group._allgather_base(gathered, values)
+        return work
+
+    def start_all_to_all(self, received: Tensor, values: Tensor) -> Work:
+        """Begin to fill `received`, (size * n,), with part r of rank r's for this rank, of all ranks r."""
+        work: Work = self._group.alltoall_base(received, values, [], [])
+        return work
+
+    def start_reduce_scatter(self, summed: Tensor, values: Tensor) -> Work:
+        """Begin to fill `summed`, (n,), with the sum over the ranks of this rank's part of (size * n,)."""
+        work: Work = self._group._reduce_scatter_base(summed, values)
+        return work
 
     def all_to_all(self, values: Tensor) -> Tensor:
         """(size, n), row r for rank r, to (size, n), row r from rank r."""

@@ -388,3 +388,61 @@ def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
     plan = expand(request, study="s", created_at="t")
     assert len(plan.cells) == (reason is None)
     assert [skip.reason.endswith(reason or "") for skip in plan.skips] == [True] * (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "weak", "strong"),
+    [
+        # Eight samples a replica and 8 x 4 = 32 over all: micro-batch and global batch by hand.
+        ("ddp", 4, (8, 32), (8, 32)),
+        ("fsdp:tp=2", 4, (8, 16), (16, 32)),
+        ("tp", 4, (8, 8), (32, 32)),
+        ("pipeline:1f1b", 4, (8, 8), (32, 32)),
+        ("pipeline:1f1b:dp=2", 4, (8, 16), (16, 32)),
+    ],
+)
+def test_ranks_of_one_replica_see_the_same_samples(
+    plan_of: MakePlan, strategy: str, gpus: int, weak: tuple[int, int], strong: tuple[int, int]
+) -> None:
+    plan = plan_of(workload="gpt-nano", gpus="2,4", strategy=strategy, batch_size=8, scaling="weak,strong")
+    cells = {cell.id: cell for cell in plan.cells if cell.gpus == gpus}
+    found = {
+        series.kind: (cells[id].micro_batch, cells[id].global_batch)
+        for series in plan.series
+        for id in series.cells
+        if id in cells
+    }
+    assert found == {"weak": weak, "strong": strong}
+
+
+def test_accumulation_and_split_replicas_both_divide_a_global_batch(plan_of: MakePlan) -> None:
+    options = {"workload": "gpt-nano", "strategy": "fsdp:tp=2", "accumulation": 2}
+    (cell,) = plan_of(gpus=8, batch_size=4, scaling="strong", **options).cells
+    # 4 x 8 = 32 samples over 8 / 2 = 4 replicas of 2 micro-batches each: 4 at once.
+    assert (cell.model_parallel, cell.replicas, cell.micro_batch, cell.global_batch) == (2, 4, 4, 32)
+
+
+def test_what_cannot_be_grouped_or_split_is_a_skip_with_its_reason(plan_of: MakePlan) -> None:
+    plan = plan_of(workload="gpt-nano", gpus="3,8", strategy="fsdp:tp=2,tp", batch_size=8)
+    assert [cell.strategy for cell in plan.cells] == ["fsdp:tp=2"]
+    assert [(skip.strategy, skip.gpus, skip.reason) for skip in plan.skips] == [
+        ("fsdp:tp=2", 3, "fsdp:tp=2 needs a number of ranks that 2 divides, not 3"),
+        ("tp", 3, "4 attention heads of gpt-nano do not divide by 3"),
+        ("tp", 8, "4 attention heads of gpt-nano do not divide by 8"),
+    ]
+
+
+def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell(plan_of: MakePlan) -> None:
+    plain = plan_of(workload="gpt-nano", gpus=2, strategy="ddp,fsdp")
+    plan = plan_of(
+        workload="gpt-nano", gpus=2, strategy="ddp,fsdp", memory_limit_mb=64, selective_checkpointing=True
+    )
+    assert {(cell.memory_limit_mb, cell.activation_checkpointing) for cell in plan.cells} == {
+        (64, "selective")
+    }
+    assert not {cell.id for cell in plan.cells} & {cell.id for cell in plain.cells}
+
+
+def test_two_kinds_of_checkpointing_at_once_are_refused(plan_of: MakePlan) -> None:
+    with pytest.raises(UsageError, match="give one of the two"):
+        plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=True, selective_checkpointing=True)

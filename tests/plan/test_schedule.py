@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,3 +179,10 @@ def test_a_steady_drift_cancels_over_two_repeats() -> None:
     assert {sum(both) for both in places.values()} == {23}
     assert all(one < two for one, two in places.values())
     assert all(a != b for a, b in pairwise(sorted(place for both in places.values() for place in both)))
+
+
+def test_cells_under_a_limit_on_memory_have_launches_of_their_own() -> None:
+    limited = [msgspec.structs.replace(cell, memory_limit_mb=64) for cell in CELLS]
+    launches = schedule([*CELLS, *limited], repeats=1)
+    assert len(launches) == 8
+    assert all(len({cell.memory_limit_mb for cell in launch.cells}) == 1 for launch in launches)

@@ -54,7 +54,9 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     accumulation: 2
     optimizer: adamw:lr=1e-3
     clip_norm: 1
-    activation_checkpointing: true
+    activation_checkpointing: false
+    selective_checkpointing: true
+    memory_limit_mb: 4096
     compile: yes
     memory_format: contiguous
     seed: 7
@@ -106,6 +108,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     assert (request.precision, request.clip_norm, request.compile) == ("bf16", 1.0, True)
     assert (request.steps.warmup_max_steps, request.steps.block_steps) == (20, 4)
     assert (request.steps.budget_s, request.steps.target, request.steps.quads) == (30.0, 0.05, 3)
+    assert (request.activation_checkpointing, request.memory_limit_mb) == ("selective", 4096)
     assert request.exclude == (Pattern(gpus=4, scaling="strong"),)
 
 

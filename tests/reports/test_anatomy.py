@@ -203,3 +203,26 @@ def test_more_cells_than_a_sheet_holds_go_on_in_the_next_drawing(study) -> None:
     assert len(drawings) == 2
     [section] = [block for block in anatomy_section(study).blocks if isinstance(block, Drawings)]
     assert len(section.drawings) == 1
+
+
+def test_a_bubble_stands_beside_its_ideal_as_shares_of_the_step(planted, new_timing) -> None:
+    piped = planted.series("weak", "pipeline:1f1b", [4], batch=8)[0]
+    ddp = planted.series("weak", "ddp", [4], batch=8)[0]
+    planted.plan(repeats=1)
+    own = off([10.0] * 4, [10.0] * 4, [10.0] * 4, [10.0] * 4)
+    # The exchange and the bubble take 16 - 1 - 10 = 5 ms together; the ranks waited 2, 2, 4 and 4 ms: 3.
+    waits = [
+        Recorded(step_ns=[16 * MS] * 2, blocked_ns=[5 * MS] * 2, bubble_ns=[ms * MS] * 2)
+        for ms in (2, 2, 4, 4)
+    ]
+    timing = {"step_ms": 16.0, "input_ms": 1.0, "off_step_ns": own}
+    planted.run(piped, new_timing(**timing, recorded=lambda rank: waits[rank], bubble_ideal=0.15))
+    planted.run(ddp, new_timing(**timing))
+    section = anatomy_section(analysed(planted))
+    found, other = table_of(section, "The budget of a step")
+    assert list(found)[-5:] == ["bubble", "ideal bubble", "other", "method", "runs"]
+    assert (found["bubble"], found["ideal bubble"]) == ("3.00 ms, 18.8 %", "15.0 %")
+    assert found["exposed transfer"].startswith("2.00 ms")
+    assert (other["bubble"], other["ideal bubble"]) == ("-", "-")
+    (definition,) = [one for one in section.definitions if one.anchor == "method-part-bubble"]
+    assert "Transfers of activations that nothing hides are in it" in str(definition)

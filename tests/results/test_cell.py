@@ -38,6 +38,8 @@ OTHER = {
     "seed": 1,
     "source_hash": "5eed",
     "dataset_hash": "da7a",
+    "model_parallel": 2,
+    "memory_limit_mb": 512,
     "steps": StepPolicy(quads=0),
 }
 OTHER_STEPS = {
@@ -232,3 +234,24 @@ def test_a_misspelt_step_policy_is_refused() -> None:
 def test_a_cell_cannot_be_changed(cell_of: CellOf) -> None:
     with pytest.raises(AttributeError, match="immutable"):
         cell_of().gpus = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "model_parallel", "replicas", "global_batch"),
+    [(4, 1, 4, 64), (4, 2, 2, 32), (4, 4, 1, 16), (256, 8, 32, 512)],
+)
+def test_ranks_of_one_replica_count_once(
+    cell_of: CellOf, gpus: int, model_parallel: int, replicas: int, global_batch: int
+) -> None:
+    # Eight samples at once, twice: 16 of each replica.
+    cell = cell_of(gpus=gpus, model_parallel=model_parallel, micro_batch=8, accumulation=2)
+    assert (cell.replicas, cell.global_batch) == (replicas, global_batch)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"gpus": 4, "model_parallel": 3}, {"model_parallel": 0}, {"memory_limit_mb": 0}]
+)
+def test_what_no_rank_can_be_part_of_is_refused(fields: dict[str, object]) -> None:
+    base = {"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 8}
+    with pytest.raises(ValueError, match=r"model_parallel|memory_limit_mb|do not divide into replicas"):
+        Cell(**(base | {"device": "cpu", "backend": "gloo", "optimizer": "sgd"} | fields))  # type: ignore[arg-type]

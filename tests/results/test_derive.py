@@ -358,3 +358,13 @@ def test_a_step_that_is_not_its_phases_carries_a_warning(
     )
     run = two(steps=(columns, columns), blocks_ns=([wall_ns], [wall_ns]), block_steps=2)
     assert any("of the step is outside of its phases" in warning for warning in run.warnings) == warned
+
+
+def test_what_two_ranks_compute_together_counts_once(two: Callable[..., RunResult], cell_of: CellOf) -> None:
+    # Both ranks have the replica's 8 samples and 3 GFLOP on record; blocks of 2 steps take 100 ms.
+    together = two(cell_of(strategy="tp", model_parallel=2))
+    apart = two(cell_of())
+    assert (together.samples_per_s, together.units_per_s) == (8 / 0.05, 8 / 0.05)
+    assert (apart.samples_per_s, apart.units_per_s) == (16 / 0.05, 16 / 0.05)
+    assert (together.flops_per_step, apart.flops_per_step) == (3 * 10**9, 6 * 10**9)
+    assert together.flops_per_s == pytest.approx(3e9 / 0.05)

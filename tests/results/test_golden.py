@@ -81,6 +81,14 @@ PROOF = Proof(
 CELL_2 = msgspec.structs.replace(
     CELL, collective="hierarchical:via=leaders", node_size=2, link_mbit_per_s=2500.0
 )
+CELL_3 = msgspec.structs.replace(
+    CELL_2,
+    strategy="fsdp:tp=2",
+    gpus=4,
+    activation_checkpointing="selective",
+    model_parallel=2,
+    memory_limit_mb=4096,
+)
 PLAN = Plan(
     study="demo",
     created_at="2026-01-02T03:04:05.000Z",
@@ -150,6 +158,14 @@ PLAN_2 = msgspec.structs.replace(
         ),
     ),
     skips=(msgspec.structs.replace(PLAN.skips[0], collective="ring", link="100mbit"),),
+)
+PLAN_3 = msgspec.structs.replace(
+    PLAN_2,
+    request=msgspec.structs.replace(
+        PLAN_2.request, activation_checkpointing="selective", memory_limit_mb=4096
+    ),
+    cells=(CELL_3,),
+    series=(msgspec.structs.replace(PLAN_2.series[0], cells=(CELL_3.id,), strategy="fsdp:tp=2"),),
 )
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",
@@ -437,8 +453,10 @@ JOB_END = JobEnd(
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
+    "plan-3": (schemas.PLAN, PLAN_3),
     "cell-1": (schemas.CELL, CELL),
     "cell-2": (schemas.CELL, CELL_2),
+    "cell-3": (schemas.CELL, CELL_3),
     "launch-1": (schemas.LAUNCH, LAUNCH),
     "launch-2": (schemas.LAUNCH, LAUNCH_2),
     "launch-3": (schemas.LAUNCH, LAUNCH_3),

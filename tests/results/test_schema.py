@@ -29,7 +29,7 @@ def _newest(name: str) -> Path:
 
 def test_a_file_says_first_what_it_is() -> None:
     text = _newest("cell").read_text(encoding="ascii")
-    assert text.startswith('{"schema":"bench/cell","schema_version":2,"writer":"bench ')
+    assert text.startswith('{"schema":"bench/cell","schema_version":3,"writer":"bench ')
     assert text.endswith("}\n")
     assert text.count("\n") == 1
 

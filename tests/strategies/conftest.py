@@ -80,3 +80,23 @@ def _load(name: str) -> ModuleType:
 def replicas() -> ModuleType:
     """What data-parallel strategies are tested with: models, their training on ranks, the serial loop."""
     return _load("data_parallel")
+
+
+@pytest.fixture(scope="session")
+def split_models() -> ModuleType:
+    """What strategies that split a model are tested with: Transformers, their training, the plain loop."""
+    return _load("split_models")
+
+
+@pytest.fixture(scope="session")
+def recorded_world() -> ModuleType:
+    """One rank of a launch of any size, in this process: `recorded_world.opened(rank, size)`."""
+    return _load("recorded_world")
+
+
+@pytest.fixture(scope="session")
+def recording() -> Callable[..., ExchangeGroup]:
+    """`recording(3, 256)` is the group of rank 3 of 256, alone in this process: its `seen` lists what rank 3
+    hands over, and nothing moves."""
+    group: Callable[..., ExchangeGroup] = _load("recording").RecordingGroup
+    return group

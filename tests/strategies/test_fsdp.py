@@ -191,6 +191,71 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_the_way_out(
     assert ranks(2, complaint, model) == [told] * 2
 
 
+class Rows(nn.Linear):
+    """Four rows: two of each of two ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+
+
+def overflowing_steps(rank: int, settings: dict[str, Any]) -> list[tuple[bool, int, float, torch.Tensor]]:
+    """On a rank: of each step whether its own shard is finite, what its update exchanges, the scaler's factor
+    after it, and the parameters.
+
+    The loss is y t with t = (0, 0, 0, 4), so that the gradient of the last row alone is 4 x, times the
+    factor, in fp16, and x = 1/4 (1, 0, 0, 0).
+    """
+    torch.manual_seed(0)
+    group = open_exchange()
+    trainer = Trainer(
+        Rows(),
+        lambda outputs, targets: (outputs * targets).sum(),
+        device=CPU,
+        settings=TrainSettings(precision="fp16", optimizer="sgd:lr=1:momentum=0", **settings),
+        group=group,
+    )
+    found = []
+    for _ in range(4):
+        trainer.compute_gradients(iter([(torch.eye(4)[:1] / 4, 4 * torch.eye(4)[3:])]))
+        (parameter,) = trainer.model.parameters()
+        assert isinstance(parameter.grad, DTensor)
+        finite = bool(parameter.grad.to_local().isfinite().all())
+        before = group.traffic.operations
+        trainer.update()
+        exchanged = group.traffic.operations - before
+        ((_, whole),) = trainer.model.named_parameters()
+        found.append((finite, exchanged, trainer.scaler.get_scale(), whole.clone()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (2, {"strategy": "fsdp"}),
+        (2, {"strategy": "fsdp:offload=cpu", "clip_norm": 100.0}),
+        (4, {"strategy": "hsdp", "node_size": 2}),
+    ],
+)
+def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(
+    ranks: Ranks, size: int, settings: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    start = Rows().weight.detach()
+    # fp16 ends at 65504. The factor begins at 2^16, and the gradient of y is 4 times it: with 2^16, 2^15 and
+    # 2^14 it overflows, with 2^13 it does not.
+    after = start.clone()
+    after[3, 0] -= 4 / 4
+    results = ranks(size, overflowing_steps, settings)
+    for rank, steps in enumerate(results):
+        overflows = rank % 2 == 1
+        assert [finite for finite, _, _, _ in steps] == [not overflows] * 3 + [True]
+        # What ranks agree on, and the norm of all gradients.
+        assert {exchanged for _, exchanged, _, _ in steps} == {2 if "clip_norm" in settings else 1}
+        assert [factor for _, _, factor, _ in steps] == [2.0**15, 2.0**14, 2.0**13, 2.0**13]
+        for expected, (_, _, _, whole) in zip([start] * 3 + [after], steps, strict=True):
+            torch.testing.assert_close(whole, expected, rtol=0, atol=1e-6)
+
+
 def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
     assert STRATEGIES.parse("zero2").text == "fsdp:reshard=false"
     assert STRATEGIES.parse("zero3").text == "fsdp"
@@ -202,7 +267,9 @@ def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
     [
         ({"compression": "topk:0.01"}, "none other, and no compressor"),
         ({"collective": "ring"}, "none other, and no compressor"),
-        ({"precision": "fp16"}, "use bf16"),
+        ({"strategy": "fsdp:tp=2"}, "leaves nothing to shard on 2: tp is the same"),
+        ({"strategy": "fsdp:tp=2", "gpus": 3}, "a number of ranks that 2 divides, not 3"),
+        ({"strategy": "fsdp:tp=2", "gpus": 4, "compile": True}, "the compiler does not see through"),
         ({"strategy": "fsdp:params=bf16"}, "goes with --precision bf16"),
         ({"memory_format": "channels_last"}, "another order"),
         ({"gpus": 1}, "needs at least 2"),

@@ -91,6 +91,64 @@ CUDA = {"device": "cuda", "backend": "nccl"}
             {"collective": "hierarchical", "gpus": 5, "node_size": 2},
             "5 ranks do not fill nodes of 2, and shards need equal nodes; hierarchical:via=leaders takes any",
         ),
+        ({"strategy": "zero1", "compression": "bf16"}, "zero1 is torch's own, all-reduce and broadcasts"),
+        ({"strategy": "zero1", "collective": "ring"}, "zero1 is torch's own, all-reduce and broadcasts"),
+        (
+            {"strategy": "fsdp:tp=2", "gpus": 4, "compile": True},
+            "in the middle of its layers, which the compiler",
+        ),
+        (
+            {"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True},
+            "in the middle of its layers",
+        ),
+        ({"strategy": "scratch-fsdp", "compile": True}, "which compiled code does not see; use fsdp"),
+        (
+            {"strategy": "fsdp", "compression": "fp16"},
+            "fsdp averages gradients into shards by one collective",
+        ),
+        ({"strategy": "hsdp", "collective": "tree"}, "hsdp averages gradients into shards by one collective"),
+        ({"strategy": "scratch-fsdp", "collective": "ring"}, "scratch-fsdp averages gradients into shards"),
+        (
+            {"strategy": "fsdp:params=bf16"},
+            "fsdp:params=bf16 computes in bf16: it goes with --precision bf16",
+        ),
+        ({"strategy": "scratch-fsdp:params=bf16", "precision": "fp16"}, "it goes with --precision bf16"),
+        ({"strategy": "fsdp", "memory_format": "channels_last"}, "and channels_last is another order"),
+        ({"strategy": "hsdp", "node_size": 2}, "on one node of 2 there are no replicas: fsdp is the same"),
+        (
+            {"strategy": "hsdp:tp=2", "gpus": 4, "node_size": 2},
+            "on nodes of 2 there is nothing left to shard",
+        ),
+        ({"strategy": "hsdp", "gpus": 5, "node_size": 2}, "a number of ranks that 2 divides, not 5"),
+        ({"strategy": "fsdp:tp=2"}, "fsdp:tp=2 leaves nothing to shard on 2: tp is the same"),
+        ({"strategy": "fsdp:tp=2", "gpus": 3}, "fsdp:tp=2 needs a number of ranks that 2 divides, not 3"),
+        (
+            {"strategy": "pipeline:gpipe:dp=3", "gpus": 8},
+            "pipeline:gpipe:dp=3 needs a number of ranks that 3 divides, not 8",
+        ),
+        ({"strategy": "pipeline:gpipe", "gpus": 1}, f"pipeline needs at least 2: {ONE}"),
+        ({"strategy": "tp", "gpus": 1}, f"tp needs at least 2: {ONE}"),
+        (
+            {"strategy": "pipeline:gpipe", "micro_batch": 6},
+            "a micro-batch of 6 does not divide into 4 microbatches",
+        ),
+        ({"strategy": "pipeline:gpipe:dp=2"}, "pipeline:gpipe:dp=2 leaves 1 stage on 2: that is ddp"),
+        ({"strategy": "pipeline:interleaved:chunks=1"}, "chunks of at least 2; with 1 it is 1f1b"),
+        (
+            {"strategy": "pipeline:interleaved", "gpus": 3},
+            "pipeline:interleaved goes in rounds of 3 microbatches, and 4 are none",
+        ),
+        ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank"),
+        (
+            {"strategy": "pipeline:1f1b:microbatches=2", "gpus": 4},
+            "pipeline:1f1b keeps 4 stages busy with at least as many microbatches, not 2",
+        ),
+        ({"strategy": "pipeline:gpipe", "compression": "bf16"}, "pipeline exchanges activations"),
+        ({"strategy": "tp", "collective": "ring"}, "tp exchanges activations"),
+        ({"strategy": "pipeline:1f1b", "compile": True}, "pipeline talks in the middle of the model"),
+        ({"strategy": "tp", "compile": True}, "tp talks in the middle of the model"),
+        ({"strategy": "tp", "memory_format": "channels_last"}, "tp sends activations row by row"),
+        ({"strategy": "pipeline:gpipe", "memory_format": "channels_last"}, "pipeline sends activations row"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object], reason: str) -> None:
@@ -125,6 +183,20 @@ def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object
         {"collective": "hierarchical", "gpus": 6, "node_size": 2},
         {"collective": "hierarchical", "gpus": 3, "node_size": 4},
         {"collective": "ring", "gpus": 5, "node_size": 2},
+        {"strategy": "zero1", "precision": "fp16", "compile": True},
+        {"strategy": "fsdp", "compile": True},
+        {"strategy": "fsdp:tp=2", "gpus": 4},
+        {"strategy": "fsdp:params=bf16", "precision": "bf16"},
+        {"strategy": "scratch-fsdp:stage=1"},
+        {"strategy": "hsdp", "gpus": 4, "node_size": 2},
+        {"strategy": "hsdp", "gpus": 4},
+        {"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4},
+        {"strategy": "pipeline:gpipe:dp=2", "gpus": 4},
+        {"strategy": "pipeline:gpipe:microbatches=2", "gpus": 4},
+        {"strategy": "pipeline:1f1b", "gpus": 4},
+        {"strategy": "pipeline:interleaved:chunks=3"},
+        {"strategy": "pipeline:interleaved:microbatches=8", "gpus": 4},
+        {"strategy": "tp", "gpus": 4, "accumulation": 2},
     ],
 )
 def test_what_is_just_beside_it_is_not(fields: dict[str, object]) -> None:
@@ -153,10 +225,18 @@ NOT_WITH = {
 }
 
 
+EXAMPLES = {"pipeline": "pipeline:gpipe", "manual": "manual:reshard*2+keep*2"}
+
+
+def _kinds(catalog: Catalog) -> list[Entry]:
+    """Entries that are no name of another one, as `auto` is too, whatever it comes to."""
+    return [entry for entry in catalog if entry.alias_of is None and entry.name != "auto"]
+
+
 def _written(entry: Entry) -> str:
     """An entry as a user writes it: with a value where one must be given."""
-    if entry.positional is None:
-        return entry.name
+    if entry.positional is None or entry.name in EXAMPLES:
+        return EXAMPLES.get(entry.name, entry.name)
     return f"{entry.name}:{4 if entry.positional.kind == 'int' else 0.01}"
 
 
@@ -166,12 +246,12 @@ def _names(catalog: Catalog, text: str) -> str:
 
 def test_the_whole_product_is_cells_and_reasons() -> None:
     options = StudyFile(
-        workload="mlp",
+        workload="gpt-nano",
         gpus="1,4",
         node_size=2,
         device="cpu",
         optimizer="sgd:momentum=0",
-        strategy=[_written(entry) for entry in STRATEGIES if entry.alias_of is None],
+        strategy=[_written(entry) for entry in _kinds(STRATEGIES)],
         compression=[_written(entry) for entry in COMPRESSIONS],
         collective=[_written(entry) for entry in COLLECTIVES],
     )
@@ -193,15 +273,16 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
         for collective in collectives
         if compression not in excepted
     }
-    sharded = ("fsdp", "none", "default", 4)
-    assert cells == expected | {("single", "none", "default", 1), sharded}
-    names = [entry.name for entry in STRATEGIES if entry.alias_of is None]
+    names = [entry.name for entry in _kinds(STRATEGIES)]
+    # The others exchange something else than gradients, or as torch does it.
+    alone = {(name, "none", "default", 4) for name in names if name not in ("single", *NOT_WITH)}
+    assert cells == expected | {("single", "none", "default", 1)} | alone
     every = product(names, COMPRESSIONS.entries, COLLECTIVES.entries, (1, 4))
     assert len(plan.cells) + len(plan.skips) == len(list(every))
     assert all(skip.reason for skip in plan.skips)
     # Nothing is in a catalog in vain.
     for place, catalog in enumerate((STRATEGIES, COMPRESSIONS, COLLECTIVES)):
-        named = {entry.name for entry in catalog if entry.alias_of is None}
+        named = {entry.name for entry in _kinds(catalog)}
         assert {cell[place] for cell in cells} == named
 
 

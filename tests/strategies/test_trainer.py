@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.cell import Cell
+from results.cell import Cell, Checkpointing
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
@@ -218,8 +218,8 @@ def without_dropout(net: Net) -> Net:
 @pytest.mark.slow
 # Torch's own: of its compiler when that is imported, and of tracing over a graph break.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_compiled_step_is_the_step_within_rounding(net: Net, checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+def test_a_compiled_step_is_the_step_within_rounding(net: Net, checkpointing: Checkpointing) -> None:
     twin = copy.deepcopy(without_dropout(net))
     settings = TrainSettings(optimizer="sgd:lr=0.01", activation_checkpointing=checkpointing)
     expected = trained(twin, settings)

@@ -51,6 +51,12 @@ ERRORS: list[tuple[Exception, Outcome, str]] = [
         f"OutOfMemoryError: {CUDA_MEMORY}",
     ),
     (MemoryError(), Outcome.OUT_OF_MEMORY, "MemoryError"),
+    (RuntimeError("std::bad_alloc"), Outcome.OUT_OF_MEMORY, "RuntimeError: std::bad_alloc"),
+    (
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        Outcome.OUT_OF_MEMORY,
+        "OSError: [Errno 12] Cannot allocate memory",
+    ),
     (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
     (
         RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from harness.worker.recorder import (
     steps_to_record,
 )
 from harness.worker.vigil import Vigil
+from results.layout import ModelLayout
 from results.record import StepColumns
 from results.recorded import POINT_TO_POINT, Operations
 from strategies import Phase, Trainer, TrainSettings
@@ -473,6 +475,90 @@ def test_recorded_steps_are_steps_like_any_other(
         assert found["shape"] == (steps, steps, with_operations)
         assert (found["hash"], found["next"]) == (expected["hash"], expected["next"])
     assert recorded[0]["hash"] == recorded[1]["hash"]
+
+
+def waited_for(seconds: float) -> Any:
+    """A work without a future that is waited for so long."""
+
+    def no_future() -> Any:
+        raise RuntimeError
+
+    def wait(timeout: object) -> bool:
+        time.sleep(seconds)
+        return True
+
+    return SimpleNamespace(get_future=no_future, wait=wait)
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_a_stage_idles_where_it_waits_for_a_neighbour(stages: bool) -> None:
+    clock = MonotonicClock()
+    recorder = Recorder(clock, CPU, stages=stages)
+    for seconds in (0.03, 0.0):
+        recorder.begins(Phase.FORWARD)
+        for name, factor in (("recv", 1), ("send", 2), ("_reduce_scatter_base", 3)):
+            work = recorder.issue(name, "0-1", 4, partial(waited_for, seconds * factor))
+            time.sleep(seconds)
+            assert work.wait()
+        recorder.step_done(torch.tensor(0.0))
+    bubbles = recorder.take(clock.drain()).bubble_ns
+    if not stages:
+        assert bubbles is None
+        return
+    # 30 ms for what is received and 60 ms for what is sent; not the 90 ms of a collective, nor the time
+    # between issue and wait.
+    assert bubbles is not None
+    assert 90 * MS <= bubbles[0] < 170 * MS
+    assert bubbles[1] < 80 * MS
+    recorder.begins(Phase.FORWARD)
+    recorder.step_done(torch.tensor(0.0))
+    assert recorder.take(clock.drain()).bubble_ns == [0]
+
+
+def test_on_a_device_nobody_sees_a_stage_idle() -> None:
+    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
+    recorder = Recorder(clock, torch.device("cuda"), stages=True)
+    recorder._marks = Moments(0, 10)  # type: ignore[assignment]
+    recorder.begins(Phase.FORWARD)
+    recorder.step_done(torch.tensor(0.0))
+    assert recorder.take(columns(1)).bubble_ns is None
+
+
+class Pipe(nn.Sequential):
+    def stem(self, x: Tensor) -> Tensor:
+        y: Tensor = self[0](x)
+        return y
+
+    def head(self, x: Tensor) -> Tensor:
+        y: Tensor = self[-1](x)
+        return y
+
+
+def bubbles(rank: int, folder: str, settings: dict[str, Any]) -> Any:
+    """On a rank: idle time and time of each recorded step."""
+    exchange = open_exchange()
+    trainer = Trainer(
+        Pipe(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)),
+        F.cross_entropy,
+        device=CPU,
+        settings=TrainSettings(**settings),
+        layout=ModelLayout(blocks=("1", "2"), stem=("0",), head=("3",), sample=(8,)),
+        group=exchange,
+    )
+    data = batches(0)
+    trainer.step(data)
+    recorded = stopwatch(rank, folder, trainer, data).record(exchange, CPU)
+    exchange.reset()
+    return recorded.bubble_ns, recorded.step_ns
+
+
+def test_strategies_with_stages_alone_have_a_bubble(ranks: Ranks, tmp_path: Path) -> None:
+    for idle_ns, step_ns in ranks(2, bubbles, str(tmp_path), {"strategy": "pipeline:gpipe"}):
+        assert len(idle_ns) == len(step_ns) == 20
+        assert all(0 < idle < step for idle, step in zip(idle_ns, step_ns, strict=True))
+    # A ring receives as well.
+    for idle_ns, _ in ranks(2, bubbles, str(tmp_path), {"strategy": "scratch-ddp", "collective": "ring"}):
+        assert idle_ns is None
 
 
 def limited(rank: int, folder: str, most: int) -> str:

@@ -31,7 +31,7 @@ _HINTS: dict[Part, str] = {
     "compute": "forward, backward and update in steps without exchange, with what a compressor computes",
     "transfer": "communication that does not hide behind computation",
     "wait": "waiting for the slowest rank of the step",
-    "bubble": "stages of a pipeline that have nothing to do",
+    "bubble": "stages of a pipeline that wait for each other",
     "other": "the timed step less all other parts, which are of steps taken later",
 }
 
@@ -111,18 +111,20 @@ def _budget_table(study: StudyFigures, budgets: Sequence[CellBudget]) -> TextTab
     columns: list[Shown[CellBudget]] = [
         *tables.CellWords(study).columns(attrgetter("cell")),
         figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),
-        *(
-            figures(PART_NAMES[part], _part(part), anchor=f"method-part-{part}", hint=_HINTS[part])
-            for part in PARTS
-            if any(part in row.part_ns for row in budgets)
-        ),
+        *(column for part in PARTS for column in _part_columns(part, budgets)),
         words("method", lambda row: row.method, anchor="method-budget", hint="how the parts were told apart"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
-    if any(row.bubble_ideal is not None for row in budgets):
-        ideal = figures("ideal bubble", _ideal, anchor="method-part-bubble", hint="the schedule's own")
-        columns.insert(-2, ideal)
     return table(budgets, columns)
+
+
+def _part_columns(part: Part, budgets: Sequence[CellBudget]) -> Iterator[Shown[CellBudget]]:
+    """A part that some cell has, and beside the bubble what it would ideally be."""
+    anchor = f"method-part-{part}"
+    if any(part in row.part_ns for row in budgets):
+        yield figures(PART_NAMES[part], _part(part), anchor=anchor, hint=_HINTS[part])
+    if part == "bubble" and any(row.bubble_ideal is not None for row in budgets):
+        yield figures("ideal bubble", _ideal, anchor=anchor, hint="the schedule's own, of the step")
 
 
 def _part(part: Part) -> Callable[[CellBudget], str]:
@@ -231,9 +233,11 @@ _DEFINITIONS = (
     Definition(
         "method-part-bubble",
         "Bubble",
-        "Time in which a pipeline's stage had nothing to do, by the recorder, the mean over ranks. The ideal "
-        "is the share of the step that its schedule leaves idle when all stages take equally long and "
-        "sending takes no time.",
+        "Time in which a pipeline's stage waited for another one, by the recorder, the mean over ranks and "
+        "steps: for what it is to receive, and on CPU for what it sends to be taken. Transfers of "
+        "activations that nothing hides are in it, and so are stages that take unlike times. On CUDA the thread "
+        "that trains does not wait, and there is none. The ideal is the share of the step that its schedule "
+        "leaves idle when all stages take equally long and sending takes no time.",
     ),
     Definition(
         "method-part-other",

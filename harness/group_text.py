@@ -1,0 +1,117 @@
+"""How a strategy groups its ranks, drawn with characters: who is whose stage, shard, part or replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from reports.text import count
+from results.groups import DIMENSIONS, Dimension, GroupLayout
+from results.plan import Plan, placement_of
+from strategies.catalog import group_layout
+
+_MOST = 8
+"""Rows, columns or ranks in brackets that are drawn; of more, the first ones and the last."""
+_WIDEST = 80
+"""Characters of a line."""
+_FIRST = 2
+_ELIDED = "..."
+_NOUNS: dict[Dimension, str] = {
+    "pipeline": "stage",
+    "replicate": "replica",
+    "shard": "shard",
+    "tensor": "tensor part",
+}
+_DEEDS: dict[Dimension, str] = {
+    "pipeline": "are the stages of one replica",
+    "replicate": "average their gradients",
+    "shard": "hold a shard each",
+    "tensor": "compute each layer together",
+}
+
+
+def group_lines(plan: Plan) -> Iterator[str]:
+    """A drawing for each strategy and size of a plan whose ranks do not all do the same with all others."""
+    drawn = dict.fromkeys(
+        (cell.strategy, cell.gpus, cell.node_size or placement_of(cell, per_node).gpus_per_node)
+        for per_node in [plan.request.gpus_per_node]
+        for cell in plan.cells
+    )
+    for strategy, gpus, node_size in drawn:
+        groups = group_layout(strategy, gpus, node_size)
+        if is_grid(groups):
+            yield f"{strategy} on {gpus}, {description(groups)}"
+            yield from (f"  {line}" for line in drawing(groups))
+
+
+def is_grid(groups: GroupLayout) -> bool:
+    """Whether there is more to see than replicas, or shards, in a row."""
+    return groups.model_parallel > 1 or (groups.replicate > 1 and groups.shard > 1)
+
+
+def description(groups: GroupLayout) -> str:
+    """`2 stages x 2 replicas: 0 and 2 are the stages of one replica, 0 and 1 average their gradients`."""
+    used = [name for name in DIMENSIONS if getattr(groups, name) > 1]
+    sizes = " x ".join(count(getattr(groups, name), _noun(groups, name)) for name in used)
+    deeds = ", ".join(f"{_ranks(groups.groups(name)[0])} {_DEEDS[name]}" for name in used)
+    return f"{sizes}: {deeds}"
+
+
+def drawing(groups: GroupLayout) -> list[str]:
+    """A grid of ranks: stages or nodes are rows, data-parallel places columns, and in brackets are those
+    that compute each layer together."""
+    rows: Dimension = "pipeline" if groups.pipeline > 1 else "replicate"
+    columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
+    bands = groups.groups(*columns, "tensor")
+    titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
+    table = [_row(title, band, groups.tensor) for title, band in zip(titles, bands, strict=True)]
+    width = len(bands[0]) // groups.tensor
+    if width > 1:
+        noun = _noun(groups, "shard" if groups.shard > 1 else "replicate")
+        head = ["", *(f"{noun} {column}" for column in range(width))]
+        return _aligned([head, *_short_rows(table)])
+    return _aligned(_short_rows(table))
+
+
+def _noun(groups: GroupLayout, dimension: Dimension) -> str:
+    """Replicas of shards are what each node has one of."""
+    return "node" if dimension == "replicate" and groups.shard > 1 else _NOUNS[dimension]
+
+
+def _row(title: str, band: Sequence[int], tensor: int) -> list[str]:
+    """A row's title, and its ranks: alone, or together in brackets."""
+    parts = [[str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor)]
+    return [title, *(part[0] if tensor == 1 else f"[{' '.join(_short(part))}]" for part in parts)]
+
+
+def _short(words: list[str], most: int = _MOST) -> list[str]:
+    return words if len(words) <= most else [*words[:_FIRST], _ELIDED, words[-1]]
+
+
+def _short_rows(rows: list[list[str]]) -> list[list[str]]:
+    if len(rows) <= _MOST:
+        return rows
+    return [*rows[:_FIRST], [_ELIDED, *[""] * (len(rows[0]) - 1)], rows[-1]]
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    """Titles to the left, ranks to the right of their columns."""
+    widths = _widths(table)
+    if len(widths) - 1 > _MOST or sum(widths) + 2 * len(widths) > _WIDEST:
+        # A row of its own dots has none in its columns.
+        table = [[*row[: 1 + _FIRST], _ELIDED if row[-1] else "", row[-1]] for row in table]
+        widths = _widths(table)
+    lines = []
+    for title, *ranks in table:
+        places = [rank.rjust(width) for rank, width in zip(ranks, widths[1:], strict=True)]
+        lines.append("  ".join([title.ljust(widths[0])] * bool(widths[0]) + places).rstrip())
+    return lines
+
+
+def _widths(table: list[list[str]]) -> list[int]:
+    return [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`0 and 2`, `0, 1, 2 and 3`, or of many `0, 1, ... and 255`."""
+    *first, last = _short([str(rank) for rank in ranks], most=4)
+    return f"{', '.join(first)} and {last}"

@@ -1,0 +1,151 @@
+"""A limit on what a rank may take, so that a machine can stand for smaller devices (`memory_limit_mb`).
+
+On CPU it is RLIMIT_DATA (getrlimit(2)): the kernel refuses private writable memory beyond it, and the
+allocator raises as a full device would. What counts is address space as VmData of /proc/self/status has it
+(proc(5)), so that the stack of a thread that a strategy starts counts whole, 8 MiB as a rule. The C library
+is asked to take each block of 128 KiB or more from the kernel and to give it back when it is freed
+(mallopt(3), M_MMAP_THRESHOLD), else its heap would hide what is free and what is not: steps under a limit pay
+for fresh pages. On CUDA it is the fraction of the device that torch's allocator may reserve.
+
+The limit is the strategy's alone. What the proof adds, whole replicas and gathered states, is not of the
+cell: `lifted` lets it be taken, and leaves the strategy as much room as it had before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from results.errors import UsageError
+
+MIB = 2**20
+_M_MMAP_THRESHOLD = -3
+_MAPPED_FROM = 128 * 1024
+"""Bytes; the C library's own value before it adapts."""
+_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
+"""What Python and C++ say where the C library finds no memory for a stack (pthread_create(3), EAGAIN)."""
+
+
+class Gauge(Protocol):
+    """One kind of memory: how much of it this rank has taken, and a cap on it."""
+
+    def taken(self) -> int:
+        """Bytes now."""
+
+    def cap(self, most_bytes: int | None) -> None:
+        """Refuse what goes beyond; None: whatever the machine has."""
+
+
+class MemoryLimit:
+    """`limit_mb` MiB beyond what this rank has taken when this is made; None: no limit, and no cost.
+
+    Made where the worker is idle. Raises UsageError where this machine holds no process to a limit.
+    """
+
+    def __init__(self, limit_mb: int | None = None, device: torch.device | None = None) -> None:
+        self._gauge: Gauge | None = None
+        if limit_mb is not None:
+            self._gauge = HostMemory() if device is None or device.type == "cpu" else DeviceMemory(device)
+            self._mark = self._gauge.taken()
+            self._most = self._mark + limit_mb * MIB
+        self._holds = False
+        self._others = 0
+        """Bytes taken while the limit was lifted and not given back: they are nobody's who is limited."""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What is taken inside is under the limit; beyond it the allocators raise, and who starts a thread
+        raises MemoryError."""
+        with self._switched(holds=True):
+            try:
+                yield
+            except RuntimeError as error:
+                if self._gauge is not None and _NO_THREAD.search(str(error)):
+                    raise MemoryError("the limit leaves no room for the stack of a thread") from error
+                raise
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """What is taken inside does not count, as long as it is given back while the limit is lifted."""
+        with self._switched(holds=False):
+            yield
+
+    @contextmanager
+    def _switched(self, *, holds: bool) -> Iterator[None]:
+        if self._gauge is None:
+            yield
+            return
+        before = self._holds
+        self._switch(self._gauge, holds=holds)
+        try:
+            yield
+        finally:
+            self._switch(self._gauge, holds=before)
+
+    def _switch(self, gauge: Gauge, *, holds: bool) -> None:
+        now = gauge.taken()
+        if not self._holds:
+            # Others may free what is the strategy's; that is no debt of it.
+            self._others = max(0, self._others + now - self._mark)
+        self._mark, self._holds = now, holds
+        gauge.cap(self._most + self._others if holds else None)
+
+
+class HostMemory:
+    """Memory of this process, as RLIMIT_DATA counts it."""
+
+    def __init__(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        try:
+            self.taken()
+            mapped = ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
+        except (OSError, AttributeError):
+            mapped = 0
+        if not mapped or not self._refuses():
+            raise UsageError("memory_limit_mb: this system does not hold a process to RLIMIT_DATA")
+
+    def taken(self) -> int:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+        raise OSError("no VmData in /proc/self/status")
+
+    def cap(self, most_bytes: int | None) -> None:
+        soft, hard = self._before
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if most_bytes is None else most_bytes, hard))
+
+    def _refuses(self) -> bool:
+        """Whether the kernel does what it says; some emulate the call alone."""
+        self.cap(self.taken() + MIB)
+        try:
+            mmap.mmap(-1, 2 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        except OSError:
+            return True
+        finally:
+            self.cap(None)
+        return False
+
+
+class DeviceMemory:
+    """Memory of a CUDA device, as torch's allocator reserves it for this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._all_bytes = torch.cuda.get_device_properties(device).total_memory
+
+    def taken(self) -> int:
+        # What is cached and free is nobody's, and would be in the way of whoever comes next.
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
+
+    def cap(self, most_bytes: int | None) -> None:
+        fraction = 1.0 if most_bytes is None else min(1.0, most_bytes / self._all_bytes)
+        torch.cuda.set_per_process_memory_fraction(fraction, self._device)

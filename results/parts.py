@@ -1,0 +1,108 @@
+"""What planning knows of a model's parts without building it: parameters, and what autograd keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+VALUE_BYTES = 4
+"""Of a parameter, a gradient and an activation in full precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter, as `rows` of its first dimension: the one that torch's FSDP2 shards."""
+
+    rows: int
+    columns: int = 1
+    """Values of a row."""
+    split: Literal["rows", "columns"] | None = None
+    """What tensor parallelism deals out of it; None: it is whole on every rank."""
+
+    @property
+    def values(self) -> int:
+        return self.rows * self.columns
+
+    def over(self, tensor: int) -> Weight:
+        """What one of `tensor` ranks has of it."""
+        if self.split == "rows":
+            return Weight(rows=self.rows // tensor, columns=self.columns)
+        return Weight(rows=self.rows, columns=self.columns // (tensor if self.split else 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """Bytes of one sample, those in whole layers beside those that tensor parallelism splits."""
+
+    whole: int = 0
+    split: int = 0
+
+    def over(self, tensor: int) -> int:
+        """Bytes of one of `tensor` ranks."""
+        return self.whole + -(-self.split // tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A block, or what is before or after the blocks. Bytes are of fp32 and of one sample."""
+
+    weights: tuple[Weight, ...]
+    """In the order of registration; one that is shared stands where it is registered first."""
+    saved: Saved
+    """What autograd keeps of its forward pass, each storage once; the part's input is in it."""
+    products: Saved = Saved()
+    """What selective checkpointing keeps beside the input: results of matrix products and attention."""
+    saved_once: int = 0
+    """Kept whatever the batch: statistics of BatchNorm, angles of rotary positions."""
+    input: int = 0
+    """What the part takes from the one before it."""
+    flops: int = 0
+    """Of one sample's forward pass, as `workloads.shapes` counts them."""
+
+    @cached_property
+    def values(self) -> int:
+        """Parameters."""
+        return sum(weight.values for weight in self.weights)
+
+    def values_over(self, tensor: int) -> int:
+        """Parameters of one of `tensor` ranks that split it."""
+        return sum(weight.over(tensor).values for weight in self.weights)
+
+    def padded_values(self, shards: int, tensor: int = 1) -> int:
+        """Parameters of one of `tensor` ranks, the first dimension of each filled up to a multiple of
+        `shards`."""
+        own = (weight.over(tensor) for weight in self.weights)
+        return sum(-(-weight.rows // shards) * shards * weight.columns for weight in own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParts:
+    """A model as `head(block_n(... block_1(stem(inputs))))`; without blocks all of it is the head."""
+
+    stem: Part
+    blocks: tuple[Part, ...]
+    head: Part
+    shared_values: int = 0
+    """Parameters of the stem that the head uses too: a tied embedding."""
+    logits: int = 0
+    """Bytes of one sample's results, fp32."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.stem, *self.blocks, self.head)
+
+    @cached_property
+    def values(self) -> int:
+        """Parameters, shared ones once."""
+        return sum(part.values for part in self.parts)
+
+    @cached_property
+    def around(self) -> Part:
+        """Stem and head as one part: what FSDP2 shards beside the blocks."""
+        return Part(weights=self.stem.weights + self.head.weights, saved=Saved())
+
+    @cached_property
+    def largest_weight(self) -> int:
+        """Values of the largest parameter."""
+        return max(weight.values for part in self.parts for weight in part.weights)

@@ -1,0 +1,75 @@
+"""How a pipeline lies over a model's blocks, without torch: which stage has which, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from results.cell import Cell
+from results.parts import ModelParts
+from strategies.catalog import STRATEGIES, microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What a rank has of the depth of a model."""
+
+    blocks: range
+    stem: bool
+    head: bool
+
+
+def in_flight(cell: Cell, rank: int) -> int:
+    """Microbatches of a stage of `rank` that are forward and not yet backward, at most; of all its stages.
+
+    GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1).
+    Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0 is v p
+    (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
+    """
+    spec = STRATEGIES.parse(cell.strategy)
+    m, ranks = microbatches(cell.strategy), cell.gpus // spec.integer("dp")
+    if spec.positional == "gpipe":
+        return m
+    if spec.positional == "1f1b":
+        return min(m, ranks - rank)
+    chunks = spec.integer("chunks")
+    return min(chunks * m, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
+
+
+def stages_of(cell: Cell, parts: ModelParts) -> list[list[Stage]]:
+    """The stages of each rank of a pipeline: runs of blocks, the dearest of which is as cheap as can be."""
+    spec = STRATEGIES.parse(cell.strategy)
+    ranks = cell.gpus // spec.integer("dp")
+    count = ranks * (spec.integer("chunks") if spec.positional == "interleaved" else 1)
+    costs = [block.flops for block in parts.blocks]
+    costs[0] += parts.stem.flops
+    costs[-1] += parts.head.flops
+    runs = balanced_runs(costs, count)
+    stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
+    return [stages[rank::ranks] for rank in range(ranks)]
+
+
+def balanced_runs(costs: Sequence[int], stages: int) -> list[range]:
+    """As `strategies.stages.balanced_cut`, which is beside torch."""
+    fits = sorted({sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)})
+    low, high = 0, len(fits) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _late(costs, stages, fits[middle]) else (middle + 1, high)
+    runs = _late(costs, stages, fits[low])
+    assert runs is not None
+    return runs
+
+
+def _late(costs: Sequence[int], stages: int, most: int) -> list[range] | None:
+    """Runs of at most `most`, from the last on as long as they may be; None if the blocks do not fit."""
+    runs, end = [], len(costs)
+    for before in reversed(range(stages)):
+        begin = end
+        while begin > before and sum(costs[begin - 1 : end]) <= most:
+            begin -= 1
+        if begin == end:
+            return None
+        runs.append(range(begin, end))
+        end = begin
+    return runs[::-1] if end == 0 else None

@@ -1,0 +1,184 @@
+"""Many parameters in one flat vector, of which every rank owns a shard.
+
+The parameters stay those of the module, and leaves of autograd: what they hold are views of the whole
+vector. Its memory is given back by shrinking its storage to nothing, and taken again before a gathering; a
+tensor that autograd has saved is a view of the same storage, so that the backward pass finds the values
+again. Between the two a parameter of the module must not be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import Work
+
+from strategies.buckets import Piece
+from strategies.collectives.link import Link
+from strategies.collectives.scatter import Scattering, start_reduce_scatter
+
+ALIGNED_BYTES = 16
+"""Parameters begin at multiples of it in a flat vector: elsewhere a kernel may be another, which rounds
+otherwise (oneDNN's 1x1 convolution, for one)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What all flat vectors of a model have in common."""
+
+    link: Link
+    device: torch.device
+    """Of the whole vectors."""
+    computed_in: torch.dtype | None
+    """What single-precision parameters are gathered in; None: as they are."""
+    offloaded: bool
+    """Whether shards, and with them gradients and the optimizer's state, lie in host memory."""
+
+    def at_rest(self, values: Tensor) -> Tensor:
+        """`values` where shards lie; a copy in host memory may be read after `settle`."""
+        if not self.offloaded or self.device.type == "cpu":
+            return values
+        kept = torch.empty_like(values, device="cpu", pin_memory=True)
+        return kept.copy_(values, non_blocking=True)
+
+    def settle(self) -> None:
+        """Wait until what was copied to host memory is there."""
+        if self.offloaded and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+class FlatParameters:
+    """Parameters of one data type, all trained or all not, with zeros between them and up to equal shards."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], sharding: Sharding) -> None:
+        """Takes the values of the parameters, which the ranks have in common, and leaves them given up."""
+        self.parameters = tuple(named.values())
+        self._sharding = sharding
+        link, first = sharding.link, self.parameters[0].detach()
+        dtype = sharding.computed_in if first.dtype == torch.float32 else None
+        dtype = dtype or first.dtype
+        self.pieces = _aligned(named, ALIGNED_BYTES // dtype.itemsize)
+        last = self.pieces[-1]
+        shard = math.ceil((last.offset + last.numel) / link.size)
+        values = first.new_zeros(link.size * shard)
+        self._put_into(values)
+        own = values[link.rank * shard :][:shard].clone()
+        self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)
+        """(n / ranks, rounded up), of n elements with the zeros between them: what this rank updates."""
+        self._whole = torch.empty_like(values, dtype=dtype)
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            # Once and for all: autograd remembers the data type of a leaf.
+            parameter.data = piece.of(self._whole)
+        self._gaps = _gaps(self.pieces, len(values))
+        self._bytes = self._whole.nbytes
+        self.give_up()
+        # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
+        self._share = torch.tensor(1 / link.size, dtype=torch.float64)
+        self._summed_in = torch.promote_types(first.dtype, torch.float32)
+
+    @torch.no_grad()
+    def _put_into(self, values: Tensor) -> None:
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            piece.of(values).copy_(parameter)
+
+    @property
+    def trained(self) -> bool:
+        return self.shard.requires_grad
+
+    def start_gather(self) -> Work:
+        """Begin to gather the whole vector from the shards; collective, as its work's `wait`."""
+        storage = self._whole.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(self._bytes)
+        own = self.shard.detach().to(self._whole, non_blocking=True)
+        return self._sharding.link.start_all_gather(self._whole, own)
+
+    def give_up(self) -> None:
+        """Give the memory of the whole vector back."""
+        self._whole.untyped_storage().resize_(0)
+
+    def without_gradient(self) -> list[str]:
+        """The parameters that have none."""
+        places = zip(self.pieces, self.parameters, strict=True)
+        return [piece.name for piece, parameter in places if parameter.grad is None]
+
+    @torch.no_grad()
+    def start_average(self) -> Averaging:
+        """Begin to average the gradients of the parameters, which give them up; one that is missing is zero.
+
+        The average is in single precision at least, whatever the gradients are in. Collective.
+        """
+        values = torch.empty(self._whole.numel(), dtype=self._summed_in, device=self._sharding.device)
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                piece.of(values).zero_()
+            else:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                torch.mul(dense.to(self._summed_in), self._share, out=piece.of(values))
+        for gap in self._gaps:
+            values[gap].zero_()
+        return Averaging(self, start_reduce_scatter(self._sharding.link, values))
+
+    @torch.no_grad()
+    def add_gradient(self, summed: Tensor) -> None:
+        """Add to the gradient of the shard, which may be read after `Sharding.settle`."""
+        own = self._sharding.at_rest(summed.to(self.shard.dtype))
+        if self.shard.grad is None:
+            self.shard.grad = own
+        else:
+            self._sharding.settle()
+            self.shard.grad.add_(own)
+
+    def forget_gradients(self) -> None:
+        """Drop what is there of whole gradients and of the shard's."""
+        for parameter in (*self.parameters, self.shard):
+            parameter.grad = None
+
+    def gathered(self, value: object) -> object:
+        """The whole of what is laid out as the shard is, anything else as it is; collective."""
+        if not isinstance(value, Tensor) or value.shape != self.shard.shape:
+            return value
+        return self._sharding.link.all_gather(value.detach().to(self._sharding.device)).view(-1)
+
+    def part(self, value: object, piece: Piece) -> object:
+        """One parameter's part of what `gathered` gave."""
+        if not isinstance(value, Tensor) or value.shape != self._whole.shape:
+            return value
+        return piece.of(value)
+
+
+class Averaging:
+    """The gradients of one flat vector on their way into its shard."""
+
+    def __init__(self, flat: FlatParameters, scattering: Scattering) -> None:
+        self._flat = flat
+        self._scattering = scattering
+
+    def finish(self) -> None:
+        """Wait for them, and add them to the shard's gradient."""
+        self._flat.add_gradient(self._scattering.wait())
+
+    def drop(self) -> None:
+        """Wait for them alone."""
+        self._scattering.wait()
+
+
+def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[Piece, ...]:
+    """Pieces one after another, each at a multiple of `step` elements."""
+    pieces: list[Piece] = []
+    offset = 0
+    for name, parameter in named.items():
+        pieces.append(Piece(name=name, offset=offset, shape=parameter.shape))
+        offset += math.ceil(parameter.numel() / step) * step
+    return tuple(pieces)
+
+
+def _gaps(pieces: Sequence[Piece], numel: int) -> list[slice]:
+    """What of a vector of `numel` elements belongs to no piece."""
+    ends = [piece.offset + piece.numel for piece in pieces]
+    starts = [*(piece.offset for piece in pieces[1:]), numel]
+    return [slice(end, start) for end, start in zip(ends, starts, strict=True) if start > end]

@@ -1,0 +1,270 @@
+"""Pipeline parallelism: the blocks of a model in stages, microbatches following each other through them.
+
+Schedules are those of torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
+(Narayanan et al. 2019, PipeDream-Flush in arXiv:2006.09503) and interleaved 1F1B (Narayanan et al. 2021,
+arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart.
+
+What travels in one step of a copy, with m microbatches a micro-batch and S stages: the activations of each
+microbatch over each of the S - 1 edges, and their gradients back; the gradient of a parameter that the first
+and the last stage share, summed over these two; eight bytes of the loss. With several copies of the pipeline
+the gradients of each stage are averaged over them once, after the last microbatch.
+
+A rank keeps the parameters, gradients and optimizer state of its own stages alone. Until it is laid out the
+model is whole on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
+
+from results.errors import UsageError
+from results.groups import GroupLayout
+from strategies.clipping import clip_shards
+from strategies.collectives.link import Link
+from strategies.gathered import gathered
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.observer import Phase
+from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.precision import autocast
+from strategies.replicas import Buffers, take_from_first
+from strategies.stages import Stage, Twin, cut_model, prune, require_cuttable
+
+Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+
+
+class PipelineModel(ParallelModel):
+    """The stages of one rank, the schedule that they work by, and who else has what they have."""
+
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        """Collective: all ranks take the parameters and buffers of rank 0, and keep those of their stages.
+
+        Raises UsageError, with the way out, for a model that cannot be cut into so many stages.
+        """
+        super().__init__(module)
+        spec, groups, layout = setting.spec, setting.groups, setting.layout
+        self._kind, self._device = str(spec.positional), setting.device
+        self._pieces = spec.integer("microbatches")
+        chunks = spec.integer("chunks") if self._kind == "interleaved" else 1
+        self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, chunks)
+        require_cuttable(module, layout)
+        self._twin = Twin(module)
+        self._cut = cut_model(
+            module, self._twin, layout, ranks=groups.pipeline, stages=chunks * groups.pipeline
+        )
+        self.decided_over = everyone = Link(setting.exchange.group)
+        for tensor in (*module.parameters(), *module.buffers()):
+            take_from_first(everyone, [tensor])
+        self._pipeline = everyone.split(groups.groups("pipeline"))
+        self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
+        self._names = [name for name, _ in module.named_parameters()]
+        self._buffer_names = [name for name, _ in module.named_buffers()]
+        self._keep_own_stages(everyone, groups)
+        self._step = _Step(self._pieces)
+        self._schedule: Schedule | None = None
+        self._made_for: object = None
+
+    def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
+        """Of parameters on two ranks each has a copy, which gets the same gradient and so the same update."""
+        owners = self._cut.ranks_of(self.bare)
+        shared = [parameter for parameter in self.bare.parameters() if len(owners[parameter]) > 1]
+        rank = self._pipeline.rank
+        # All ranks make the groups, whether they have a copy or not.
+        self._ends = everyone.split(_ends(groups)) if shared else None
+        self._shared = [parameter for parameter in shared if rank in owners[parameter]]
+        stages = self._cut.stages_of(rank)
+        prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
+        self._buffers = Buffers(self.bare)
+        # Gradients are averaged by what sums the buckets of a loop of one's own.
+        self._mean: GradientExchange | None = None
+        if self._copies is not None:
+            settings = ExchangeSettings(group=self._copies.group)
+            self._mean = GradientExchange(settings, device=self._device)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective over the pipeline, as the three below."""
+        own = {name: {"": parameter} for name, parameter in self.bare.named_parameters()}
+        return self._whole(own, self._names)
+
+    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        trained = ((name, parameter.grad) for name, parameter in self.bare.named_parameters())
+        own = {name: {"": gradient} for name, gradient in trained if gradient is not None}
+        return self._whole(own, self._names)
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        own = {name: {"": buffer} for name, buffer in self.bare.named_buffers()}
+        return self._whole(own, self._buffer_names)
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        own = dict(super().named_state(optimizer))
+        return gathered(own, self._names, self._pipeline, self._device)
+
+    def _whole(
+        self, own: Mapping[str, Mapping[str, Tensor]], names: list[str]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, values in gathered(own, names, self._pipeline, self._device):
+            yield name, cast(Tensor, values[""])
+
+    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        """As the base class has it; every rank draws the micro-batches of its replica.
+
+        The mean loss, which the last stage knows, goes to all: one broadcast of eight bytes, for which
+        nobody waits, as the last stage is done first.
+        """
+        self._step.begins(task)
+        for index in range(task.accumulation):
+            task.observer.begins(Phase.DATA)
+            inputs, targets = next(batches)
+            # What comes before a rank's first computation is waiting, mostly; a stage says what follows.
+            task.observer.begins(Phase.FORWARD)
+            if index == 0:
+                self.started()
+            self._run(inputs, targets)
+        self._exchange_gradients()
+        loss = self._step.loss
+        self._pipeline.broadcast(loss, self._pipeline.size - 1)
+        return loss
+
+    def started(self) -> None:
+        if self._copies is not None:
+            take_from_first(self._copies, self._buffers.now())
+
+    def _run(self, inputs: Tensor, targets: Tensor) -> None:
+        """Forward and backward of one micro-batch by the schedule."""
+        schedule: Any = self._schedule_for(inputs)
+        fed = [inputs] if self._pipeline.rank == 0 else []
+        asked = {"target": targets} if self._pipeline.rank == self._pipeline.size - 1 else {}
+        with _own_errors():
+            schedule.step(*fed, return_outputs=False, **asked)
+
+    def _exchange_gradients(self) -> None:
+        """First over the copies: where a sum is rounded, both ends of a pipeline round alike."""
+        if self._mean is not None:
+            self._mean.average(self.bare.parameters())
+        for parameter in self._shared:
+            if self._ends is not None and parameter.grad is not None:
+                self._ends.all_reduce(parameter.grad)
+
+    def _schedule_for(self, inputs: Tensor) -> Schedule:
+        """The schedule for micro-batches like this one; what is received then lies in buffers of its own.
+
+        The buffers are made once: with the exchange switched off stages compute with what came last.
+        """
+        wanted = inputs.shape, inputs.dtype, self._step.task.precision
+        if self._schedule is None or self._made_for != wanted:
+            self._schedule, self._made_for = self._new_schedule(inputs), wanted
+        return self._schedule
+
+    def _new_schedule(self, inputs: Tensor) -> Schedule:
+        rows, rest = divmod(inputs.shape[0], self._pieces)
+        if rest:
+            raise UsageError(
+                f"a micro-batch of {inputs.shape[0]} does not divide into {self._pieces} microbatches"
+            )
+        piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
+        # Given to torch, which else sends shapes ahead, and runs the model to learn them.
+        edges = self._twin.edges(self._cut, piece, self._step.context)
+        stages = [
+            _ObservedStage(
+                Stage(self._cut.pieces(self.bare, stage), self._step.context),
+                stage,
+                self._cut.stages,
+                self._device,
+                input_args=edges[stage],
+                output_args=edges[stage + 1],
+                group=self._pipeline.group,
+                step=self._step,
+            )
+            for stage in self._cut.stages_of(self._pipeline.rank)
+        ]
+        settings: dict[str, Any] = {"loss_fn": self._step.scaled_loss, "scale_grads": False}
+        if self._kind == "interleaved":
+            return ScheduleInterleaved1F1B(list(stages), self._pieces, **settings)
+        kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
+        return kind(stages[0], self._pieces, **settings)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        twice = {id(parameter) for parameter in self._shared}
+        gradients = [
+            (parameter.grad, 2 if id(parameter) in twice else 1)
+            for parameter in self.parameters()
+            if parameter.grad is not None
+        ]
+        clip_shards(gradients, max_norm, self._pipeline, self._device)
+
+
+def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
+    """Share of a step in which a rank idles if all stages cost the same and nothing is sent.
+
+    With p ranks, m microbatches and v stages a rank: (p - 1) / (v m + p - 1). Narayanan et al. 2021,
+    arXiv:2104.04473, section 2.2, have the same idle time over that of an ideal step: (p - 1) / (v m).
+    """
+    return (ranks - 1) / (chunks * microbatches + ranks - 1)
+
+
+def _ends(groups: GroupLayout) -> list[list[int]]:
+    """The first and the last rank of each pipeline, and those between, so that every rank has a group."""
+    pipelines = groups.groups("pipeline")
+    between = [ranks[1:-1] for ranks in pipelines if len(ranks) > 2]
+    return [[ranks[0], ranks[-1]] for ranks in pipelines] + between
+
+
+class _Step:
+    """The step under way, as its stages and its schedule see it."""
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = pieces
+
+    def begins(self, task: GradientTask) -> None:
+        self.task = task
+        self.loss = torch.zeros((), dtype=torch.float64, device=task.device)
+        """The mean of this rank's microbatches so far: it is in the last stage alone that there are any."""
+        # A scaler has no factor before it has scaled, and every rank asks for it.
+        task.scaler.scale(torch.zeros((), device=task.device))
+
+    def context(self) -> AbstractContextManager[object]:
+        return autocast(self.task.precision, self.task.device)
+
+    def scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """A microbatch's share of the step's mean loss, times the scaler's factor."""
+        with self.context():
+            loss = self.task.loss(outputs, targets) / (self.task.accumulation * self._pieces)
+        self.loss += loss.detach()
+        return self.task.scaler.scale(loss)
+
+
+class _ObservedStage(PipelineStage):
+    """A stage that says when it computes; while it waits, the phase before goes on."""
+
+    def __init__(self, *arguments: Any, step: _Step, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._step = step
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        self._step.task.observer.begins(Phase.FORWARD)
+        return super().forward_one_chunk(*arguments, **named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        self._step.task.observer.begins(Phase.BACKWARD)
+        super().backward_one_chunk(*arguments, **named)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """torch raises an error of its own for any that a stage raised: out of memory, say. Raise that one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, Exception):
+            raise error.__cause__ from None
+        raise

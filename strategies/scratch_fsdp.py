@@ -1,0 +1,143 @@
+"""Fully sharded data parallelism on raw collectives: flat shards, gathered ahead, averaged during backward.
+
+The three stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). A unit is a block of the model's layout,
+or what is around the blocks, which has the parameters that occur in several. Each rank owns a shard of every
+unit's flat vectors, n elements over p ranks rounded up, with the optimizer's state for it.
+
+What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for gathering,
+at stage 3 again so much of the blocks for backward; and (p - 1) / p P for the averages, in single precision
+whatever is gathered. With accumulation stage 2 averages in every micro-batch, and stage 3 gathers in every
+one as well.
+
+`params=bf16` gathers, and computes in, bfloat16. At stage 3 under autocast without it, what autocast casts
+for the forward pass stays until backward, whole. `offload=cpu` keeps shards, their gradients and the
+optimizer's state in host memory; on CPU they are there anyway, and the way of a GPU (pinned memory,
+asynchronous copies) has not been run so far.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from results.layout import ModelLayout
+from strategies.clipping import clip_shards
+from strategies.collectives.link import Link
+from strategies.flat import FlatParameters, Sharding
+from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.replicas import Buffers, take_from_first
+from strategies.units import Unit, UnitSchedule
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+
+
+class ScratchFsdpModel(ParallelModel):
+    """A module whose parameters are whole only while they are used; its optimizer sees the shards."""
+
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        """Collective: all ranks take the parameters and buffers of rank 0."""
+        super().__init__(module)
+        spec = setting.spec
+        self._device = setting.device
+        self._link = self.decided_over = Link(setting.exchange.group)
+        self._buffers = Buffers(module)
+        for tensor in (*module.parameters(), *self._buffers.now()):
+            take_from_first(self._link, [tensor])
+        sharding = Sharding(
+            link=self._link,
+            device=setting.device,
+            computed_in=_DTYPES[spec.word("params")],
+            offloaded=spec.word("offload") == "cpu",
+        )
+        around, *blocks = _units(module, setting.layout, sharding)
+        self._flats = [flat for unit in (around, *blocks) for flat in unit.flats]
+        places = {piece.name: (flat, piece) for flat in self._flats for piece in flat.pieces}
+        self._places = [places[name] for name, _ in module.named_parameters()]
+        """Of every parameter, in the order of the bare model."""
+        self._schedule = UnitSchedule(
+            around, blocks, sharding, stage=spec.integer("stage"), prefetch=spec.integer("prefetch")
+        )
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The shards."""
+        return (flat.shard for flat in self._flats)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective."""
+        for name, values in self._gathered(lambda flat: {"values": flat.shard.detach()}):
+            yield name, cast(Tensor, values["values"])
+
+    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective."""
+        for name, values in self._gathered(
+            lambda flat: {} if flat.shard.grad is None else {"values": flat.shard.grad}
+        ):
+            yield name, cast(Tensor, values["values"])
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        """Collective."""
+        return self._gathered(lambda flat: optimizer.state.get(flat.shard, {}))
+
+    def _gathered(
+        self, kept: Callable[[FlatParameters], Mapping[str, object]]
+    ) -> Iterator[tuple[str, OptimizerState]]:
+        """By parameter, what is kept of its flat vector: of shards the whole of its part, all else as it is.
+
+        A parameter of whose vector nothing is kept is left out. Collective.
+        """
+        whole: dict[FlatParameters, OptimizerState] = {}
+        for flat, piece in self._places:
+            if flat not in whole:
+                whole[flat] = {key: flat.gathered(value) for key, value in sorted(kept(flat).items())}
+            if whole[flat]:
+                yield piece.name, {key: flat.part(value, piece) for key, value in whole[flat].items()}
+            if piece is flat.pieces[-1]:
+                whole[flat] = {}
+
+    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        with self._schedule.step():
+            return super().compute_gradients(batches, task)
+
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        return self._schedule.micro_batch(last=now)
+
+    def started(self) -> None:
+        take_from_first(self._link, self._buffers.now())
+
+    def updated(self) -> None:
+        self._schedule.outdate()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict(state)
+        # The shards have been put back as well.
+        self._schedule.outdate()
+
+    def clip_gradients(self, max_norm: float) -> None:
+        shards = [(shard.grad, 1) for shard in self.parameters() if shard.grad is not None]
+        clip_shards(shards, max_norm, self._link, self._device)
+
+
+def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:
+    """What is around the blocks, then the blocks; a parameter that occurs in several is around them."""
+    blocks = [(name, module.get_submodule(name)) for name in layout.blocks]
+    homes: dict[nn.Parameter, set[str]] = defaultdict(set)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        homes[parameter].add(next((block for block, _ in blocks if name.startswith(f"{block}.")), ""))
+    members: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
+    for name, parameter in module.named_parameters():
+        own = homes[parameter]
+        members[own.pop() if len(own) == 1 else ""][name] = parameter
+    return [Unit(part, _flats(members[name], sharding)) for name, part in (("", module), *blocks)]
+
+
+def _flats(named: Mapping[str, nn.Parameter], sharding: Sharding) -> list[FlatParameters]:
+    """A flat vector for each kind of parameter."""
+    kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = defaultdict(dict)
+    for name, parameter in named.items():
+        kinds[parameter.dtype, parameter.requires_grad][name] = parameter
+    return [FlatParameters(members, sharding) for members in kinds.values()]

@@ -1,0 +1,247 @@
+"""A model cut into a pipeline's stages: what its pieces cost, who has which, and what a rank keeps of it.
+
+A model with a cuttable layout is `head(block_n(... block_1(stem(inputs))))`. The first stage has the stem
+and the last one the head, whatever they cost; between them stages are runs of blocks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from results.errors import UsageError
+from results.layout import ModelLayout
+
+Piece = Callable[[Tensor], Tensor]
+Context = Callable[[], AbstractContextManager[object]]
+
+
+def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:
+    """Runs of blocks, one a stage and none empty, whose largest cost is as small as it can be.
+
+    `costs` are of at least as many blocks as there are stages. Where several cuts are as good, blocks lie as
+    late as they may: an early stage keeps the activations of more microbatches (1F1B).
+    """
+    low, high = max(costs), sum(costs)
+    while low < high:
+        middle = (low + high) // 2
+        if _late_runs(costs, stages, middle)[0].start == 0:
+            high = middle
+        else:
+            low = middle + 1
+    return _late_runs(costs, stages, low)
+
+
+def _late_runs(costs: Sequence[int], stages: int, most: int) -> list[range]:
+    """From the last stage on, each run as long as a cost of `most` and the stages before it allow.
+
+    The first run begins after block 0 if the blocks do not fit.
+    """
+    runs = []
+    end = len(costs)
+    for before in reversed(range(stages)):
+        begin = end - 1
+        held = costs[begin]
+        while begin > before and held + costs[begin - 1] <= most:
+            begin -= 1
+            held += costs[begin]
+        runs.append(range(begin, end))
+        end = begin
+    return runs[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Which parts of a model make which stage, and which rank of a pipeline has it."""
+
+    layout: ModelLayout
+    runs: tuple[range, ...]
+    """Of each stage: its blocks, by their places in the layout."""
+    ranks: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.runs)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Stage s is on rank s mod p, so that each rank's stages are spread over the model."""
+        return list(range(rank, self.stages, self.ranks))
+
+    def modules(self, stage: int) -> list[str]:
+        """The names of a stage's modules in the order of the forward pass."""
+        names = [self.layout.blocks[block] for block in self.runs[stage]]
+        if stage == 0:
+            names = [*self.layout.stem, *names]
+        return [*names, *self.layout.head] if stage == self.stages - 1 else names
+
+    def pieces(self, module: nn.Module, stage: int) -> list[Piece]:
+        """What a stage calls, one after another."""
+        pieces: list[Piece] = [module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]]
+        if stage == 0:
+            pieces.insert(0, module.stem)  # type: ignore[arg-type]  # a method, by the layout
+        if stage == self.stages - 1:
+            pieces.append(module.head)  # type: ignore[arg-type]
+        return pieces
+
+    def ranks_of(self, module: nn.Module) -> dict[Tensor, set[int]]:
+        """Who has each parameter and buffer of the whole model."""
+        found: dict[Tensor, set[int]] = {}
+        for stage in range(self.stages):
+            for name in self.modules(stage):
+                part = module.get_submodule(name)
+                for tensor in (*part.parameters(), *part.buffers()):
+                    found.setdefault(tensor, set()).add(stage % self.ranks)
+        return found
+
+
+def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int, stages: int) -> Cut:
+    """The cut whose dearest stage is as cheap as can be, by the FLOPs of the forward pass of one sample.
+
+    Raises UsageError, with the way out, for a model that cannot be cut so.
+    """
+    if stages > len(layout.blocks):
+        raise UsageError(
+            f"{len(layout.blocks)} blocks are too few for {stages} stages: use fewer ranks or chunks"
+        )
+    stem, *costs, head = twin.costs(layout)
+    costs[0] += stem
+    costs[-1] += head
+    cut = Cut(layout=layout, runs=tuple(balanced_cut(costs, stages)), ranks=ranks)
+    _require_owners(module, cut)
+    return cut
+
+
+def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
+    """Raise UsageError, with the way out, for a model that no pipeline can be made of."""
+    if not layout.can_be_cut or not hasattr(module, "stem") or not hasattr(module, "head"):
+        raise UsageError(
+            "pipeline cuts a model between its blocks, and this one does not say where: give it a layout and "
+            "the methods stem and head, or use fsdp"
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise UsageError(
+                f"pipeline draws other random numbers in every stage, and {name} has dropout of {part.p:g}, "
+                f"which could not be checked: set it to 0, or use fsdp"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise UsageError(f"pipeline has no sparse gradients, as {name} asks for: use ddp or scratch-ddp")
+
+
+def _require_owners(module: nn.Module, cut: Cut) -> None:
+    """Every tensor is in a stage, every rank has a parameter, and two have the same one at the ends alone."""
+    owners = cut.ranks_of(module)
+    busy: set[int] = set()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor not in owners:
+            raise UsageError(
+                f"pipeline cannot tell which stage has {name}: it is in no block, stem or head of the layout"
+            )
+        if isinstance(tensor, nn.Parameter):
+            busy |= owners[tensor]
+            if len(owners[tensor]) > 1 and owners[tensor] != {0, cut.ranks - 1}:
+                raise UsageError(
+                    f"pipeline shares parameters between its first and last stage alone, and {name} is also "
+                    f"in another: use fsdp"
+                )
+    if len(busy) < cut.ranks:
+        raise UsageError("a stage of the pipeline would have no parameters: use fewer ranks or chunks")
+
+
+class Twin:
+    """A copy of a model without memory and arithmetic: it knows what its pieces give, and what they cost.
+
+    It is in evaluation mode, in which BatchNorm takes one sample as well; shapes and FLOPs are the same.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        known: dict[int, object] = {}
+        for parameter in module.parameters():
+            fake = self._mode.from_tensor(parameter.detach())
+            known[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        for buffer in module.buffers():
+            known[id(buffer)] = self._mode.from_tensor(buffer)
+        # Copied with its tensors taken for copied already: the model is in memory once.
+        self._module = copy.deepcopy(module, known).eval()
+        self._first = next(self._module.parameters(), torch.empty(0))
+
+    def costs(self, layout: ModelLayout) -> list[int]:
+        """FLOPs of the forward pass of one sample: of the stem, of each block, of the head.
+
+        Raises UsageError for a model that computes otherwise by the values of its tensors.
+        """
+        counted = getattr(torch, layout.sample_type)
+        # A model in double precision takes such inputs.
+        dtype = self._first.dtype if counted.is_floating_point else counted
+        try:
+            return self._counted(layout, self.tensor((1, *layout.sample), dtype))
+        except Exception as error:  # a user's model may fail without values in any way
+            raise UsageError(
+                f"pipeline is cut by FLOPs, which cannot be counted without values: {error}; use fsdp"
+            ) from error
+
+    def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:
+        module, costs = self._module, []
+        blocks: list[Piece] = [module.get_submodule(name) for name in layout.blocks]
+        pieces: list[Piece] = [module.stem, *blocks, module.head]  # type: ignore[list-item]  # methods
+        # Named, so that the count never hangs on which attention kernel torch prefers.
+        with self._mode, sdpa_kernel(SDPBackend.MATH):
+            for piece in pieces:
+                with FlopCounterMode(display=False) as counter:
+                    x = piece(x)
+                costs.append(counter.get_total_flops())
+        return costs
+
+    def edges(self, cut: Cut, inputs: Tensor, context: Context) -> list[Tensor]:
+        """What goes into the first stage, `inputs`, and what comes out of each, as `context` computes it."""
+        edges = [inputs]
+        with self._mode:
+            for stage in range(cut.stages):
+                edges.append(Stage(cut.pieces(self._module, stage), context)(edges[-1]))
+        return edges
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """On the model's device."""
+        with self._mode:
+            return torch.empty(tuple(shape), dtype=dtype, device=self._first.device)
+
+
+class Stage(nn.Module):
+    """Pieces of a model one after another; their parameters stay the model's, under the model's names."""
+
+    def __init__(self, pieces: Sequence[Piece], context: Context) -> None:
+        """`context` is what they are computed in: autocast, say."""
+        super().__init__()
+        self._pieces = tuple(pieces)
+        self._context = context
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self._context():
+            for piece in self._pieces:
+                x = piece(x)
+        # It is sent as it lies in memory.
+        return x.contiguous()
+
+
+def prune(module: nn.Module, kept: Collection[str], path: str = "") -> None:
+    """Delete all modules but those that are `kept`, are in one of them, or have one of them in them.
+
+    Names stay. `path` is the module's own with a dot after it.
+    """
+    for name, part in list(module._modules.items()):
+        if part is None or path + name in kept:
+            continue
+        inner = f"{path}{name}."
+        if any(other.startswith(inner) for other in kept):
+            prune(part, kept, inner)
+        else:
+            delattr(module, name)

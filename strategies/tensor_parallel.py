@@ -1,0 +1,263 @@
+"""Tensor parallelism: every rank computes a part of each layer, on the same data.
+
+Shoeybi et al. 2019, arXiv:1909.08053, section 3. Linear layers come in pairs: the first is split by its
+outputs, what lies between works on each part alone (heads, activation functions), and the second is split by
+its inputs, so that the ranks' results add up to the whole. One sum of activations in the forward pass, where
+the second ends, and one of gradients in the backward pass, where the first begins; layers beside each other
+that take the same input (query, key and value) share that one. What travels in one step of a rank is then
+two sums of (samples, tokens, width) in each pass of a Transformer's block, whatever the number of ranks.
+
+Everything that is not split is whole on every rank: embeddings, norms, the head, and the biases that are
+added after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, bit
+for bit, so that nothing of them is exchanged; the price is memory that more ranks do not make less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+
+from results.errors import UsageError
+from results.layout import LinearSplit, ModelLayout
+from strategies.clipping import clip_shards
+from strategies.collectives.link import Link
+from strategies.parallel import OptimizerState, ParallelModel, Setting
+from strategies.replicas import take_from_first
+
+_OTHERWISE = "use fsdp, which splits any model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How the whole of a parameter lies on the ranks."""
+
+    dim: int
+    parts: int
+    """Matrices one after another along `dim`, each of which is cut by itself."""
+
+    def part(self, whole: Tensor, link: Link) -> Tensor:
+        """This rank's part, in memory of its own."""
+        pieces = [piece.chunk(link.size, self.dim)[link.rank] for piece in whole.chunk(self.parts, self.dim)]
+        return torch.cat(pieces, self.dim)
+
+    def whole(self, part: Tensor, link: Link) -> Tensor:
+        """The parts of all ranks put together; collective."""
+        gathered = link.all_gather(part.flatten()).view(link.size, *part.shape)
+        pieces = [piece.chunk(self.parts, self.dim) for piece in gathered]
+        return torch.cat([one[index] for index in range(self.parts) for one in pieces], self.dim)
+
+
+class TensorSplit:
+    """A module whose layers have been split over the ranks of a link, and what is needed to undo it."""
+
+    def __init__(self, module: nn.Module, layout: ModelLayout, link: Link) -> None:
+        """Split `module` in place, equal on all ranks; weights and biases stay parameters of their names.
+
+        Raises UsageError for a model that does not go into so many parts.
+        """
+        _require_splittable(module, layout, link.size)
+        self.link = link
+        self._cuts: dict[str, Cut] = {}
+        for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
+            beside = list(run)
+            entrance = _Entrance(link, len(beside))
+            for split in beside:
+                self._cuts |= _split(module, split, entrance, link)
+        for name in layout.heads:
+            owner, attribute = module.get_submodule(_owner(name)), name.rpartition(".")[2]
+            setattr(owner, attribute, getattr(owner, attribute) // link.size)
+
+    def copies(self, name: str) -> int:
+        """How many of the link's ranks have the same of a parameter."""
+        return 1 if name in self._cuts else self.link.size
+
+    def whole(self, name: str, value: Tensor) -> Tensor:
+        """A value laid out as the parameter `name` is, put together; collective if that is split."""
+        cut = self._cuts.get(name)
+        return value if cut is None else cut.whole(value, self.link)
+
+
+class TensorParallelModel(ParallelModel):
+    """One replica, split over all ranks: they see the same data, and nothing but activations travels."""
+
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        """Collective: all ranks take the parameters and buffers of rank 0."""
+        super().__init__(module)
+        self._device = setting.device
+        link = self.decided_over = Link(setting.exchange.group)
+        for tensor in (*module.parameters(), *module.buffers()):
+            take_from_first(link, [tensor])
+        self._split = TensorSplit(module, setting.layout, link)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective."""
+        for name, parameter in super().named_parameters():
+            yield name, self._split.whole(name, parameter)
+
+    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective."""
+        for name, gradient in super().named_gradients():
+            yield name, self._split.whole(name, gradient)
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        """Collective."""
+        shapes = {name: parameter.shape for name, parameter in self.bare.named_parameters()}
+        for name, state in super().named_state(optimizer):
+            whole: OptimizerState = {}
+            for key, value in sorted(state.items()):
+                laid_out_alike = isinstance(value, Tensor) and value.shape == shapes[name]
+                whole[key] = self._split.whole(name, cast(Tensor, value)) if laid_out_alike else value
+            yield name, whole
+
+    def clip_gradients(self, max_norm: float) -> None:
+        gradients = [(value, self._split.copies(name)) for name, value in super().named_gradients()]
+        clip_shards(gradients, max_norm, self._split.link, self._device)
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """What enters layers that are split by outputs: as it is, with the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
+        context.link = link
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, context.link), None
+
+
+class _SumOfValues(torch.autograd.Function):
+    """What leaves layers that are split by inputs: the sum over the ranks, with the gradient as it is."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
+        return _sum(values, link)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _sum(values: Tensor, link: Link) -> Tensor:
+    # A copy: a gradient is not ours to change, and selective checkpointing keeps a product for later.
+    total = values.clone(memory_format=torch.contiguous_format)
+    link.all_reduce(total)
+    return total
+
+
+class _Entrance:
+    """Where an activation enters the layers beside each other that are split by outputs."""
+
+    def __init__(self, link: Link, layers: int) -> None:
+        self._link = link
+        self._layers = layers
+        self._left = 0
+        self._seen: tuple[Tensor, Tensor] | None = None
+        """What came last and what became of it, until all layers have had it."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """`x`; layers that are given the same tensor share one sum of its gradient."""
+        if self._seen is None or self._seen[0] is not x:
+            inside = _SumOfGradients.apply(x, self._link)  # type: ignore[no-untyped-call]
+            self._seen, self._left = (x, inside), self._layers
+        inside = self._seen[1]
+        self._left -= 1
+        if self._left == 0:
+            self._seen = None
+        return inside
+
+
+class _SplitByOutputs(nn.Module):
+    """This rank's outputs of a linear layer: (..., inputs) to (..., outputs / ranks)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, entrance: _Entrance) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._entrance = entrance
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self._entrance.enter(x), self.weight, self.bias)
+
+
+class _SplitByInputs(nn.Module):
+    """The sum of what a linear layer makes of each rank's inputs: (..., inputs / ranks) to (..., outputs).
+
+    The bias is whole, and added once.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, link: Link) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._link = link
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = F.linear(x, self.weight)
+        total: Tensor = _SumOfValues.apply(part, self._link)  # type: ignore[no-untyped-call]
+        return total if self.bias is None else total + self.bias.to(total.dtype)
+
+
+def _split(module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link) -> dict[str, Cut]:
+    """Put this rank's part in a layer's place. Returns which of its parameters are cut, and how."""
+    owner, _, child = split.name.rpartition(".")
+    layer = module.get_submodule(split.name)
+    assert isinstance(layer, nn.Linear)
+    if split.by == "inputs":
+        cuts = {"weight": Cut(dim=1, parts=split.parts)}
+        weight = _cut(layer.weight, cuts["weight"], link)
+        part: nn.Module = _SplitByInputs(weight, layer.bias, link)
+    else:
+        cuts = dict.fromkeys(("weight", "bias"), Cut(dim=0, parts=split.parts))
+        bias = None if layer.bias is None else _cut(layer.bias, cuts["bias"], link)
+        part = _SplitByOutputs(_cut(layer.weight, cuts["weight"], link), bias, entrance)
+    setattr(module.get_submodule(owner), child, part)
+    return {f"{split.name}.{name}": cut for name, cut in cuts.items()}
+
+
+def _cut(parameter: Tensor, cut: Cut, link: Link) -> nn.Parameter:
+    return nn.Parameter(cut.part(parameter.detach(), link), requires_grad=parameter.requires_grad)
+
+
+def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> None:
+    if not layout.splits:
+        raise UsageError(f"tensor parallelism needs a model whose layout says what it splits: {_OTHERWISE}")
+    for split in layout.splits:
+        _require_layer(module, split, ranks)
+    for name in layout.heads:
+        count = getattr(module.get_submodule(_owner(name)), name.rpartition(".")[2])
+        if count % ranks:
+            raise UsageError(f"{name} of {count} does not divide by {ranks} ranks: {_OTHERWISE}")
+    for name, part in module.named_modules():
+        if isinstance(part, _DropoutNd) and part.p > 0:
+            raise UsageError(
+                f"tensor parallelism has no dropout, and {name} drops: ranks would draw alike for different "
+                f"parts of an activation; set p=0, or {_OTHERWISE}"
+            )
+
+
+def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
+    layer = module.get_submodule(split.name)
+    if not isinstance(layer, nn.Linear):
+        raise UsageError(f"tensor parallelism splits nn.Linear alone, and {split.name} is none: {_OTHERWISE}")
+    features = layer.out_features if split.by == "outputs" else layer.in_features
+    if features % (split.parts * ranks):
+        raise UsageError(
+            f"{features} {split.by} of {split.name}, in {split.parts} matrices, do not divide by {ranks} "
+            f"ranks: {_OTHERWISE}"
+        )
+    users = [name for name, value in module.named_parameters(remove_duplicate=False) if value is layer.weight]
+    if len(users) > 1:
+        raise UsageError(
+            f"tensor parallelism splits a weight of one layer, and {', '.join(users)} share one: {_OTHERWISE}"
+        )
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]

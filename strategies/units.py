@@ -1,0 +1,291 @@
+"""When the units of a sharded model are gathered, given up and averaged: hooks around forward and backward.
+
+The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5) differ in what is whole between the
+uses of a unit: at stage 1 parameters, and gradients until the last micro-batch; at stage 2 parameters; at
+stage 3 neither, save that the unit around the blocks stays from its forward to the end of backward.
+
+All ranks take the same way through the model, and so issue the same collectives in the same order. Modules
+and parameters hold the schedule weakly: dropping it drops all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed import Work
+
+from results.errors import UsageError
+from strategies.flat import Averaging, FlatParameters, Sharding
+
+MOST_UNDER_WAY = 2
+"""Whole gradients of flat vectors that are being averaged; the next one waits for the first of them."""
+
+
+class Unit:
+    """Parameters that are gathered together: those of one block, or those around the blocks."""
+
+    def __init__(self, module: nn.Module, flats: Sequence[FlatParameters]) -> None:
+        """`module` is what uses them."""
+        self.module = module
+        self.flats = flats
+        self.trained = [flat for flat in flats if flat.trained]
+        self._gathering: list[Work] = []
+        self._is_whole = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Told before a forward pass and its backward pass."""
+        self.awaited = sum(len(flat.parameters) for flat in self.trained)
+        """Parameters whose gradients have not come."""
+        self.averaged = False
+        """Whether the averages of its gradients have begun."""
+        self.uses = 0
+        """Calls of the module whose backward pass has not begun."""
+
+    def start_gather(self) -> None:
+        """Begin to gather, unless that was done; collective."""
+        if not self._is_whole and not self._gathering:
+            self._gathering = [flat.start_gather() for flat in self.flats]
+
+    def gather(self) -> None:
+        """Make the parameters whole; collective."""
+        self.start_gather()
+        self.settle()
+        self._is_whole = True
+
+    def settle(self) -> None:
+        """Wait for a gathering that is under way."""
+        if self._gathering:
+            for work in self._gathering:
+                work.wait()
+            self._gathering, self._is_whole = [], True
+
+    def outdate(self) -> None:
+        """The shards have changed: what is whole must be gathered again."""
+        self._is_whole = False
+
+    def give_up(self) -> None:
+        """Give the memory of whole parameters back."""
+        self.settle()
+        self._is_whole = False
+        for flat in self.flats:
+            flat.give_up()
+
+    def abandon(self) -> None:
+        """After a failure: nothing is under way, and nothing is left of a half step."""
+        for work in self._gathering:
+            with suppress(Exception):
+                work.wait()
+        self._gathering = []
+        self.give_up()
+        for flat in self.flats:
+            flat.forget_gradients()
+
+
+class UnitSchedule:
+    """Gathers the units of one model, and averages their gradients, while the model computes."""
+
+    def __init__(
+        self, around: Unit, blocks: Sequence[Unit], sharding: Sharding, *, stage: int, prefetch: int
+    ) -> None:
+        """`blocks` in the order of the forward pass; `prefetch` of them are gathered ahead."""
+        self._around = around
+        self._units = [around, *blocks]
+        self._sharding = sharding
+        self._prefetch = prefetch
+        self._adds_up_whole = stage == 1
+        self._gives_up = stage == 3
+        self._pending: deque[Averaging] = deque()
+        self._averages = False
+        """Whether gradients that come now are averaged."""
+        self._backward: Unit | None = None
+        """The unit whose backward pass began last; None outside of backward."""
+        self._lacking: set[str] = set()
+        """Parameters without a gradient in this micro-batch."""
+        self._missing: set[str] | None = None
+        """Those without one in every micro-batch of this step; None before the first."""
+        self._agreed = False
+        """Whether all ranks know that all have had all gradients in a step."""
+        for place, unit in enumerate(self._units):
+            self._hook(place, unit)
+
+    def _hook(self, place: int, unit: Unit) -> None:
+        this = weakref.ref(self)
+        unit.module.register_forward_pre_hook(partial(_before_forward, this, place))
+        unit.module.register_forward_hook(partial(_after_forward, this, place))
+        for flat in unit.trained:
+            for parameter in flat.parameters:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(_gradient_came, this, place)
+                )
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The averages of what the micro-batches in this context give are in the shards at its end.
+
+        Raises UsageError if a parameter had no gradient: on all ranks until a step in which all came, after
+        it on the rank where one is missing; the others wait for it.
+        """
+        self._missing = None
+        try:
+            yield
+            while self._pending:
+                self._pending.popleft().finish()
+            self._refuse_missing(sorted(self._missing or ()))
+            self._sharding.settle()
+        except BaseException:
+            # Ctrl-C as well: what is under way would meet the collectives of whoever goes on.
+            self._abandon()
+            raise
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        """One forward pass and its backward pass, in a `step`."""
+        self._averages = last or not self._adds_up_whole
+        for unit in self._units:
+            unit.begin()
+        yield
+        for unit in reversed(self._units):
+            self._average(unit)
+            unit.settle()
+            if self._gives_up:
+                unit.give_up()
+        if self._averages:
+            self._missing = self._lacking if self._missing is None else self._missing & self._lacking
+        self._end()
+
+    def outdate(self) -> None:
+        """The shards have changed: parameters are gathered again before they are used."""
+        for unit in self._units:
+            unit.outdate()
+
+    def _end(self) -> None:
+        self._averages, self._backward, self._lacking = False, None, set()
+
+    def _abandon(self) -> None:
+        for averaging in self._pending:
+            with suppress(Exception):
+                averaging.drop()
+        self._pending.clear()
+        for unit in self._units:
+            unit.abandon()
+        self._end()
+
+    def before_forward(self, place: int) -> None:
+        self._units[place].gather()
+        for ahead in self._units[place + 1 : place + 1 + self._prefetch]:
+            ahead.start_gather()
+
+    def after_forward(self, place: int, output: object) -> None:
+        if self._backward is not None:
+            # A checkpoint of the model's own repeats its forward pass.
+            return
+        unit = self._units[place]
+        waiting = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        if waiting:
+            unit.uses += 1
+            register_multi_grad_hook(waiting, partial(_before_backward, weakref.ref(self), place), mode="any")
+        if self._gives_up and (unit is not self._around or not waiting):
+            unit.give_up()
+
+    def before_backward(self, place: int) -> None:
+        unit, left = self._units[place], self._backward
+        unit.uses -= 1
+        # What is around the blocks is in use before them and after them.
+        if place or left is None:
+            self._backward = unit
+        if place and left is not None and left not in (unit, self._around):
+            self._leave(left)
+        unit.gather()
+        # What is around the blocks comes first in backward as well, and is whole.
+        end = place or len(self._units)
+        for behind in self._units[max(1, end - self._prefetch) : end][::-1]:
+            behind.start_gather()
+
+    def _leave(self, unit: Unit) -> None:
+        """The backward pass of a unit ends where that of another begins: what was computed last goes first.
+
+        A gradient that has not come by now will not, and no rank waits for another's.
+        """
+        if not unit.uses:
+            self._average(unit)
+        if self._gives_up:
+            unit.give_up()
+
+    def gradient_came(self, place: int) -> None:
+        unit = self._units[place]
+        if self._averages and unit.averaged:
+            raise UsageError(
+                "a gradient came after those of its unit had been averaged: a micro-batch has one backward "
+                "pass; checkpoint with use_reentrant=False"
+            )
+        unit.awaited -= 1
+        if not unit.awaited:
+            self._average(unit)
+
+    def _average(self, unit: Unit) -> None:
+        """Begin to average the gradients of a unit, if it is time and was not done; collective."""
+        if unit.averaged or not self._averages:
+            return
+        unit.averaged = True
+        for flat in unit.trained:
+            self._lacking.update(flat.without_gradient())
+            if len(self._pending) == MOST_UNDER_WAY:
+                self._pending.popleft().finish()
+            self._pending.append(flat.start_average())
+
+    def _refuse_missing(self, names: list[str]) -> None:
+        """A flat vector is updated as one: a parameter without a gradient cannot be left out."""
+        if not self._agreed:
+            most = torch.tensor([float(len(names))], device=self._sharding.device)
+            self._sharding.link.largest(most)
+            self._agreed = not most.item()
+            if not self._agreed and not names:
+                raise UsageError("no gradient came for a parameter on another rank, which says for which")
+        if names:
+            raise UsageError(
+                f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and shards are "
+                f"updated as a whole: freeze what is not used, or use fsdp or scratch-ddp:find_unused=true"
+            )
+
+
+Schedule = weakref.ref[UnitSchedule]
+
+
+def _before_forward(this: Schedule, place: int, module: nn.Module, inputs: object) -> None:
+    if (schedule := this()) is not None:
+        schedule.before_forward(place)
+
+
+def _after_forward(this: Schedule, place: int, module: nn.Module, inputs: object, output: object) -> None:
+    if (schedule := this()) is not None:
+        schedule.after_forward(place, output)
+
+
+def _before_backward(this: Schedule, place: int, gradient: Tensor) -> None:
+    if (schedule := this()) is not None:
+        schedule.before_backward(place)
+
+
+def _gradient_came(this: Schedule, place: int, parameter: nn.Parameter) -> None:
+    if (schedule := this()) is not None:
+        schedule.gradient_came(place)
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    """The tensors in what a module returned."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)

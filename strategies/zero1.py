@@ -1,0 +1,95 @@
+"""ZeRO stage 1 by torch: replicas with averaged gradients, of which each rank updates a part.
+
+Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1, as torch's ZeroRedundancyOptimizer does it: whole
+parameters are dealt out to the ranks, the largest first, each to the rank that has the fewest elements.
+
+What travels in one step of a rank, with P bytes of parameters over p ranks: 2 (p - 1) / p P for DDP's
+all-reduce of the gradients, as if all of them were needed everywhere, and (p - 1) / p P for what each rank
+gets of the others' updated parameters, one broadcast a rank. For many ranks that is three times the
+parameters, where a reduce-scatter and an all-gather would be two.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from results.errors import UsageError
+from strategies.catalog import STRATEGIES
+from strategies.collectives.link import Link
+from strategies.ddp import DdpModel
+from strategies.optimizer import optimizer_call
+from strategies.parallel import OptimizerState, Setting
+
+
+class Zero1Model(DdpModel):
+    """A module under DistributedDataParallel, with another optimizer."""
+
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        """Raises UsageError for a model whose parameters torch does not deal out: of several data types."""
+        types = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+        if len(types) > 1:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
+            raise UsageError(f"zero1 takes parameters of one data type, not {names}: use ddp or scratch-ddp")
+        ddp = STRATEGIES.parse(f"ddp:bucket_mb={setting.spec.number('bucket_mb')!r}")
+        super().__init__(module, replace(setting, spec=ddp))
+        self._device = setting.device
+        self._link = Link(setting.exchange.group)
+
+    def build_optimizer(self, text: str) -> torch.optim.Optimizer:
+        """The optimizer that a spec text names, over this rank's part; the parameters move into buffers that
+        are broadcast whole, one of each rank."""
+        kind, options = optimizer_call(text)
+        return ZeroRedundancyOptimizer(
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            optimizer_class=kind,
+            process_group=self._link.group,
+            parameters_as_bucket_view=True,
+            **options,
+        )
+
+    def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
+        own: torch.optim.Optimizer = cast(ZeroRedundancyOptimizer, optimizer).optim
+        return own.state
+
+    def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
+        """Collective: of each parameter the rank that updates it tells the others."""
+        named = list(self.bare.named_parameters())
+        local = self.local_state(optimizer)
+        owners = torch.tensor(
+            [self._link.rank if local.get(parameter) else -1 for _, parameter in named], device=self._device
+        )
+        self._link.largest(owners)
+        for (name, parameter), owner in zip(named, owners.tolist(), strict=True):
+            if owner >= 0:
+                yield name, self._told(local.get(parameter, {}), owner)
+
+    def _told(self, state: OptimizerState, owner: int) -> OptimizerState:
+        """The state of a parameter as `owner` has it; collective."""
+        mine = self._link.rank == owner
+        message = (_packed(state) if mine else torch.empty(0, dtype=torch.uint8)).to(self._device)
+        size = torch.tensor([message.numel()], device=self._device)
+        self._link.broadcast(size, owner)
+        if not mine:
+            message = message.new_empty(int(size))
+        self._link.broadcast(message, owner)
+        return state if mine else _unpacked(message, self._device)
+
+
+def _packed(state: OptimizerState) -> Tensor:
+    """Tensors and numbers as bytes, (n,)."""
+    file = io.BytesIO()
+    torch.save(dict(state), file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def _unpacked(message: Tensor, device: torch.device) -> OptimizerState:
+    file = io.BytesIO(message.cpu().numpy().tobytes())
+    state: OptimizerState = torch.load(file, map_location=device, weights_only=True)
+    return state

@@ -1,0 +1,61 @@
+"""A step of scratch-fsdp against one of torch's FSDP2, on two ranks: goal a mean ratio of at most 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+from scipy.stats import t
+
+QUADS = 40
+
+
+def interval_of_mean(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean by Student's t distribution, for independent values."""
+    wide = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    mean = float(np.mean(values))
+    return mean - wide, mean + wide
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("scratch-fsdp", "fsdp"),
+        ("scratch-fsdp", "fsdp:prefetch=1"),
+        ("scratch-fsdp:prefetch=0", "fsdp"),
+        ("scratch-fsdp:stage=2", "zero2"),
+    ],
+)
+@pytest.mark.parametrize(("model", "batch", "steps"), [("nano", 4, 4), ("wide", 4, 1)])
+def test_scratch_fsdp_against_torchs_fsdp(
+    benchmark: BenchmarkFixture, model: str, batch: int, steps: int, ours: str, theirs: str
+) -> None:
+    script = Path(__file__).with_name("scratch_fsdp_speed.py")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        str(script), model, ours, theirs, str(batch), str(steps), str(QUADS),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = benchmark.pedantic(
+        subprocess.run, (command,), {"capture_output": True, "text": True, "env": environment}, rounds=1
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert len(answer["ratios"]) == QUADS
+    low, high = interval_of_mean(answer["ratios"])
+    found = {
+        "mean_ratio": float(np.mean(answer["ratios"])),
+        "low_95": low,
+        "high_95": high,
+        "step_ms": answer["step_ms"],
+        "quads": QUADS,
+    }
+    benchmark.extra_info.update(found)
+    print(f"\n{model}, {ours} against {theirs}: {found}")

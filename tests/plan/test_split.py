@@ -1,0 +1,64 @@
+"""Whether a model goes into the parts that a strategy makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.plan.split import refusal
+from results.cell import Cell
+
+CellOf = Callable[..., Cell]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        # Four blocks: at most four stages, which interleaved has two of on each rank.
+        ({"strategy": "pipeline:gpipe", "gpus": 5}, "gpt-nano has 4 blocks, too few for 5 stages"),
+        ({"strategy": "pipeline:interleaved", "gpus": 3}, "gpt-nano has 4 blocks, too few for 6 stages"),
+        (
+            {"strategy": "pipeline:interleaved:chunks=3", "gpus": 2},
+            "gpt-nano has 4 blocks, too few for 6 stages",
+        ),
+        ({"workload": "mlp", "strategy": "pipeline:gpipe"}, "mlp has no blocks that a pipeline"),
+        ({"strategy": "tp", "gpus": 3}, "4 attention heads of gpt-nano do not divide by 3"),
+        ({"strategy": "fsdp:tp=8", "gpus": 8}, "4 attention heads of gpt-nano do not divide by 8"),
+        # Two of keys and values.
+        ({"workload": "llama-nano", "strategy": "tp", "gpus": 4}, "2 attention heads of llama-nano"),
+        ({"workload": "resnet18-32px", "strategy": "tp"}, "no layers that tensor parallelism knows how to"),
+        # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.
+        (
+            {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 4},
+            "BatchNorm of resnet18-32px needs at least 2 samples in a microbatch",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(
+    cell_of: CellOf, fields: dict[str, object], reason: str
+) -> None:
+    found = refusal(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
+    assert found is not None
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"strategy": "pipeline:gpipe", "gpus": 4},
+        {"strategy": "pipeline:gpipe:dp=2", "gpus": 8},
+        {"strategy": "pipeline:interleaved", "gpus": 2},
+        {"strategy": "tp", "gpus": 4},
+        {"strategy": "fsdp:tp=2", "gpus": 6},
+        {"workload": "llama-nano", "strategy": "tp", "gpus": 2},
+        {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 8},
+        {"workload": "resnet18-32px", "strategy": "pipeline:gpipe:microbatches=2", "micro_batch": 4},
+        # What a user's model is made of, the worker finds out.
+        {"workload": "py:mymodel:build", "strategy": "pipeline:gpipe", "gpus": 64},
+        {"workload": "py:mymodel:build", "strategy": "tp", "gpus": 7},
+        {"strategy": "ddp", "gpus": 256},
+    ],
+)
+def test_what_divides_is_not(cell_of: CellOf, fields: dict[str, object]) -> None:
+    assert refusal(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields))) is None

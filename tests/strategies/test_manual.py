@@ -1,0 +1,192 @@
+"""A choice for each block: how it is written, what it means, and that the ranks do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from harness.plan import split
+from harness.worker.exchange import open_exchange
+from results.cell import Cell
+from results.errors import SpecError, UsageError
+from results.layout import ModelLayout
+from strategies import Trainer, TrainSettings, fsdp
+from strategies.catalog import STRATEGIES
+from strategies.manual import BlockChoice, blocks_of, canonical, read_choices
+from strategies.refusal import refusal
+from workloads.gpt import build_gpt
+from workloads.shapes import GPTShape
+
+Ranks = Callable[..., list[Any]]
+SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
+RESHARD, KEEP = BlockChoice(reshard=True), BlockChoice(reshard=False)
+
+
+def test_runs_are_choices_for_blocks_in_a_row() -> None:
+    assert read_choices("reshard*2+keep") == [RESHARD, RESHARD, KEEP]
+    assert read_choices("keep.checkpoint.offload+reshard.offload") == [
+        BlockChoice(reshard=False, checkpoint=True, offload=True),
+        BlockChoice(reshard=True, offload=True),
+    ]
+    assert blocks_of("reshard*10+keep*2+keep") == 13
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("reshard+reshard", "reshard*2"),
+        ("reshard*1+keep", "reshard+keep"),
+        ("keep+keep*2+reshard+keep", "keep*3+reshard+keep"),
+        ("keep.offload.checkpoint*2", "keep.checkpoint.offload*2"),
+        ("keep.offload.offload", "keep.offload"),
+    ],
+)
+def test_equal_choices_have_one_text(written: str, text: str) -> None:
+    assert canonical(written) == text
+    assert STRATEGIES.parse(f"manual:{written}").text == f"manual:{text}"
+
+
+CHOICES = st.builds(BlockChoice, reshard=st.booleans(), checkpoint=st.booleans(), offload=st.booleans())
+
+
+@given(st.lists(st.tuples(CHOICES, st.integers(1, 3)), min_size=1, max_size=6))
+def test_the_one_text_means_the_same_and_is_its_own(runs: list[tuple[BlockChoice, int]]) -> None:
+    written = "+".join(f"{choice.text}*{count}" for choice, count in runs)
+    expected = [choice for choice, count in runs for _ in range(count)]
+    assert read_choices(written) == expected
+    assert read_choices(canonical(written)) == expected
+    one_by_one = "+".join(choice.text for choice in expected)
+    assert canonical(one_by_one) == canonical(written) == canonical(canonical(written))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "whole", "reshard*0", "reshard*", "reshard*-1", "keep.fast", "keep+", "+keep", "keep*2*2", "keep 2",
+     "keep*99999", "offload"],
+)  # fmt: skip
+def test_what_is_no_run_is_refused_with_the_grammar(text: str) -> None:
+    with pytest.raises(SpecError, match=r"is no run of blocks: manual takes reshard or keep, then \.check"):
+        canonical(text)
+
+
+def test_options_of_all_blocks_go_with_it() -> None:
+    spec = STRATEGIES.parse("manual:keep+keep:prefetch=1:tp=2")
+    assert (spec.text, spec.integer("tp")) == ("manual:keep*2:prefetch=1:tp=2", 2)
+    with pytest.raises(SpecError, match="has no option 'reshard'"):
+        STRATEGIES.parse("manual:keep:reshard=true")
+    with pytest.raises(SpecError, match="needs a choice for each block"):
+        STRATEGIES.parse("manual")
+
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "both kinds": (2, {"strategy": "manual:reshard.checkpoint+keep", "optimizer": ADAMW}),
+    "offloaded, accumulated": (
+        3,
+        {"strategy": "manual:keep.offload+reshard.checkpoint.offload", "optimizer": SGD, "accumulation": 2},
+    ),
+    "split": (4, {"strategy": "manual:reshard.checkpoint+keep:tp=2", "optimizer": SGD, "clip_norm": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_train_as_a_loop_over_the_replicas_does(
+    ranks: Ranks, split_models: ModuleType, case: str
+) -> None:
+    size, settings = CASES[case]
+    split_models.assert_as_serial(ranks(size, split_models.train, "gpt", settings), "gpt", settings)
+
+
+@pytest.mark.parametrize(
+    ("choices", "gatherings"),
+    [("reshard*2", 4), ("reshard+keep", 3), ("keep.checkpoint+reshard.checkpoint", 3), ("keep*2", 2)],
+)
+def test_blocks_that_are_kept_are_gathered_once(
+    ranks: Ranks, split_models: ModuleType, choices: str, gatherings: int
+) -> None:
+    # Width d = 16: of a block 12 d^2 + 13 d elements, of what is around them 17 d, padded to 18, and 10 d.
+    # All rows of a block divide by 2.
+    d = 16
+    block, around = 8 * (12 * d * d + 13 * d), 8 * (18 + 8 + 2) * d
+    expected = gatherings * block // 2 + around // 2 + 2 * block + around
+    settings = {"strategy": f"manual:{choices}", "optimizer": SGD}
+    for payload, operations, _, _ in ranks(2, split_models.traffic, "gpt", settings):
+        assert (payload, operations) == (expected, gatherings + 1 + 3)
+
+
+def test_the_model_has_as_many_blocks_as_choices() -> None:
+    layout = ModelLayout(blocks=("a", "b"))
+    with pytest.raises(UsageError, match=r"manual:keep\*3 chooses for 3 blocks, and the model has 2"):
+        fsdp._choices(STRATEGIES.parse("manual:keep*3"), layout)
+    assert fsdp._choices(STRATEGIES.parse("manual:keep+reshard"), layout) == {"a": KEEP, "b": RESHARD}
+
+
+def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[int]]:
+    """On a rank: what torch was asked for unit by unit, and how often each block's MLP ran in a step."""
+    asked = []
+    shard = fsdp.fully_shard
+
+    def recorded(module: Any, **options: Any) -> Any:
+        offloaded = isinstance(options.get("offload_policy"), CPUOffloadPolicy)
+        asked.append((options["reshard_after_forward"], offloaded))
+        return shard(module, **options)
+
+    workload = build_gpt(GPTShape(layers=2, width=8, heads=2, context=4, vocabulary=6, seq=4))
+    fsdp.fully_shard = recorded
+    try:
+        trainer = Trainer(
+            workload.module,
+            workload.loss,
+            device=torch.device("cpu"),
+            settings=TrainSettings(strategy=strategy),
+            layout=workload.layout,
+            group=open_exchange(),
+        )
+    finally:
+        fsdp.fully_shard = shard
+    runs = [0, 0]
+
+    def count(index: int) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            runs[index] += 1
+
+        return hook
+
+    for index in range(2):
+        trainer.model.bare.get_submodule(f"h.{index}.mlp").register_forward_pre_hook(count(index))
+    tokens = torch.arange(4).view(1, 4)
+    trainer.step(iter([(tokens, tokens)]))
+    return asked, runs
+
+
+def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
+    # What is around the blocks stays whole, and on the device.
+    expected = ([(True, False), (False, True), (False, False)], [2, 1])
+    assert ranks(2, treatment, "manual:reshard.checkpoint+keep.offload") == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"strategy": "manual:keep*3"}, "gpt-nano has 4 blocks, and manual:keep*3 chooses for 3"),
+        ({"activation_checkpointing": True}, "write .checkpoint there"),
+        ({"strategy": "manual:keep*4:tp=2"}, "tp is the same"),
+        ({"strategy": "manual:keep*4:params=bf16"}, "goes with --precision bf16"),
+        ({"compression": "topk:0.01"}, "none other, and no compressor"),
+        ({"gpus": 1}, "needs at least 2"),
+        ({}, "None"),
+    ],
+)
+def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
+    fields: dict[str, Any] = {
+        "workload": "gpt-nano", "dataset": "synthetic", "strategy": "manual:keep*4", "gpus": 2,
+        "micro_batch": 4, "device": "cpu", "backend": "gloo", "optimizer": "sgd", **changes,
+    }  # fmt: skip
+    cell = Cell(**fields)
+    assert reason in str(refusal(cell) or split.refusal(cell))

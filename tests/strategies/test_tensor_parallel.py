@@ -1,0 +1,344 @@
+"""Tensor parallelism over real ranks, against the whole model on one, and closed forms of what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from harness.plan import split
+from harness.worker.exchange import ExchangeGroup, open_exchange
+from results.cell import Cell
+from results.layout import LinearSplit, ModelLayout
+from strategies import Trainer, TrainSettings
+from strategies.collectives.link import Link
+from strategies.refusal import refusal
+from strategies.tensor_parallel import Cut, TensorSplit
+from workloads.build import build_workload
+
+Ranks = Callable[..., list[Any]]
+Threads = Callable[..., list[Any]]
+SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
+CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "GPT": (2, "gpt", {"optimizer": SGD}),
+    "GPT, AdamW, a head on each": (4, "gpt", {"optimizer": ADAMW}),
+    "Llama": (4, "llama", {"optimizer": SGD}),
+    "grouped queries, tied": (2, "grouped", {"optimizer": ADAMW}),
+    "accumulated": (2, "llama", {"optimizer": ADAMW, "accumulation": 2}),
+    "clipped": (4, "gpt", {"optimizer": SGD, "clip_norm": 0.1}),
+    "clipped, three ways of splitting": (2, "grouped", {"optimizer": SGD, "clip_norm": 0.1}),
+    "checkpointed": (2, "gpt", {"optimizer": SGD, "activation_checkpointing": True}),
+    "products kept": (2, "llama", {"optimizer": SGD, "activation_checkpointing": "selective"}),
+    "frozen parts": (2, "frozen", {"optimizer": SGD, "clip_norm": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_train_as_the_whole_model_does(ranks: Ranks, split_models: ModuleType, case: str) -> None:
+    size, model, settings = CASES[case]
+    settings = {"strategy": "tp", **settings}
+    split_models.assert_as_serial(ranks(size, split_models.train, model, settings), model, settings)
+
+
+def autocast_losses(rank: int, strategy: str) -> list[float]:
+    """On a rank: three losses of a small model under bf16 autocast."""
+    torch.manual_seed(0)
+    workload = build_workload("llama-nano:seq=8")
+    trainer = Trainer(
+        workload.module,
+        workload.loss,
+        device=torch.device("cpu"),
+        settings=TrainSettings(strategy=strategy, precision="bf16", optimizer="sgd:lr=0.05:momentum=0"),
+        layout=workload.layout,
+        group=None if strategy == "single" else open_exchange(),
+    )
+    tokens = torch.arange(16).view(2, 8)
+    return [trainer.step(iter([(tokens, tokens + 1)])).item() for _ in range(3)]
+
+
+def test_under_bf16_autocast_it_learns_alike(ranks: Ranks) -> None:
+    # bf16 has 8 bits: activations differ by 2^-8, and a mean loss by less.
+    whole = autocast_losses(0, "single")
+    first, second = ranks(2, autocast_losses, "tp")
+    assert first == second
+    assert first == pytest.approx(whole, rel=2**-8)
+    assert whole[2] < 0.9 * whole[0]
+
+
+def test_a_layer_gives_what_it_gives_whole_under_autocast(threads: Threads) -> None:
+    def output(group: ExchangeGroup) -> torch.dtype:
+        module = Layers()
+        TensorSplit(module, ModelLayout(splits=SPLITS), Link(group))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module(torch.ones(1, 3)).dtype
+
+    assert threads(2, output) == [torch.bfloat16] * 2
+
+
+def buffers_of(rank: int) -> dict[str, float]:
+    """On a rank: buffers that began as the number of the rank."""
+    module = Layers()
+    module.register_buffer("kept", torch.tensor(float(rank)))
+    settings, device = TrainSettings(strategy="tp"), torch.device("cpu")
+    layout = ModelLayout(splits=SPLITS)
+    trainer = Trainer(
+        module, F.mse_loss, device=device, settings=settings, layout=layout, group=open_exchange()
+    )
+    return {name: value.item() for name, value in trainer.model.named_buffers()}
+
+
+def test_buffers_are_those_of_the_first_rank(ranks: Ranks) -> None:
+    assert ranks(2, buffers_of) == [{"kept": 0.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("dim", "parts", "expected"),
+    [
+        # Rows 0..3: two matrices of two rows, of each of which a rank has one row.
+        (0, 2, [[[0, 1, 2, 3], [8, 9, 10, 11]], [[4, 5, 6, 7], [12, 13, 14, 15]]]),
+        (0, 1, [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 10, 11], [12, 13, 14, 15]]]),
+        (1, 1, [[[0, 1], [4, 5], [8, 9], [12, 13]], [[2, 3], [6, 7], [10, 11], [14, 15]]]),
+        (1, 2, [[[0, 2], [4, 6], [8, 10], [12, 14]], [[1, 3], [5, 7], [9, 11], [13, 15]]]),
+    ],
+)
+def test_a_matrix_is_cut_and_put_together(threads: Threads, dim: int, parts: int, expected: Any) -> None:
+    whole = torch.arange(16).view(4, 4)
+    cut = Cut(dim=dim, parts=parts)
+
+    def both(group: ExchangeGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        link = Link(group)
+        part = cut.part(whole, link)
+        return part, cut.whole(part, link)
+
+    for (part, again), rows in zip(threads(2, both), expected, strict=True):
+        assert part.tolist() == rows
+        assert torch.equal(again, whole)
+
+
+def _traffic(model: str, micro_batches: int, *, checkpointing: bool = False) -> tuple[int, int]:
+    """Bytes that a rank hands over in a step, and operations.
+
+    Two blocks, of each two sums in the forward and two in the backward pass, of 2 samples of 8 tokens of
+    width 16 in double precision. With checkpointing the block runs again in backward, up to the last value
+    that is kept for it: to the sum in its middle, not to the one at its end.
+    """
+    sums = micro_batches * 2 * (5 if checkpointing else 4)
+    return sums * 2 * 8 * 16 * 8, sums
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama", "grouped"])
+def test_what_travels_is_two_sums_of_activations_in_each_pass_of_a_block(
+    ranks: Ranks, split_models: ModuleType, model: str
+) -> None:
+    settings = {"strategy": "tp", "optimizer": SGD, "accumulation": 2}
+    for payload, operations, _, _ in ranks(2, split_models.traffic, model, settings):
+        assert (payload, operations) == _traffic(model, 2)
+
+
+def test_checkpointing_repeats_the_sum_in_the_middle_of_a_block(
+    ranks: Ranks, split_models: ModuleType
+) -> None:
+    settings = {"strategy": "tp", "optimizer": SGD, "activation_checkpointing": True}
+    for payload, operations, _, _ in ranks(4, split_models.traffic, "gpt", settings):
+        assert (payload, operations) == _traffic("gpt", 1, checkpointing=True)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_split_is_kept_in_parts_and_the_rest_whole(
+    ranks: Ranks, split_models: ModuleType, size: int
+) -> None:
+    # Width d = 16. Of a block, split: qkv 3 d^2 + 3 d, projection d^2, MLP 4 d^2 + 4 d and 4 d^2; whole: two
+    # biases of d and two norms of 2 d. Outside: 17 + 8 embeddings of d and a norm of 2 d.
+    d = 16
+    block = (12 * d * d + 7 * d) // size + 2 * d + 4 * d
+    expected = 2 * block + 25 * d + 2 * d
+    for _, _, kept, state in ranks(size, split_models.traffic, "gpt", {"strategy": "tp", "optimizer": ADAMW}):
+        assert sum(kept.values()) == expected
+        assert state == 2 * expected
+        assert kept["h.0.attn.c_attn.weight"] == 3 * d * d // size
+        assert kept["h.0.attn.c_proj.bias"] == d
+
+
+@pytest.mark.parametrize("model", ["gpt", "grouped"])
+def test_steps_without_exchange_can_be_undone(ranks: Ranks, split_models: ModuleType, model: str) -> None:
+    assert ranks(2, split_models.switched_off, model, {"strategy": "tp", "optimizer": ADAMW}) == [True] * 2
+
+
+def test_nothing_holds_the_model_afterwards(ranks: Ranks, split_models: ModuleType) -> None:
+    assert ranks(2, split_models.freed, "gpt", {"strategy": "tp", "optimizer": SGD}) == [True] * 2
+
+
+class Layers(nn.Module):
+    """Two layers, of which the first has its outputs split, and the second its inputs."""
+
+    def __init__(self, hidden: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads = 3
+        self.first, self.drop, self.second = nn.Linear(3, hidden), nn.Dropout(dropout), nn.Linear(hidden, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.drop(torch.relu(self.first(x))))
+        return y
+
+
+class Tied(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
+        self[1].weight = self[0].weight
+
+
+SPLITS = (LinearSplit(name="first", by="outputs"), LinearSplit(name="second", by="inputs"))
+UNFIT: dict[str, tuple[Callable[[], nn.Module], ModelLayout, str]] = {
+    "no splits": (Layers, ModelLayout(), "whose layout says what it splits: use fsdp"),
+    "features": (lambda: Layers(5), ModelLayout(splits=SPLITS), "5 outputs of first, in 1 matrices, do not"),
+    "heads": (Layers, ModelLayout(splits=SPLITS, heads=("heads",)), "heads of 3 does not divide by 2 ranks"),
+    "dropout": (lambda: Layers(4, 0.1), ModelLayout(splits=SPLITS), "no dropout, and drop drops"),
+    "another module": (
+        Layers,
+        ModelLayout(splits=(LinearSplit(name="drop", by="outputs"),)),
+        "splits nn.Linear alone, and drop is none",
+    ),
+    "tied": (
+        Tied,
+        ModelLayout(splits=(LinearSplit(name="0", by="outputs"),)),
+        "and 0.weight, 1.weight share",
+    ),
+}
+
+
+def complaint(rank: int, case: str) -> str:
+    """On a rank: what the strategy says of a model that it cannot split."""
+    build, layout, _ = UNFIT[case]
+    settings, device = TrainSettings(strategy="tp"), torch.device("cpu")
+    try:
+        Trainer(build(), F.mse_loss, device=device, settings=settings, layout=layout, group=open_exchange())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_model_that_cannot_be_split_is_refused_with_the_way_out(ranks: Ranks, case: str) -> None:
+    for answer in ranks(2, complaint, case):
+        assert answer.startswith("UsageError: ")
+        assert UNFIT[case][2] in answer
+        assert answer.endswith("use fsdp, which splits any model")
+
+
+def overflowing_steps(rank: int) -> list[tuple[bool, float]]:
+    """On a rank: of each step whether its own gradients are finite, and the scaler's factor after it.
+
+    The loss is a quarter of the sum of three outputs. The second half of the hidden values, the last rank's,
+    goes into each output by a factor of 4, so that their gradient is 3 of the scaler's factor; that of the
+    first half is small.
+    """
+    module = Layers()
+    with torch.no_grad():
+        module.first.weight.fill_(0.1)
+        module.second.weight.copy_(torch.tensor([2.0**-10, 2.0**-10, 4.0, 4.0]).expand(3, 4))
+    trainer = Trainer(
+        module,
+        lambda outputs, targets: outputs.float().sum() / 4,
+        device=torch.device("cpu"),
+        settings=TrainSettings(strategy="tp", precision="fp16", optimizer="sgd:lr=0"),
+        layout=ModelLayout(splits=SPLITS),
+        group=open_exchange(),
+    )
+    found = []
+    for _ in range(3):
+        trainer.compute_gradients(iter([(torch.ones(1, 3), torch.ones(1, 3))]))
+        gradients = [parameter.grad for parameter in trainer.model.parameters()]
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
+        trainer.update()
+        found.append((finite, trainer.scaler.get_scale()))
+    return found
+
+
+def test_a_part_that_overflows_makes_all_ranks_leave_the_step_out(ranks: Ranks) -> None:
+    # fp16 ends at 65504, and the factor begins at 2^16: 3 * 2^16 and 3 * 2^15 overflow, 3 * 2^14 does not.
+    first, second = ranks(2, overflowing_steps)
+    assert first == [(True, 2.0**15), (True, 2.0**14), (True, 2.0**14)]
+    assert second == [(False, 2.0**15), (False, 2.0**14), (True, 2.0**14)]
+
+
+def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads: Threads) -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z: torch.Tensor = self.out(self.a(x) * self.b(y))
+            return z
+
+    layout = ModelLayout(
+        splits=(
+            LinearSplit(name="a", by="outputs"),
+            LinearSplit(name="b", by="outputs"),
+            LinearSplit(name="out", by="inputs"),
+        )
+    )
+    torch.manual_seed(0)
+    weights = Beside().double().state_dict()
+
+    def sums(group: ExchangeGroup, *, alike: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            module = Beside().double()
+            module.load_state_dict(weights)
+            if group.size() > 1:
+                TensorSplit(module, layout, Link(group))
+            x = torch.arange(8.0).view(2, 4).double().requires_grad_()
+            y = x if alike else torch.ones(2, 4).double().requires_grad_()
+            outcome = module(x, y)
+            outcome.square().sum().backward()
+            assert x.grad is not None
+            assert y.grad is not None
+            return group.traffic.operations, x.grad, y.grad
+
+    def both(group: ExchangeGroup) -> list[Any]:
+        return [sums(group, alike=True), sums(group, alike=False)]
+
+    ((_, *shared), (_, *apart)) = threads(1, both)[0]
+    for once, again in threads(2, both):
+        # One sum forward, and one backward where the input is one, two where there are two.
+        assert (once[0], again[0] - once[0]) == (1 + 1, 1 + 2)
+        for ours, theirs in zip((*once[1:], *again[1:]), (*shared, *apart), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+
+
+FIELDS: dict[str, Any] = {
+    "workload": "gpt-nano", "dataset": "synthetic", "strategy": "tp", "gpus": 2, "micro_batch": 4,
+    "device": "cpu", "backend": "gloo", "optimizer": "sgd", "model_parallel": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"compression": "topk:0.01"}, "exchanges activations"),
+        ({"collective": "ring"}, "exchanges activations"),
+        ({"compile": True}, "the compiler does not see through"),
+        ({"memory_format": "channels_last"}, "another order"),
+        ({"gpus": 1, "model_parallel": 1}, "needs at least 2"),
+        ({"workload": "resnet18-32px"}, "no layers that tensor parallelism knows how to split"),
+        (
+            {"workload": "llama-nano", "gpus": 4, "model_parallel": 4},
+            "2 attention heads of llama-nano do not",
+        ),
+    ],
+)
+def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
+    cell = Cell(**{**FIELDS, **changes})
+    assert reason in str(refusal(cell) or split.refusal(cell))
+
+
+def test_all_else_is_allowed() -> None:
+    cell = Cell(
+        **FIELDS, precision="fp16", accumulation=2, clip_norm=1.0, activation_checkpointing="selective"
+    )
+    assert (refusal(cell), split.refusal(cell)) == (None, None)

@@ -1,0 +1,237 @@
+"""What travels in closed form: worked out by hand, and against what steps hand to the process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.worker.exchange import open_exchange
+from results.cell import Cell
+from results.parts import ModelParts, Part, Saved, Weight
+from strategies.traffic import Term, traffic
+from strategies.trainer import Trainer, TrainSettings
+from workloads.activations import parts_of
+from workloads.gpt import build_gpt
+from workloads.llama import build_llama
+from workloads.shapes import GPTShape, LlamaShape
+
+Ranks = Callable[..., list[Any]]
+
+BLOCK = Part(
+    weights=(Weight(rows=10, columns=30, split="columns"), Weight(rows=20)), saved=Saved(), input=400, flops=9
+)
+SMALL = ModelParts(
+    stem=Part(weights=(Weight(rows=50, columns=10),), saved=Saved(), input=40),
+    blocks=(BLOCK,) * 4,
+    head=Part(weights=(Weight(rows=10),), saved=Saved(), input=400),
+    shared_values=500,
+)
+P = 4 * (500 + 4 * 320 + 10)
+"""7160 bytes."""
+
+
+def terms_of(strategy: str, gpus: int, parts: ModelParts = SMALL, **fields: Any) -> list[Term]:
+    base: dict[str, Any] = {"micro_batch": 2, "optimizer": "adamw", "device": "cpu", "backend": "gloo"}
+    cell = Cell(workload="gpt-nano", dataset="synthetic", strategy=strategy, gpus=gpus, **base | fields)
+    return traffic(cell, parts)
+
+
+def short(terms: list[Term]) -> list[tuple[str, str, int, float, float, float]]:
+    return [
+        (t.collective, t.dimension, t.ranks, t.payload_bytes, t.operations, pytest.approx(t.wire_bytes))
+        for t in terms
+    ]
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert terms_of("single", 1) == []
+
+
+def test_ddp_sends_two_parts_in_p() -> None:
+    """2 (p - 1) / p P: 1, 1.5 and 1.75 times P on 2, 4 and 8."""
+    for strategy in ("ddp", "scratch-ddp"):
+        for gpus, times in ((2, 1.0), (4, 1.5), (8, 1.75), (256, 1.9921875)):
+            assert short(terms_of(strategy, gpus)) == [("all-reduce", "replicate", gpus, P, 1, times * P)]
+
+
+def test_buckets_close_with_the_gradient_that_fills_them() -> None:
+    """Limits of 0.001 MiB = 1048 bytes. From the end: 10 + 20 + 300 values are 1320 bytes and so a bucket,
+    320 are 1280, three times; 500 are the fifth."""
+    [term] = terms_of("ddp:bucket_mb=0.001", 4)
+    assert term.operations == 5
+    # 0.003 MiB = 3145 bytes: 330 + 320 + 20 + 300 ... 970 values are 3880; 320 + 500 the rest.
+    [term] = terms_of("ddp:bucket_mb=0.003", 4)
+    assert term.operations == 2
+
+
+def test_zero1_sends_three_parts() -> None:
+    terms = terms_of("zero1", 4)
+    assert short(terms) == [
+        ("all-reduce", "replicate", 4, P, 1, 1.5 * P),
+        ("broadcast", "replicate", 4, P, 4, 0.75 * P),
+    ]
+    assert sum(term.wire_bytes for term in terms) == 3 * 3 / 4 * P
+
+
+def test_local_sgd_sends_its_parameters_once_a_period() -> None:
+    assert short(terms_of("local-sgd:8", 4)) == [("all-reduce", "replicate", 4, P / 8, 1 / 8, 1.5 * P / 8)]
+
+
+def test_fsdp_gathers_blocks_twice_and_averages_padded_gradients() -> None:
+    """Over 4: what is around the blocks is 532 values, a block 380. Gloo averages by an all-reduce."""
+    around, block = 4 * 532, 4 * 380
+    whole = around + 4 * block
+    gathered = (around + 8 * block) / 4
+    assert short(terms_of("fsdp", 4)) == [
+        ("all-gather", "shard", 4, gathered, 9, 3 * gathered),
+        ("all-reduce", "shard", 4, whole, 5, 1.5 * whole),
+    ]
+    nccl = terms_of("fsdp", 4, device="cuda", backend="nccl")
+    assert short(nccl)[1] == ("reduce-scatter", "shard", 4, whole, 5, 0.75 * whole)
+    assert short(terms_of("fsdp:reshard=false", 4))[0] == (
+        "all-gather",
+        "shard",
+        4,
+        whole / 4,
+        5,
+        0.75 * whole,
+    )
+    # Twice the gatherings, and gradients once.
+    twice = terms_of("fsdp", 4, accumulation=2)
+    assert short(twice) == [
+        ("all-gather", "shard", 4, 2 * gathered, 18, 6 * gathered),
+        ("all-reduce", "shard", 4, whole, 5, 1.5 * whole),
+    ]
+
+
+def test_hsdp_sums_shards_across_nodes() -> None:
+    """Nodes of 2: 510 and 320 values are even. A shard is half of P, summed over 3 nodes."""
+    terms = terms_of("hsdp", 6, node_size=2)
+    assert short(terms)[2] == ("all-reduce", "replicate", 3, P / 2, 5, 4 / 3 * P / 2)
+    assert [term.ranks for term in terms] == [2, 2, 3]
+
+
+def test_scratch_fsdp_by_stage() -> None:
+    """Flat over 4: 512 and 320 values. Stage 3 gathers blocks again; from 2 on micro-batches are averaged."""
+    around, blocks = 4 * 512, 4 * 4 * 320
+    whole = around + blocks
+    for stage, gatherings, gathered, averages in (
+        (1, 5, whole, 1),
+        (2, 5, whole, 2),
+        (3, 18, 2 * (whole + blocks), 2),
+    ):
+        assert short(terms_of(f"scratch-fsdp:stage={stage}", 4, accumulation=2)) == [
+            ("all-gather", "shard", 4, gathered / 4, gatherings, 0.75 * gathered),
+            ("all-to-all", "shard", 4, averages * whole, 5 * averages, 0.75 * averages * whole),
+        ]
+
+
+def test_tensor_parallelism_sums_activations_four_times_a_block() -> None:
+    """2 samples x 400 bytes x 4 blocks x 4 sums = 12,800, whatever the number of ranks."""
+    assert short(terms_of("tp", 2)) == [("all-reduce", "tensor", 2, 12_800, 16, 12_800)]
+    assert short(terms_of("tp", 4)) == [("all-reduce", "tensor", 4, 12_800, 16, 19_200)]
+    assert terms_of("tp", 2, activation_checkpointing=True)[0].operations == 20
+    mixed = terms_of("fsdp:tp=2", 4)
+    assert [(term.dimension, term.ranks) for term in mixed] == [("shard", 2), ("shard", 2), ("tensor", 2)]
+
+
+def test_a_pipeline_sends_activations_on_and_gradients_back() -> None:
+    """8 samples in 4 microbatches on 4 stages: a middle one sends 400 bytes a sample each way. Both ends have
+    the embedding, 2000 bytes."""
+    assert short(terms_of("pipeline:1f1b", 4, micro_batch=8)) == [
+        ("send", "pipeline", 4, 8 * 2 * 400, 8, 6400),
+        ("all-reduce", "pipeline", 2, 2000, 1, 2000),
+        ("broadcast", "pipeline", 4, 8, 1, 6),
+    ]
+    # Two copies of 2 stages: the last has 2 blocks, 10 values and a copy of 500.
+    copies = terms_of("pipeline:1f1b:dp=2", 4, micro_batch=8)
+    assert short(copies)[:2] == [
+        ("send", "pipeline", 2, 8 * 400, 4, 3200),
+        ("all-reduce", "replicate", 2, 4 * 1150, 1, 4 * 1150),
+    ]
+
+
+@given(st.sampled_from(["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-fsdp:stage=1"]), st.integers(1, 255))
+def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy: str, less: int) -> None:
+    """At most 2, 3, 4 (Gloo), 3 and 2 times the model, padding left out; it grows with the ranks."""
+    gpus = 1 + less
+    most = {"ddp": 2, "zero1": 3, "fsdp": 4, "scratch-fsdp": 3, "scratch-fsdp:stage=1": 2}[strategy]
+    padding = 4 * gpus * (10 + 30 + 1) * 16
+    assert sum(term.wire_bytes for term in terms_of(strategy, gpus)) <= most * (P + padding)
+
+
+GPT = GPTShape(layers=4, width=16, heads=4, context=8, vocabulary=37, seq=8)
+LLAMA = LlamaShape(
+    layers=4, width=16, heads=4, kv_heads=4, hidden=24, context=8, vocabulary=37, seq=8, tied=True
+)
+MODELS: dict[str, Any] = {
+    "gpt": (GPT, build_gpt),
+    "llama": (LLAMA, build_llama),
+    "untied": (replace(LLAMA, tied=False), build_llama),
+}
+COUNTED = [
+    ("ddp", "gpt", {}),
+    ("scratch-ddp", "gpt", {"accumulation": 2}),
+    ("zero1", "gpt", {}),
+    ("fsdp", "gpt", {}),
+    ("fsdp", "llama", {"accumulation": 2}),
+    ("fsdp:reshard=false", "gpt", {"accumulation": 2}),
+    ("scratch-fsdp", "gpt", {"accumulation": 2}),
+    ("scratch-fsdp:stage=1", "gpt", {"accumulation": 2}),
+    ("scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
+    ("tp", "gpt", {"accumulation": 2}),
+    ("tp", "llama", {}),
+    ("tp", "gpt", {"activation_checkpointing": True}),
+    ("tp", "gpt", {"activation_checkpointing": "selective"}),
+    ("pipeline:1f1b", "gpt", {"accumulation": 2}),
+    ("pipeline:gpipe", "llama", {}),
+]
+FOUR = [
+    ("fsdp", "gpt", {}),
+    ("fsdp:tp=2", "gpt", {}),
+    ("hsdp", "gpt", {"node_size": 2}),
+    ("pipeline:1f1b:dp=2", "gpt", {}),
+    # Of a tied model no rank sends both activations each way and the shared gradient.
+    ("pipeline:1f1b", "untied", {}),
+    ("scratch-fsdp", "llama", {}),
+]
+
+
+def traffic_of_a_step(rank: int, strategy: str, model: str, settings: dict[str, Any]) -> tuple[int, int]:
+    """On a rank: bytes and operations of the third step, when all that is agreed on once has been."""
+    exchange = open_exchange()
+    shape, build = MODELS[model]
+    workload = build(shape)
+    trainer = Trainer(
+        workload.module,
+        workload.loss,
+        device=torch.device("cpu"),
+        settings=TrainSettings(strategy=strategy, optimizer="adamw", **settings),
+        layout=workload.layout,
+        group=exchange,
+    )
+    batches = iter([workload.synthetic(torch.Generator().manual_seed(rank), 4)] * 9)
+    before = (0, 0)
+    for _ in range(3):
+        before = exchange.traffic.payload_bytes, exchange.traffic.operations
+        trainer.step(batches)
+    return exchange.traffic.payload_bytes - before[0], exchange.traffic.operations - before[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy", "model", "settings"),
+    [*((2, *point) for point in COUNTED), *((4, *point) for point in FOUR)],
+)
+def test_what_is_counted_is_the_closed_form(
+    ranks: Ranks, size: int, strategy: str, model: str, settings: dict[str, Any]
+) -> None:
+    """Of the rank that sends most."""
+    terms = terms_of(strategy, size, parts_of(MODELS[model][0]), **{"micro_batch": 4} | settings)
+    expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
+    assert max(ranks(size, traffic_of_a_step, strategy, model, settings)) == expected
