@@ -89,8 +89,9 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     by ranks that are always slow and by random skew together;
     transfer = mean time of an on step to the last rank - expected slowest.
 
-    Their values are means over the quads. Without the exchange a pipeline's stages wait for nothing: the
-    bubble that the recorder saw is in the on steps alone, and is taken off transfer.
+    Their values are means over the quads. Without the exchange a pipeline's stages wait for nothing. What
+    the recorder saw them wait has two reasons: that stages take unlike times is the wait above; the rest is
+    the bubble, which is in the on steps alone and is taken off transfer.
     """
     quads = quads_of(ranks)
     if quads is None:
@@ -99,14 +100,16 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     compute = own.mean(axis=(0, 2))
     slowest = own.max(axis=0).mean(axis=1)
     on = _to_the_last([q.on_first_ns for q in quads]) + _to_the_last([q.on_second_ns for q in quads])
-    bubble_ns = _bubble(ranks)
+    wait_ns = _over_quads(slowest - compute)
+    waited_ns = _bubble(ranks)
+    bubble_ns = None if waited_ns is None else max(0.0, waited_ns - wait_ns.value)
     return _adding_up(
         StepBudget(
             method="on-off",
             input_ns=data_ns,
             compute_ns=float(compute.mean()),
             transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest - (bubble_ns or 0.0)),
-            wait_ns=_over_quads(slowest - compute),
+            wait_ns=wait_ns,
             bubble_ns=bubble_ns,
             other_ns=0.0,
         ),

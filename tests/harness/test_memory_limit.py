@@ -41,7 +41,7 @@ PARAMETER_BYTES = 4 * 20 * (1024 * 1024 + 1024)
 # With gradients and AdamW's two moments: single 4 x 80 = 320 MiB, ddp 80 more for its buckets. A rank of 4
 # that shards has 80 MiB of all that, and before it was sharded the whole model beside the first shards, up
 # to 100 MiB; some gathered layers of 4 MiB, torch's sharding itself and stacks of threads come on top.
-LIMIT_MB = 200
+LIMIT_MB = 256
 
 
 @pytest.fixture(scope="module")

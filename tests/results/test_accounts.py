@@ -288,6 +288,19 @@ def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of: Make
     assert (budget.transfer_ns.value, budget.other_ns) == (-0.5, 15)
 
 
+def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of: Make) -> None:
+    # Stages of 8 and 12 in steps of 14: compute 10, the slowest 12, wait 2. They waited 6 and 2: 4 in the mean,
+    # of which 2 are the wait; nothing is left for transfer.
+    bubbles = _each(RECORDED, bubble_ns=[[6, 6], [2, 2]])
+    each = [
+        {"quads": _quads([alone] * 4, [14, 14], [14, 14]), **own}
+        for alone, own in zip((8, 12), bubbles, strict=True)
+    ]
+    budget = _budget(run_of(each))
+    assert (budget.compute_ns, budget.wait_ns.value, budget.bubble_ns) == (10, 2, 2)
+    assert budget.transfer_ns.value == 0
+
+
 def test_on_cuda_exposed_is_what_does_not_overlap(run_of: Make) -> None:
     # Rank 0 (12 - 4) / 2 = 4 a step, rank 1 (8 - 4) / 2 = 2: 3 in the mean, of which 1.75 is wait.
     kernels = [

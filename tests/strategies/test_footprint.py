@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.worker.exchange import open_exchange
@@ -126,6 +126,20 @@ def test_fsdp_by_hand() -> None:
     # Whole in bf16 are half as many bytes.
     halved = footprint(cell_of("fsdp:params=bf16", 4, precision="bf16"), SMALL)
     assert halved.gathered == (around + block) // 2
+
+
+def test_copies_of_gradients_on_their_way_by_hand() -> None:
+    """Without activations fsdp has most when a block is averaged: shards with gradients, what is around the
+    blocks, the block and its gradients, and two copies of these. Ours has two blocks, four copies, on CPU."""
+    light = ModelParts(
+        stem=replace(SMALL.stem, saved=Saved()),
+        blocks=(replace(BLOCK, saved=Saved(), saved_once=0),) * 4,
+        head=replace(SMALL.head, saved=Saved()),
+    )
+    shard, around, block = 4 * 513, 4 * 532, 4 * 380
+    assert total("fsdp", 4, light) == 4 * shard + around + 4 * block
+    shard, around, block = 4 * 448, 4 * 512, 4 * 320
+    assert total("scratch-fsdp", 4, light) == 4 * shard + around + 6 * block
 
 
 def test_scratch_fsdp_by_hand() -> None:
@@ -252,6 +266,7 @@ SHAPES = st.one_of(
 SIZES = (2, 3, 4, 8, 16, 256)
 
 
+@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3))
 def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulation: int) -> None:
     """But for what rounding up to equal shards adds: less than a row of each parameter and rank."""
@@ -263,6 +278,7 @@ def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulat
         assert all(b <= a + s for a, b, s in zip(totals, totals[1:], slack[1:], strict=False))
 
 
+@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3), gpus=st.sampled_from(SIZES))
 def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulation: int, gpus: int) -> None:
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
@@ -273,6 +289,7 @@ def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulati
     assert first >= second >= third
 
 
+@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8))
 def test_checkpointing_never_takes_more(shape: GPTShape, batch: int) -> None:
     parts = parts_of(shape)
@@ -286,7 +303,7 @@ def test_checkpointing_never_takes_more(shape: GPTShape, batch: int) -> None:
 MEASURED = GPTShape(layers=8, width=512, heads=8, context=128, vocabulary=8192, seq=128)
 """29.5 M parameters, 112.5 MiB."""
 COUNTED_NOT_MIB = (-8, 40)
-"""What is not counted: 17 to 24 MiB were measured, of libraries' buffers and threads' stacks."""
+"""What is not counted: 6 to 28 MiB were measured, of libraries' buffers and threads' stacks."""
 COMPARED = [
     ("single", 1),
     *((strategy, 2) for strategy in ("ddp", "zero1", "fsdp", "fsdp:reshard=false", "scratch-fsdp")),

@@ -376,7 +376,7 @@ def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str,
 
 @pytest.mark.parametrize(
     ("size", "schedule", "pieces", "chunks"),
-    [(8, "1f1b", 8, 1), (8, "interleaved", 8, 2), (256, "gpipe", 3, 1), (256, "1f1b:dp=16", 16, 1)],
+    [(8, "1f1b", 8, 1), (8, "interleaved", 8, 2), (256, "gpipe:dp=8", 3, 1), (256, "1f1b:dp=16", 16, 1)],
 )
 def test_what_travels_between_many_ranks(
     recorded_world: ModuleType, size: int, schedule: str, pieces: int, chunks: int

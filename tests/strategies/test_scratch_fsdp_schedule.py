@@ -62,8 +62,11 @@ class Blocks(nn.Module):
         self.blocks = nn.Sequential(*(Probed(6, 6, bias=False) for _ in range(4)))
 
     def forward(self, x: Tensor) -> Tensor:
+        Probed.watching()
         y: Tensor = self.last(self.blocks(self.first(x)))
-        return y
+        if y.requires_grad:
+            y.register_hook(lambda gradient: Probed.watching())
+        return 1 * y
 
     def whole(self) -> tuple[int, int]:
         """How many of the two around and of the blocks have memory."""
@@ -217,8 +220,8 @@ def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
     seen: list[int] = []
     monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
     trainer.step(batches(1))
-    # At the far end there is nothing left to be gathered ahead.
-    way = [min(1 + ahead, left) for left in (4, 3, 2, 1)]
+    # Before the first block, as before the last one in backward, those ahead; at the far end nothing is left.
+    way = [ahead, *(min(1 + ahead, left) for left in (4, 3, 2, 1))]
     assert seen == way + way
 
 
@@ -251,6 +254,8 @@ def switched_off(rank: int, strategy: str) -> tuple[bool, bool]:
             trainer.step(other)
         group.traffic.enabled = True
         moved = any(not torch.equal(a, b) for a, b in zip(parameters_of(trainer), start, strict=True))
+        # What is gathered here is outdated by what is put back.
+        trainer.model.module(torch.ones(2, 5))
         snapshot.restore()
         trainer.step(data)
         found.append((parameters_of(trainer), moved))
@@ -339,20 +344,28 @@ def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stag
 
 
 def overflowing(rank: int) -> tuple[list[float], list[bool]]:
-    """On a rank: the scaler's factor after each of three steps, and whether parameters moved in it."""
-    _, trainer = build(open_exchange(), "scratch-fsdp", precision="fp16")
+    """On a rank: the scaler's factor after each of three steps, and whether parameters moved in it.
+
+    The loss is sum(y t) of y = W x, and the gradient of W's row i t_i x: row 0 is the shard of rank 0, row 1
+    that of rank 1.
+    """
+    settings = TrainSettings(strategy="scratch-fsdp", precision="fp16")
+    module = nn.Linear(4, 2, bias=False)
+    trainer = Trainer(
+        module, lambda y, t: (y * t).sum(), device=CPU, settings=settings, group=open_exchange()
+    )
     factors, moved = [trainer.scaler.get_scale()], []
     for step in range(3):
         before = parameters_of(trainer)
-        # The second target of rank 1 is beyond what half precision holds, once scaled.
-        size = 1e6 if (step, rank) == (1, 1) else 1.0
-        trainer.step(iter([(torch.ones(2, 5), torch.full((2, 5), size))]))
+        # Beyond what half precision holds, in the second step, for row 1 alone.
+        targets = torch.tensor([[0.001, 1e6 if (step, rank) == (1, 1) else 0.001]])
+        trainer.step(iter([(torch.ones(1, 4), targets)]))
         factors.append(trainer.scaler.get_scale())
         moved.append(any(not torch.equal(a, b) for a, b in zip(before, parameters_of(trainer), strict=True)))
     return factors, moved
 
 
-def test_an_overflow_on_one_rank_makes_all_leave_the_step_out(ranks: Ranks) -> None:
+def test_an_overflow_in_one_shard_makes_all_ranks_leave_the_step_out(ranks: Ranks) -> None:
     first, second = ranks(2, overflowing)
     assert first == second
     factors, moved = first

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.worker.exchange import open_exchange
@@ -157,6 +157,7 @@ def test_a_pipeline_sends_activations_on_and_gradients_back() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-fsdp:stage=1"]), st.integers(1, 255))
 def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy: str, less: int) -> None:
     """At most 2, 3, 4 (Gloo), 3 and 2 times the model, padding left out; it grows with the ranks."""

@@ -143,6 +143,24 @@ def test_what_travels_between_256_ranks(recorded_world: ModuleType, rank: int) -
     assert operations == 1 + 256
 
 
+# As above.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("strategy", "least", "most"), [("zero1", 1, 1), ("zero1:bucket_mb=0.001", 9, 28)])
+def test_buckets_are_as_large_as_asked_for(
+    recorded_world: ModuleType, split_models: ModuleType, strategy: str, least: int, most: int
+) -> None:
+    # 28 parameters, of which the 9 matrices have more than the 1049 bytes of a bucket of 0.001 MiB.
+    settings = {"strategy": strategy, "optimizer": SGD}
+    with recorded_world.opened(0, 2) as (group, calls):
+        trainer = split_models.trainer_of("gpt", settings, group)
+        for step in range(3):
+            calls.clear()
+            trainer.step(split_models.batches_of(step, 0, settings))
+        sums = sum(call.operation == "all_reduce" for call in calls)
+        group.reset()
+    assert least <= sums <= most
+
+
 def overflowing_steps(rank: int) -> list[tuple[float, bool]]:
     """On a rank: after each step the scaler's factor, and whether parameters have changed."""
     trainer = trainer_of(open_exchange(), precision="fp16", clip_norm=1.0)

@@ -477,42 +477,49 @@ def test_recorded_steps_are_steps_like_any_other(
     assert recorded[0]["hash"] == recorded[1]["hash"]
 
 
-def waited_for(seconds: float) -> Any:
-    """A work without a future that is waited for so long."""
+class Hours:
+    """In the place of the module `time`: a clock that goes on where somebody waits, and nowhere else."""
 
-    def no_future() -> Any:
-        raise RuntimeError
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.monotonic, self.sleep = time.monotonic, time.sleep
 
-    def wait(timeout: object) -> bool:
-        time.sleep(seconds)
-        return True
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
 
-    return SimpleNamespace(get_future=no_future, wait=wait)
+    def thread_time_ns(self) -> int:
+        return 0
+
+    def work(self, held_up_ns: int) -> Any:
+        """A work without a future that is waited for so long."""
+
+        def no_future() -> Any:
+            raise RuntimeError
+
+        def wait(timeout: object) -> bool:
+            self.now_ns += held_up_ns
+            return True
+
+        return SimpleNamespace(get_future=no_future, wait=wait)
 
 
-@pytest.mark.parametrize("stages", [False, True])
-def test_a_stage_idles_where_it_waits_for_a_neighbour(stages: bool) -> None:
-    clock = MonotonicClock()
+@pytest.mark.parametrize(("stages", "bubbles"), [(False, None), (True, [30 + 60, 3 + 6, 0])])
+def test_a_stage_idles_where_it_waits_for_a_neighbour(
+    monkeypatch: pytest.MonkeyPatch, stages: bool, bubbles: list[int] | None
+) -> None:
+    hours = Hours()
+    monkeypatch.setattr(recorder_module, "time", hours)
+    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
     recorder = Recorder(clock, CPU, stages=stages)
-    for seconds in (0.03, 0.0):
+    for unit_ns in (30, 3, 0):
         recorder.begins(Phase.FORWARD)
-        for name, factor in (("recv", 1), ("send", 2), ("_reduce_scatter_base", 3)):
-            work = recorder.issue(name, "0-1", 4, partial(waited_for, seconds * factor))
-            time.sleep(seconds)
+        # Neither what a collective takes, nor the time between issue and wait.
+        for name, held_up_ns in (("recv", unit_ns), ("send", 2 * unit_ns), ("_reduce_scatter_base", 500)):
+            work = recorder.issue(name, "0-1", 4, partial(hours.work, held_up_ns))
+            hours.now_ns += 1000
             assert work.wait()
         recorder.step_done(torch.tensor(0.0))
-    bubbles = recorder.take(clock.drain()).bubble_ns
-    if not stages:
-        assert bubbles is None
-        return
-    # 30 ms for what is received and 60 ms for what is sent; not the 90 ms of a collective, nor the time
-    # between issue and wait.
-    assert bubbles is not None
-    assert 90 * MS <= bubbles[0] < 170 * MS
-    assert bubbles[1] < 80 * MS
-    recorder.begins(Phase.FORWARD)
-    recorder.step_done(torch.tensor(0.0))
-    assert recorder.take(clock.drain()).bubble_ns == [0]
+    assert recorder.take(columns(3)).bubble_ns == bubbles
 
 
 def test_on_a_device_nobody_sees_a_stage_idle() -> None:

@@ -235,9 +235,10 @@ _DEFINITIONS = (
         "Bubble",
         "Time in which a pipeline's stage waited for another one, by the recorder, the mean over ranks and "
         "steps: for what it is to receive, and on CPU for what it sends to be taken. Transfers of "
-        "activations that nothing hides are in it, and so are stages that take unlike times. On CUDA the thread "
-        "that trains does not wait, and there is none. The ideal is the share of the step that its schedule "
-        "leaves idle when all stages take equally long and sending takes no time.",
+        "activations that nothing hides are in it. That stages take unlike times is the wait of on-off "
+        "blocks, and is taken off; recorded blocks alone do not tell the two apart. On CUDA the "
+        "thread that trains does not wait, and there is none. The ideal is the share of the step that its "
+        "schedule leaves idle when all stages take equally long and sending takes no time.",
     ),
     Definition(
         "method-part-other",
