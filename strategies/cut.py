@@ -44,32 +44,40 @@ def stages_of(cell: Cell, parts: ModelParts) -> list[list[Stage]]:
     costs = [block.flops for block in parts.blocks]
     costs[0] += parts.stem.flops
     costs[-1] += parts.head.flops
-    runs = balanced_runs(costs, count)
+    runs = balanced_cut(costs, count)
     stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
     return [stages[rank::ranks] for rank in range(ranks)]
 
 
-def balanced_runs(costs: Sequence[int], stages: int) -> list[range]:
-    """As `strategies.stages.balanced_cut`, which is beside torch."""
-    fits = sorted({sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)})
-    low, high = 0, len(fits) - 1
+def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:
+    """Runs of blocks, one a stage and none empty, whose largest cost is as small as it can be.
+
+    `costs` are of at least as many blocks as there are stages. Where several cuts are as good, blocks lie as
+    late as they may: an early stage keeps the activations of more microbatches (1F1B).
+    """
+    low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _late(costs, stages, fits[middle]) else (middle + 1, high)
-    runs = _late(costs, stages, fits[low])
-    assert runs is not None
-    return runs
+        if _late_runs(costs, stages, middle)[0].start == 0:
+            high = middle
+        else:
+            low = middle + 1
+    return _late_runs(costs, stages, low)
 
 
-def _late(costs: Sequence[int], stages: int, most: int) -> list[range] | None:
-    """Runs of at most `most`, from the last on as long as they may be; None if the blocks do not fit."""
-    runs, end = [], len(costs)
+def _late_runs(costs: Sequence[int], stages: int, most: int) -> list[range]:
+    """From the last stage on, each run as long as a cost of `most` and the stages before it allow.
+
+    The first run begins after block 0 if the blocks do not fit.
+    """
+    runs = []
+    end = len(costs)
     for before in reversed(range(stages)):
-        begin = end
-        while begin > before and sum(costs[begin - 1 : end]) <= most:
+        begin = end - 1
+        held = costs[begin]
+        while begin > before and held + costs[begin - 1] <= most:
             begin -= 1
-        if begin == end:
-            return None
+            held += costs[begin]
         runs.append(range(begin, end))
         end = begin
-    return runs[::-1] if end == 0 else None
+    return runs[::-1]

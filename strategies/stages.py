@@ -19,43 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies.cut import balanced_cut
 
 Piece = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]
-
-
-def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:
-    """Runs of blocks, one a stage and none empty, whose largest cost is as small as it can be.
-
-    `costs` are of at least as many blocks as there are stages. Where several cuts are as good, blocks lie as
-    late as they may: an early stage keeps the activations of more microbatches (1F1B).
-    """
-    low, high = max(costs), sum(costs)
-    while low < high:
-        middle = (low + high) // 2
-        if _late_runs(costs, stages, middle)[0].start == 0:
-            high = middle
-        else:
-            low = middle + 1
-    return _late_runs(costs, stages, low)
-
-
-def _late_runs(costs: Sequence[int], stages: int, most: int) -> list[range]:
-    """From the last stage on, each run as long as a cost of `most` and the stages before it allow.
-
-    The first run begins after block 0 if the blocks do not fit.
-    """
-    runs = []
-    end = len(costs)
-    for before in reversed(range(stages)):
-        begin = end - 1
-        held = costs[begin]
-        while begin > before and held + costs[begin - 1] <= most:
-            begin -= 1
-            held += costs[begin]
-        runs.append(range(begin, end))
-        end = begin
-    return runs[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

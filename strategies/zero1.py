@@ -11,7 +11,6 @@ parameters, where a reduce-scatter and an all-gather would be two.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from typing import cast
@@ -24,6 +23,7 @@ from results.errors import UsageError
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.ddp import DdpModel
+from strategies.gathered import gathered
 from strategies.optimizer import optimizer_call
 from strategies.parallel import OptimizerState, Setting
 
@@ -60,36 +60,7 @@ class Zero1Model(DdpModel):
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Collective: of each parameter the rank that updates it tells the others."""
-        named = list(self.bare.named_parameters())
         local = self.local_state(optimizer)
-        owners = torch.tensor(
-            [self._link.rank if local.get(parameter) else -1 for _, parameter in named], device=self._device
-        )
-        self._link.largest(owners)
-        for (name, parameter), owner in zip(named, owners.tolist(), strict=True):
-            if owner >= 0:
-                yield name, self._told(local.get(parameter, {}), owner)
-
-    def _told(self, state: OptimizerState, owner: int) -> OptimizerState:
-        """The state of a parameter as `owner` has it; collective."""
-        mine = self._link.rank == owner
-        message = (_packed(state) if mine else torch.empty(0, dtype=torch.uint8)).to(self._device)
-        size = torch.tensor([message.numel()], device=self._device)
-        self._link.broadcast(size, owner)
-        if not mine:
-            message = message.new_empty(int(size))
-        self._link.broadcast(message, owner)
-        return state if mine else _unpacked(message, self._device)
-
-
-def _packed(state: OptimizerState) -> Tensor:
-    """Tensors and numbers as bytes, (n,)."""
-    file = io.BytesIO()
-    torch.save(dict(state), file)
-    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-
-
-def _unpacked(message: Tensor, device: torch.device) -> OptimizerState:
-    file = io.BytesIO(message.cpu().numpy().tobytes())
-    state: OptimizerState = torch.load(file, map_location=device, weights_only=True)
-    return state
+        named = list(self.bare.named_parameters())
+        own = {name: local[parameter] for name, parameter in named if local.get(parameter)}
+        return gathered(own, [name for name, _ in named], self._link, self._device)

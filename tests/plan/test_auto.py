@@ -187,7 +187,7 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
     """ddp on 2, GPT nano, 4 samples at 50 GFLOP/s: 3 x 4 x forward FLOPs.
 
     L (24 T d^2 + 4 T^2 d) + 2 T d V = 4 (25,165,824 + 2,097,152) + 4,194,304 = 113,246,208. Gradients of
-    3,358,720 bytes take 1 x that at 1 GB/s and 4 operations of 0.2 ms, less than two thirds of the step.
+    3,358,720 bytes take 1 x that at 1 GB/s and 2 operations of 0.2 ms, less than two thirds of the step.
     """
     choice = weighed(plan_of(workload="gpt-nano", gpus=2, strategy="auto", batch_size=4))
     ddp = choice.candidates[0]
@@ -199,6 +199,26 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
     assert (ddp.times.exposed, ddp.times.bubble) == (0, 0)
     pipeline = next(c for c in choice.candidates if c.strategy == "pipeline:1f1b")
     assert pipeline.times.bubble == pytest.approx(pipeline.times.compute / 4)
+
+
+def test_gradients_hide_behind_the_last_micro_batch_alone(plan_of: MakePlan) -> None:
+    """ddp over 100 Mbit/s: 1 x the gradients' bytes at 12.5 MB/s and 2 operations of 0.2 ms, less two thirds
+    of the computation, of half of it with two micro-batches."""
+    parts = model_parts(WORKLOADS.parse("gpt-nano"))
+    assert parts is not None
+    sent = 4 * parts.values / 12.5e6 + 2 * 200e-6
+    for accumulation in (1, 2):
+        plan = plan_of(
+            workload="gpt-nano",
+            gpus=2,
+            strategy="auto",
+            link="100mbit",
+            batch_size=8,
+            accumulation=accumulation,
+        )
+        ddp = weighed(plan).candidates[0]
+        hidden = 2 / 3 * ddp.times.compute / accumulation
+        assert ddp.times.exposed == pytest.approx(sent - hidden)
 
 
 @pytest.mark.parametrize(("limit", "room"), [(1000, 950 - 64), (None, None)])

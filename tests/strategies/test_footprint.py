@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,9 +16,8 @@ from harness.worker.exchange import open_exchange
 from harness.worker.usage import reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.cut import balanced_runs, in_flight, stages_of
+from strategies.cut import in_flight, stages_of
 from strategies.footprint import deal, footprint, updated_bytes
-from strategies.stages import balanced_cut
 from strategies.trainer import Trainer, TrainSettings
 from workloads.activations import parts_of
 from workloads.gpt import build_gpt
@@ -214,14 +212,6 @@ def test_microbatches_in_flight() -> None:
     twice = cell_of("pipeline:interleaved:chunks=2:microbatches=8", 4)
     assert [in_flight(twice, rank) for rank in range(4)] == [11, 9, 7, 5]
     assert in_flight(cell_of("pipeline:interleaved:chunks=2:microbatches=4", 4), 0) == 8
-
-
-def test_runs_are_those_of_the_pipeline_itself() -> None:
-    draw = random.Random(1)
-    for _ in range(300):
-        costs = [draw.randint(1, 9) for _ in range(draw.randint(1, 12))]
-        stages = draw.randint(1, len(costs))
-        assert balanced_runs(costs, stages) == balanced_cut(costs, stages)
 
 
 def test_stages_of_a_rank_lie_p_apart() -> None:

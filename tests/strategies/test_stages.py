@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.checkpointing import checkpoint_blocks
-from strategies.stages import Cut, Stage, Twin, balanced_cut, cut_model, prune, require_cuttable
+from strategies.cut import balanced_cut
+from strategies.stages import Cut, Stage, Twin, cut_model, prune, require_cuttable
 
 
 @st.composite
