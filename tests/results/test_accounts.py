@@ -289,8 +289,8 @@ def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of: Make
 
 
 def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of: Make) -> None:
-    # Stages of 8 and 12 in steps of 14: compute 10, the slowest 12, wait 2. They waited 6 and 2, in the mean 4,
-    # of which 2 are the wait; nothing is left for transfer.
+    # Stages of 8 and 12 in steps of 14: compute 10, the slowest 12, wait 2. They waited 6 and 2: 4 in the
+    # mean, of which 2 are the wait; nothing is left for transfer.
     bubbles = _each(RECORDED, bubble_ns=[[6, 6], [2, 2]])
     each = [
         {"quads": _quads([alone] * 4, [14, 14], [14, 14]), **own}
