@@ -52,7 +52,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     ]
     lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
     return lines + [
-        f"  auto on {point.gpus}: {choice.chosen.strategy}, {choice.reason}"
+        f"  auto for {point.key.workload} on {point.gpus}: {choice.chosen.strategy}, {choice.reason}"
         for point, choice in choices(plan)
         if choice.chosen is not None
     ]
