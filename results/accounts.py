@@ -30,8 +30,16 @@ def step_budget(
     """
     if len(ranks) == 1:
         return _of_one_rank(step_ns, phase_ns)
+    if _bubble_is_unknown(ranks):
+        return None
     data_ns = _slowest_input(ranks)
     return _on_off(ranks, step_ns, data_ns) or _by_the_recorder(ranks, step_ns, data_ns, matched)
+
+
+def _bubble_is_unknown(ranks: Sequence[RankRecord]) -> bool:
+    """Whether the ranks are stages of a pipeline whose waits nobody recorded: transfer would hold them."""
+    staged = any(rank.work is not None and rank.work.bubble_ideal is not None for rank in ranks)
+    return staged and _bubble(ranks) is None
 
 
 def _slowest_input(ranks: Sequence[RankRecord]) -> float:
@@ -44,6 +52,8 @@ def _slowest_input(ranks: Sequence[RankRecord]) -> float:
 
 def why_no_budget(ranks: Sequence[RankRecord]) -> str:
     """Why a run of several ranks has no budget."""
+    if _bubble_is_unknown(ranks):
+        return "what a pipeline's stages wait for each other is not recorded, and would count as transfer"
     if all(rank.quads is not None and rank.quads.on_first_ns for rank in ranks):
         return "the single steps of its blocks without exchange were not kept: an older bench measured it"
     reasons = {key: why for rank in reversed(ranks) for key, why in rank.absent.items()}

@@ -78,7 +78,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     flops: int | None
     """Forward and backward of those samples, without recomputation; 1 MAC = 2 FLOP."""
     exchange_payload_bytes: int
-    """Bytes of the buffers that this rank handed to gradient collectives in one step; 0 for none."""
+    """Bytes of the buffers that this rank handed to collectives and sends in one step; 0 for none."""
     exchange_operations: float
     """Of one step, the mean: a strategy that exchanges in some steps alone has a fraction."""
     bubble_ideal: float | None = None

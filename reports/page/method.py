@@ -111,17 +111,18 @@ _SHARED = (
         "Exposed communication",
         Markup(
             "<code>((on1 + on2) - (off1 + off2)) / (2 x steps of a block)</code>: what the exchange adds to "
-            "a step, each block to the last rank. Blocks with (on) and without (off) the exchange of "
-            "gradients run in the order on, off, off, on within one run. It contains what the exchange "
-            "slows the computation by. Its share is the mean over runs of the exposed time over the mean "
+            "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in "
+            "the order on, off, off, on within one run: gradients, and what sharded, pipelined and "
+            "tensor-parallel strategies send of parameters and activations. It contains what the exchange "
+            "slows the computation by, and of a pipeline the bubble. Its share is the mean over runs of the exposed time over the mean "
             "step time. It can come out slightly negative where there is nothing to see."
         ),
     ),
     Definition(
         "method-payload",
         "Payload and operations",
-        "Bytes of the buffers that one rank hands to gradient collectives in a step, and how many "
-        "collectives these are: counted, not timed. What travels on the wire depends on the algorithm and "
+        "Bytes of the buffers that one rank hands to the collectives and sends of the exchange in a step, "
+        "and how many these are: counted, not timed. What travels on the wire depends on the algorithm and "
         "is not this number.",
     ),
     Definition(

@@ -187,8 +187,12 @@ def test_the_ideal_bubble_is_that_of_the_schedule(two: Callable[..., RunResult])
         exchange_operations=0,
         bubble_ideal=0.25,
     )
-    assert two(work=work).bubble_ideal == 0.25
+    run = two(work=work)
+    assert run.bubble_ideal == 0.25
     assert two().bubble_ideal is None
+    # Nobody recorded how long the stages waited: no budget that would call it transfer.
+    assert run.budget is None
+    assert "a pipeline's stages wait for each other" in run.absent["budget"]
 
 
 def test_a_run_that_failed_has_no_accounts(two: Callable[..., RunResult]) -> None:
