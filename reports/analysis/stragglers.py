@@ -118,7 +118,10 @@ class Stragglers:
 
 
 def stragglers(figures: CellFigures) -> Stragglers | None:
-    """The ranks of a cell; None for one rank, and where no counted run recorded them."""
+    """The ranks of a cell; None for one rank, where no counted run recorded them, and for a pipeline, whose
+    stages do unlike work: that one takes longer is no fault of its rank."""
+    if any(run.bubble_ideal is not None for run in figures.runs):
+        return None
     columns = [run.ranks for run in figures.runs if run.ranks is not None and len(run.ranks.compute_ns) > 1]
     if not columns:
         return None

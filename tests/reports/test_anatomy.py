@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from reports.analysis.budget import CellBudget, budget
+from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.budget_bars import _budget as paint
 from reports.page.budget_bars import budget_bars
@@ -224,5 +225,9 @@ def test_a_bubble_stands_beside_its_ideal_as_shares_of_the_step(planted, new_tim
     assert (found["bubble"], found["ideal bubble"]) == ("3.00 ms, 18.8 %", "15.0 %")
     assert found["exposed transfer"].startswith("2.00 ms")
     assert (other["bubble"], other["ideal bubble"]) == ("-", "-")
+    # Stages do unlike work: that one takes longer makes no slow rank of its own.
+    cells = {one.cell.strategy: one for one in analysed(planted).cells.values()}
+    assert stragglers(cells["pipeline:1f1b"]) is None
+    assert stragglers(cells["ddp"]) is not None
     (definition,) = [one for one in section.definitions if one.anchor == "method-part-bubble"]
     assert "Transfers of activations that nothing hides are in it" in str(definition)

@@ -49,6 +49,16 @@ def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
     assert point(study, "weak", "ddp", 2).own.is_baseline
 
 
+def test_ranks_that_hold_a_replica_together_are_held_against_the_single_device(planted) -> None:
+    one = planted.series("weak", "single", [1], batch=8)[0]
+    two = planted.series("weak", "pipeline:1f1b", [2], batch=8, model_parallel=2)[0]
+    planted.plan()
+    planted.runs(one, [10.0])
+    planted.runs(two, [8.0])
+    # One replica of 8 samples on 1 device and on 2: 800 and 1000 a second, half of 1.25.
+    assert value(point(analysed(planted), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
+
+
 def test_strong_efficiency_counts_the_shrinking_share_of_the_batch(small) -> None:
     study = analysed(small)
     # 32 samples in 40, 25 and 16 ms: X = 800, 1280, 2000.
