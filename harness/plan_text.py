@@ -9,9 +9,10 @@ from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.command import Rendezvous, local_command, shell_line, torchrun_command
 from harness.launch.machine import Machine
-from harness.plan.auto import COLUMNS, rows
+from harness.plan.auto import COLUMNS, NUMERIC, Choice, rows
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.expand import choices
+from harness.plan.points import Point
 from harness.plan.schedule import PlannedLaunch
 from reports.text import count, devices, devices_word, duration
 from results.cell import Cell
@@ -51,10 +52,30 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
     lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
-    return lines + [
-        f"  auto for {point.key.workload} on {point.gpus}: {choice.chosen.strategy}, {choice.reason}"
-        for point, choice in choices(plan)
+    return [*lines, *_choice_lines(choices(plan))]
+
+
+def _choice_lines(weighed: Sequence[tuple[Point, Choice]]) -> list[str]:
+    """What `auto` chose for each point, and at the end what all of it is based on."""
+    lines = [
+        f"  auto for {name}: {choice.chosen.strategy}, {choice.reason}"
+        for name, (_, choice) in zip(_names([point for point, _ in weighed]), weighed, strict=True)
         if choice.chosen is not None
+    ]
+    notes = dict.fromkeys(note for _, choice in weighed for note in choice.around.notes)
+    return [*lines, *(f"  {note}" for note in notes)]
+
+
+def _names(points: Sequence[Point]) -> list[str]:
+    """Workload and size of each, and whatever else they differ in."""
+    every = [
+        {"batch": point.key.batch_size, "scaling": point.key.scaling, "link": point.key.link}
+        for point in points
+    ]
+    vary = [word for word in ("batch", "scaling", "link") if len({told[word] for told in every}) > 1]
+    return [
+        ", ".join([f"{point.key.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)])
+        for point, told in zip(points, every, strict=True)
     ]
 
 
@@ -110,10 +131,11 @@ def _choice_tables(console: Console, plan: Plan) -> None:
         key = point.key
         console.result(
             f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
+            + (f", link {key.link}" if key.link != NO_LINK else "")
         )
         for line in choice.around.lines():
             console.result(f"  {line}")
-        console.table(COLUMNS, rows(choice), numeric=[False, *[True] * (len(COLUMNS) - 2), False])
+        console.table(COLUMNS, rows(choice), numeric=NUMERIC)
 
 
 def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:

@@ -8,6 +8,9 @@ from typing import Literal
 
 VALUE_BYTES = 4
 """Of a parameter, a gradient and an activation in full precision."""
+ALIGNED_BYTES = 16
+"""Parameters begin at multiples of it in a flat vector: elsewhere a kernel may be another, which rounds
+otherwise (oneDNN's 1x1 convolution, for one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,14 @@ class Part:
         `shards`."""
         own = (weight.over(tensor) for weight in self.weights)
         return sum(-(-weight.rows // shards) * shards * weight.columns for weight in own)
+
+    def flat_values(self, shards: int, value_bytes: int = VALUE_BYTES) -> int:
+        """Elements of one flat vector of all its parameters, of `value_bytes` each, filled up to equal
+        shards."""
+        step, end = ALIGNED_BYTES // value_bytes, 0
+        for weight in self.weights:
+            end = -(-end // step) * step + weight.values
+        return -(-end // shards) * shards
 
 
 @dataclass(frozen=True, kw_only=True)

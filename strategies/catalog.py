@@ -246,6 +246,12 @@ OPTIMIZERS = Catalog(
 )
 
 
+def state_values(optimizer: str) -> int:
+    """Values that an optimizer keeps for each parameter: two moments, a momentum, or none."""
+    spec = OPTIMIZERS.parse(optimizer)
+    return 2 if spec.name == "adamw" else int(spec.number("momentum") > 0)
+
+
 def shards(strategy: str) -> bool:
     """Whether no rank has the whole of the gradients when it updates."""
     return STRATEGIES.parse(strategy).name in ("fsdp", "hsdp", "manual", "scratch-fsdp", "pipeline", "tp")

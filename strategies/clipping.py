@@ -11,6 +11,8 @@ from strategies.collectives.link import Link
 
 EPSILON = 1e-6
 """What torch's own clipping adds to the norm."""
+PIECE = 2**18
+"""Values that are in double precision at a time, 2 MiB: of a whole gradient they would be twice its size."""
 
 
 @torch.no_grad()
@@ -25,8 +27,17 @@ def clip_shards(
     """
     squares = torch.zeros(1, dtype=torch.float64, device=device)
     for gradient, copies in gradients:
-        squares += (gradient.double().square().sum() / copies).to(device)
+        squares += (_square(gradient) / copies).to(device)
     link.all_reduce(squares)
     factor = min(1.0, max_norm / (squares.sqrt().item() + EPSILON))
     for gradient, _ in gradients:
         gradient.mul_(factor)
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """The sum of its values' squares in double precision, a scalar."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    total = torch.zeros((), dtype=torch.float64, device=values.device)
+    for piece in torch.split(values.flatten(), PIECE):
+        total += piece.double().square().sum()
+    return total

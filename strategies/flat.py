@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import Work
 
+from results.parts import ALIGNED_BYTES
 from strategies.buckets import Piece
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
-
-ALIGNED_BYTES = 16
-"""Parameters begin at multiples of it in a flat vector: elsewhere a kernel may be another, which rounds
-otherwise (oneDNN's 1x1 convolution, for one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from strategies.collectives.link import Link
 from strategies.device_grid import DeviceGrid
 from strategies.manual import BlockChoice, read_choices
 from strategies.parallel import OptimizerState, ParallelModel, Setting
+from strategies.precision import require_bf16_parameters
 from strategies.replicas import Buffers, take_from_first
 from strategies.tensor_parallel import TensorSplit
 
@@ -54,7 +55,8 @@ class FsdpModel(ParallelModel):
         """Collective: all ranks take the parameters and buffers of rank 0.
 
         Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
-        data types in one block, or with sparse gradients; and for one that does not go into `tp` parts.
+        data types in one block, or with sparse gradients; for one that does not compute with `params=bf16`;
+        and for one that does not go into `tp` parts.
         """
         super().__init__(module)
         spec, device, layout = setting.spec, setting.device, setting.layout
@@ -62,6 +64,8 @@ class FsdpModel(ParallelModel):
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
         _require_shardable(module)
+        if spec.word("params") == "bf16":
+            require_bf16_parameters(module, device)
         for tensor in (*module.parameters(), *self._buffers.now()):
             take_from_first(self._link, [tensor])
         self._grid = DeviceGrid(self._link, setting.groups, device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,10 @@ Values = Mapping[str, object]
 """Of one name: tensors, and whatever can be pickled, by key."""
 
 
+class CopiesDifferError(RuntimeError):
+    """Ranks that keep a copy of the same do not have the same: nothing that a user did."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outline:
     """What must be known of a tensor before it comes."""
@@ -22,19 +27,31 @@ class _Outline:
     shape: torch.Size
     dtype: torch.dtype
     on_host: bool
+    digest: bytes
+    """Of its bits, where other ranks have a copy; else empty."""
 
 
 @torch.no_grad()
 def gathered(
-    own: Mapping[str, Values], names: Sequence[str], link: Link, device: torch.device
+    own: Mapping[str, Values],
+    names: Sequence[str],
+    link: Link,
+    device: torch.device,
+    *,
+    copied: Collection[str] = (),
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """The values of all ranks of `link`, in the order of `names`, which are the same on all; collective.
 
     Of a name that several ranks have, those of the first; what no rank has is left out. Tensors travel on
     `device`, one at a time, and come to lie on it, or on the host if they do where they are from.
+
+    Raises CopiesDifferError, on all ranks, if those that have values of one of the names `copied` do not
+    have the same, bit for bit.
     """
-    outlines = _outlines(own, link, device)
+    outlines = _outlines(own, link, device, copied)
     for name in names:
+        if name in copied:
+            _require_equal(name, [known[name] for known in outlines if name in known])
         owner = next((rank for rank, known in enumerate(outlines) if name in known), None)
         if owner is not None:
             mine = own[name] if owner == link.rank else {}
@@ -49,9 +66,16 @@ def gathered(
             )
 
 
-def _outlines(own: Mapping[str, Values], link: Link, device: torch.device) -> list[dict[str, Values]]:
+def _outlines(
+    own: Mapping[str, Values], link: Link, device: torch.device, copied: Collection[str]
+) -> list[dict[str, Values]]:
     """Of each rank: its values, with outlines in the place of its tensors."""
-    text = pickle.dumps({name: {key: _outline(value) for key, value in own[name].items()} for name in own})
+    text = pickle.dumps(
+        {
+            name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
+            for name, values in own.items()
+        }
+    )
     sizes = link.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
     # Messages of one size: filled up to the longest.
     message = torch.frombuffer(bytearray(text.ljust(max(sizes), b"\0")), dtype=torch.uint8).to(device)
@@ -59,10 +83,25 @@ def _outlines(own: Mapping[str, Values], link: Link, device: torch.device) -> li
     return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _outline(value: object) -> object:
+def _outline(value: object, *, digested: bool) -> object:
     if not isinstance(value, Tensor):
         return value
-    return _Outline(shape=value.shape, dtype=value.dtype, on_host=value.device.type == "cpu")
+    return _Outline(
+        shape=value.shape,
+        dtype=value.dtype,
+        on_host=value.device.type == "cpu",
+        digest=_digest(value) if digested else b"",
+    )
+
+
+def _digest(value: Tensor) -> bytes:
+    bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.blake2b(bits.numpy().data, digest_size=16).digest()
+
+
+def _require_equal(name: str, copies: Sequence[Values]) -> None:
+    if any(copy != copies[0] for copy in copies[1:]):
+        raise CopiesDifferError(f"{name} is not the same on the ranks that have a copy of it")
 
 
 def _tensor(own: object, outline: _Outline, owner: int, link: Link, device: torch.device) -> Tensor:

@@ -28,7 +28,7 @@ class ExchangeSettings:
     compression: str = "none"
     collective: str = "default"
     node_size: int | None = None
-    """Ranks in a row that are one node (None: all of them); `hierarchical` alone asks for it."""
+    """Ranks in a row that are one node (None: all of them); what `hierarchical` and `hsdp` go by."""
     seed: int = 0
     """The same on all ranks; what compressors draw follows from it."""
 

@@ -34,11 +34,12 @@ from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
 from strategies.gathered import gathered
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.missing import MissingGradients
 from strategies.observer import Phase
 from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.precision import autocast
 from strategies.replicas import Buffers, take_from_first
-from strategies.stages import Stage, Twin, cut_model, prune, require_cuttable
+from strategies.stages import StageModule, Twin, cut_model, prune, require_cuttable
 
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
@@ -67,9 +68,11 @@ class PipelineModel(ParallelModel):
             take_from_first(everyone, [tensor])
         self._pipeline = everyone.split(groups.groups("pipeline"))
         self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
-        self._names = [name for name, _ in module.named_parameters()]
         self._buffer_names = [name for name, _ in module.named_buffers()]
         self._keep_own_stages(everyone, groups)
+        self._missing = MissingGradients(
+            everyone, self._device, reason="every stage updates all that it trains"
+        )
         self._step = _Step(self._pieces)
         self._schedule: Schedule | None = None
         self._made_for: object = None
@@ -77,11 +80,15 @@ class PipelineModel(ParallelModel):
     def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
         """Of parameters on two ranks each has a copy, which gets the same gradient and so the same update."""
         owners = self._cut.ranks_of(self.bare)
-        shared = [parameter for parameter in self.bare.parameters() if len(owners[parameter]) > 1]
         rank = self._pipeline.rank
+        named = dict(self.bare.named_parameters())
+        self._names = list(named)
+        self._own = {name: value for name, value in named.items() if rank in owners[value]}
+        """By the names of the whole model: of its stages alone a shared one may have another."""
+        self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
+        self._shared = [value for name, value in self._own.items() if name in self._copied]
         # All ranks make the groups, whether they have a copy or not.
-        self._ends = everyone.split(_ends(groups)) if shared else None
-        self._shared = [parameter for parameter in shared if rank in owners[parameter]]
+        self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
@@ -92,12 +99,16 @@ class PipelineModel(ParallelModel):
             self._mean = GradientExchange(settings, device=self._device)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Collective over the pipeline, as the three below."""
-        own = {name: {"": parameter} for name, parameter in self.bare.named_parameters()}
+        """Collective over the pipeline, as the three below.
+
+        Raises CopiesDifferError, as they do, if both ends of the pipeline do not have the same of what they
+        share: of a parameter, its gradient and its state.
+        """
+        own = {name: {"": parameter} for name, parameter in self._own.items()}
         return self._whole(own, self._names)
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        trained = ((name, parameter.grad) for name, parameter in self.bare.named_parameters())
+        trained = ((name, parameter.grad) for name, parameter in self._own.items())
         own = {name: {"": gradient} for name, gradient in trained if gradient is not None}
         return self._whole(own, self._names)
 
@@ -106,13 +117,14 @@ class PipelineModel(ParallelModel):
         return self._whole(own, self._buffer_names)
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
-        own = dict(super().named_state(optimizer))
-        return gathered(own, self._names, self._pipeline, self._device)
+        states = ((name, optimizer.state.get(parameter)) for name, parameter in self._own.items())
+        own: dict[str, OptimizerState] = {name: state for name, state in states if state}
+        return gathered(own, self._names, self._pipeline, self._device, copied=self._copied)
 
     def _whole(
         self, own: Mapping[str, Mapping[str, Tensor]], names: list[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        for name, values in gathered(own, names, self._pipeline, self._device):
+        for name, values in gathered(own, names, self._pipeline, self._device, copied=self._copied):
             yield name, cast(Tensor, values[""])
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
@@ -120,6 +132,8 @@ class PipelineModel(ParallelModel):
 
         The mean loss, which the last stage knows, goes to all: one broadcast of eight bytes, for which
         nobody waits, as the last stage is done first.
+
+        Raises UsageError if a trained parameter had no gradient, as `MissingGradients` says it.
         """
         self._step.begins(task)
         for index in range(task.accumulation):
@@ -149,10 +163,15 @@ class PipelineModel(ParallelModel):
 
     def _exchange_gradients(self) -> None:
         """First over the copies: where a sum is rounded, both ends of a pipeline round alike."""
+        self._missing.refuse(
+            [name for name, value in self._own.items() if value.requires_grad and value.grad is None]
+        )
         if self._mean is not None:
             self._mean.average(self.bare.parameters())
         for parameter in self._shared:
-            if self._ends is not None and parameter.grad is not None:
+            if parameter.requires_grad:
+                assert self._ends is not None
+                assert parameter.grad is not None
                 self._ends.all_reduce(parameter.grad)
 
     def _schedule_for(self, inputs: Tensor) -> Schedule:
@@ -176,7 +195,7 @@ class PipelineModel(ParallelModel):
         edges = self._twin.edges(self._cut, piece, self._step.context)
         stages = [
             _ObservedStage(
-                Stage(self._cut.pieces(self.bare, stage), self._step.context),
+                StageModule(self._cut.pieces(self.bare, stage), self._step.context),
                 stage,
                 self._cut.stages,
                 self._device,

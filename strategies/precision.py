@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from results.cell import Precision
+from results.errors import UsageError
 from strategies.collectives.link import Link
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,6 +20,22 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """The context of forward and loss: autocast for `bf16` and `fp16`, nothing for `fp32` and `tf32`."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def require_bf16_parameters(module: nn.Module, device: torch.device) -> None:
+    """Raise UsageError, with the way out, for a model that torch does not compute on `device` with its
+    parameters in bfloat16 and its buffers as they are."""
+    for name, part in module.named_modules():
+        if (
+            device.type == "cpu"
+            and isinstance(part, nn.modules.batchnorm._BatchNorm)
+            and part.affine
+            and part.track_running_stats
+        ):
+            raise UsageError(
+                f"params=bf16: on CPU torch has no BatchNorm with parameters in bfloat16 and statistics in "
+                f"float32, as {name} would be: leave params=bf16 out, autocast computes in bf16 as well"
+            )
 
 
 def loss_scaler(

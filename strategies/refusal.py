@@ -8,6 +8,7 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.spec import Spec
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STANDS_ON, STRATEGIES, group_layout
+from strategies.manual import BlockChoice, read_runs
 
 _DEFAULT_CHUNKS = STRATEGIES.entries["pipeline"].options["chunks"].default
 LOSSLESS_ENOUGH = ("none", "fp16", "bf16")
@@ -98,7 +99,19 @@ def _fsdp(cell: Cell, strategy: Spec) -> str | None:
 def _manual(cell: Cell, strategy: Spec) -> str | None:
     if cell.activation_checkpointing:
         return "manual says of each block whether it is checkpointed: write .checkpoint there"
-    return _fsdp(cell, strategy)
+    return _fsdp(cell, strategy) or _alike(strategy)
+
+
+def _alike(strategy: Spec) -> str | None:
+    """Which fsdp makes the same choice for all blocks."""
+    choices = str(strategy.positional)
+    same = {BlockChoice(reshard=True): "fsdp", BlockChoice(reshard=False): "fsdp:reshard=false"}
+    [run, *others] = read_runs(choices)
+    if others or run.choice not in same:
+        return None
+    options = strategy.text.removeprefix(f"manual:{choices}")
+    plain = STRATEGIES.parse(same[run.choice] + options).text
+    return f"{strategy.text} chooses alike for all blocks: {plain} is the same"
 
 
 def _scratch_fsdp(cell: Cell, strategy: Spec) -> str | None:
@@ -116,15 +129,6 @@ def _sharded(cell: Cell, strategy: Spec) -> str | None:
     if cell.memory_format != "contiguous":
         return f"{name} lays shards out row by row, and channels_last is another order"
     return None
-
-
-def _hsdp(cell: Cell, strategy: Spec) -> str | None:
-    if cell.node_size is not None:
-        if cell.gpus <= cell.node_size:
-            return f"on one node of {cell.node_size} there are no replicas: fsdp is the same"
-        if cell.node_size <= strategy.integer("tp"):
-            return f"on nodes of {cell.node_size} there is nothing left to shard: give --node-size"
-    return _fsdp(cell, strategy)
 
 
 def _pipeline(cell: Cell, strategy: Spec) -> str | None:
@@ -165,7 +169,7 @@ _RULES: dict[str, Callable[[Cell, Spec], str | None]] = {
     "scratch-ddp": _scratch_ddp,
     "local-sgd": _local_sgd,
     "fsdp": _fsdp,
-    "hsdp": _hsdp,
+    "hsdp": _fsdp,
     "manual": _manual,
     "zero1": _zero1,
     "scratch-fsdp": _scratch_fsdp,

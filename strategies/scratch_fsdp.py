@@ -9,9 +9,10 @@ at stage 3 again so much of the blocks for backward; and (p - 1) / p P for the a
 whatever is gathered. With accumulation stage 2 averages in every micro-batch, and stage 3 gathers in every
 one as well.
 
-`params=bf16` gathers, and computes in, bfloat16. At stage 3 under autocast without it, what autocast casts
-for the forward pass stays until backward, whole. `offload=cpu` keeps shards, their gradients and the
-optimizer's state in host memory; on CPU they are there anyway, and the way of a GPU (pinned memory,
+`params=bf16` gathers, and computes in, bfloat16. So are gradients until they are averaged: at stage 1, which
+averages once a step, micro-batches are added up in bfloat16. At stage 3 under autocast without it, what
+autocast casts for the forward pass stays until backward, whole. `offload=cpu` keeps shards, their gradients
+and the optimizer's state in host memory; on CPU they are there anyway, and the way of a GPU (pinned memory,
 asynchronous copies) has not been run so far.
 """
 
@@ -30,6 +31,7 @@ from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
 from strategies.flat import FlatParameters, Sharding
 from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.precision import require_bf16_parameters
 from strategies.replicas import Buffers, take_from_first
 from strategies.units import Unit, UnitSchedule
 
@@ -40,9 +42,14 @@ class ScratchFsdpModel(ParallelModel):
     """A module whose parameters are whole only while they are used; its optimizer sees the shards."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
-        """Collective: all ranks take the parameters and buffers of rank 0."""
+        """Collective: all ranks take the parameters and buffers of rank 0.
+
+        Raises UsageError for a model that does not compute with `params=bf16`.
+        """
         super().__init__(module)
         spec = setting.spec
+        if spec.word("params") == "bf16":
+            require_bf16_parameters(module, setting.device)
         self._device = setting.device
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)

@@ -173,7 +173,7 @@ class Twin:
         edges = [inputs]
         with self._mode:
             for stage in range(cut.stages):
-                edges.append(Stage(cut.pieces(self._module, stage), context)(edges[-1]))
+                edges.append(StageModule(cut.pieces(self._module, stage), context)(edges[-1]))
         return edges
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -182,7 +182,7 @@ class Twin:
             return torch.empty(tuple(shape), dtype=dtype, device=self._first.device)
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Pieces of a model one after another; their parameters stay the model's, under the model's names."""
 
     def __init__(self, pieces: Sequence[Piece], context: Context) -> None:

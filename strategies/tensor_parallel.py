@@ -8,8 +8,10 @@ that take the same input (query, key and value) share that one. What travels in 
 two sums of (samples, tokens, width) in each pass of a Transformer's block, whatever the number of ranks.
 
 Everything that is not split is whole on every rank: embeddings, norms, the head, and the biases that are
-added after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, bit
-for bit, so that nothing of them is exchanged; the price is memory that more ranks do not make less.
+added after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, so
+that nothing of them is exchanged: bit for bit, as long as kernels give the same for the same inputs, which
+those do not that add in no fixed order (an embedding's gradient on CUDA, say). The price is memory that more
+ranks do not make less.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _OTHERWISE = "use fsdp, which splits any model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Slicing:
     """How the whole of a parameter lies on the ranks."""
 
     dim: int
@@ -64,24 +66,24 @@ class TensorSplit:
         """
         _require_splittable(module, layout, link.size)
         self.link = link
-        self._cuts: dict[str, Cut] = {}
+        self._slicings: dict[str, Slicing] = {}
         for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
             beside = list(run)
             entrance = _Entrance(link, len(beside))
             for split in beside:
-                self._cuts |= _split(module, split, entrance, link)
+                self._slicings |= _split(module, split, entrance, link)
         for name in layout.heads:
             owner, attribute = module.get_submodule(_owner(name)), name.rpartition(".")[2]
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
     def copies(self, name: str) -> int:
         """How many of the link's ranks have the same of a parameter."""
-        return 1 if name in self._cuts else self.link.size
+        return 1 if name in self._slicings else self.link.size
 
     def whole(self, name: str, value: Tensor) -> Tensor:
         """A value laid out as the parameter `name` is, put together; collective if that is split."""
-        cut = self._cuts.get(name)
-        return value if cut is None else cut.whole(value, self.link)
+        slicing = self._slicings.get(name)
+        return value if slicing is None else slicing.whole(value, self.link)
 
 
 class TensorParallelModel(ParallelModel):
@@ -204,25 +206,25 @@ class _SplitByInputs(nn.Module):
         return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
-def _split(module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link) -> dict[str, Cut]:
-    """Put this rank's part in a layer's place. Returns which of its parameters are cut, and how."""
+def _split(module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link) -> dict[str, Slicing]:
+    """Put this rank's part in a layer's place. Returns which of its parameters are in parts, and how."""
     owner, _, child = split.name.rpartition(".")
     layer = module.get_submodule(split.name)
     assert isinstance(layer, nn.Linear)
     if split.by == "inputs":
-        cuts = {"weight": Cut(dim=1, parts=split.parts)}
-        weight = _cut(layer.weight, cuts["weight"], link)
+        slicings = {"weight": Slicing(dim=1, parts=split.parts)}
+        weight = _part(layer.weight, slicings["weight"], link)
         part: nn.Module = _SplitByInputs(weight, layer.bias, link)
     else:
-        cuts = dict.fromkeys(("weight", "bias"), Cut(dim=0, parts=split.parts))
-        bias = None if layer.bias is None else _cut(layer.bias, cuts["bias"], link)
-        part = _SplitByOutputs(_cut(layer.weight, cuts["weight"], link), bias, entrance)
+        slicings = dict.fromkeys(("weight", "bias"), Slicing(dim=0, parts=split.parts))
+        bias = None if layer.bias is None else _part(layer.bias, slicings["bias"], link)
+        part = _SplitByOutputs(_part(layer.weight, slicings["weight"], link), bias, entrance)
     setattr(module.get_submodule(owner), child, part)
-    return {f"{split.name}.{name}": cut for name, cut in cuts.items()}
+    return {f"{split.name}.{name}": slicing for name, slicing in slicings.items()}
 
 
-def _cut(parameter: Tensor, cut: Cut, link: Link) -> nn.Parameter:
-    return nn.Parameter(cut.part(parameter.detach(), link), requires_grad=parameter.requires_grad)
+def _part(parameter: Tensor, slicing: Slicing, link: Link) -> nn.Parameter:
+    return nn.Parameter(slicing.part(parameter.detach(), link), requires_grad=parameter.requires_grad)
 
 
 def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> None:

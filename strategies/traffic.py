@@ -4,7 +4,8 @@ The bytes on the wire are those of the standard algorithms (Thakur et al. 2005, 
 by each of p ranks: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
 bytes. Gloo runs torch's reduce-scatter as an all-reduce, and so twice that; ours moves it as an all-to-all,
 (p - 1) / p n. Counted is a step of dense gradients; left out are buffers of BatchNorm, what ranks agree on in
-a few bytes (overflows, a norm), and what only the first step sends.
+a few bytes (overflows, a norm), and what only the first step sends. Activations are counted as fp32: under
+autocast those of `tp`'s forward pass and of a pipeline's edges can be of half precision, and half of that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from strategies.footprint import deal, updated_bytes
 from strategies.manual import read_choices
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
-Overlap = Literal["backward", "compute", "none"]
+Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
+"""Computation that a message can run beside: the forward or backward passes of one micro-batch or of all of
+them, both, or none."""
 
 MIB = 2**20
 _LOSS_BYTES = 8
@@ -47,7 +50,6 @@ class Term:
     wire_factor: float
     """Bytes that a rank sends over its payload."""
     overlap: Overlap
-    """With what it runs beside: the backward pass, all computation, or nothing."""
 
     @property
     def wire_bytes(self) -> float:
@@ -96,18 +98,21 @@ _FACTORS: dict[Collective, Callable[[int], float]] = {
 
 
 def _ddp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
-    mib = spec.number("bucket_mb")
-    first = spec.number("first_bucket_mb") if spec.name == "scratch-ddp" else min(1.0, mib)
     weights = [weight.values for part in parts.parts for weight in part.weights]
-    if spec.name != "scratch-ddp" and mib != _TORCHS_BUCKET_MB:
-        first = mib
-    buckets = _buckets(weights, first * MIB, mib * MIB)
+    buckets = _buckets(weights, _first_bucket_mb(spec) * MIB, spec.number("bucket_mb") * MIB)
     group: tuple[Dimension, int] = ("replicate", cell.gpus)
-    yield _term("gradients", "all-reduce", group, VALUE_BYTES * parts.values, buckets, "backward")
+    yield _term("gradients", "all-reduce", group, VALUE_BYTES * parts.values, buckets, "last backward")
 
 
-_TORCHS_BUCKET_MB = 25.0
-"""The default, with which alone torch makes the first bucket a small one."""
+def _first_bucket_mb(spec: Spec) -> float:
+    """Of the bucket that is full first; torch's is a small one where its size is the default."""
+    if spec.name == "scratch-ddp":
+        return spec.number("first_bucket_mb")
+    mib = spec.number("bucket_mb")
+    return _TORCHS_FIRST_MB if mib == _TORCHS_BUCKET_MB else mib
+
+
+_TORCHS_BUCKET_MB, _TORCHS_FIRST_MB = 25.0, 1.0
 
 
 def _buckets(weights: list[int], first: float, others: float) -> int:
@@ -140,9 +145,10 @@ def _fsdp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
     shards, tensor = groups.shard, groups.tensor
     around = VALUE_BYTES * parts.around.padded_values(shards, tensor)
     blocks = [VALUE_BYTES * block.padded_values(shards, tensor) for block in parts.blocks]
-    # Asynchronous on accelerators, and where it is asked for.
-    ahead: Overlap = "compute" if cell.device == "cuda" or spec.integer("prefetch") else "none"
     times = _gatherings(spec, len(blocks))
+    ahead: Overlap = "compute" if any(count > 1 for count in times) else "forward"
+    if cell.device == "cpu" and not spec.integer("prefetch"):
+        ahead = "none"
     gathered = around + sum(count * block for count, block in zip(times, blocks, strict=True))
     group: tuple[Dimension, int] = ("shard", shards)
     if shards > 1:
@@ -154,12 +160,12 @@ def _fsdp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
             group,
             around + sum(blocks),
             1 + len(blocks),
-            "backward" if cell.device == "cuda" else "none",
+            "last backward" if cell.device == "cuda" else "none",
         )
         yield averaged
     if groups.replicate > 1:
         payload = (around + sum(blocks)) / shards
-        after: Overlap = "backward" if cell.device == "cuda" else "none"
+        after: Overlap = "last backward" if cell.device == "cuda" else "none"
         across: tuple[Dimension, int] = ("replicate", groups.replicate)
         yield _term("shards of gradients", "all-reduce", across, payload, 1 + len(blocks), after)
     if tensor > 1:
@@ -176,8 +182,10 @@ def _gatherings(spec: Spec, blocks: int) -> list[int]:
 def _scratch_fsdp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
     ranks, stage = cell.gpus, spec.integer("stage")
 
+    half = 2 if spec.word("params") == "bf16" else 1
+
     def whole(part: Part) -> int:
-        return VALUE_BYTES * -(-part.values // ranks) * ranks
+        return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
 
     around, blocks = whole(parts.around), sum(whole(block) for block in parts.blocks)
     units, count = around + blocks, 1 + len(parts.blocks)
@@ -186,11 +194,12 @@ def _scratch_fsdp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
         (rounds * (units + blocks), rounds * (2 * count - 1)) if stage == 3 else (units, count)
     )
     group: tuple[Dimension, int] = ("shard", ranks)
-    half = 2 if spec.word("params") == "bf16" else 1
-    yield _term("parameters", "all-gather", group, gathered / ranks / half, gatherings, "compute")
+    ahead: Overlap = "compute" if stage == 3 else "first forward"
+    yield _term("parameters", "all-gather", group, gathered / ranks / half, gatherings, ahead)
     averages = rounds if stage > 1 else 1
+    beside: Overlap = "backward" if stage > 1 else "last backward"
     by: Collective = "all-to-all" if cell.device == "cpu" else "reduce-scatter"
-    yield _term("gradients", by, group, averages * units, averages * count, "backward")
+    yield _term("gradients", by, group, averages * units, averages * count, beside)
 
 
 def _tensor(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:

@@ -27,7 +27,7 @@ class TrainSettings:
     compression: str = "none"
     collective: str = "default"
     node_size: int | None = None
-    """Ranks of a node, in a row (None: all of them); what `hierarchical` goes by."""
+    """Ranks of a node, in a row (None: all of them); what `hierarchical` and `hsdp` go by."""
     optimizer: str = "sgd"
     accumulation: int = 1
     precision: Precision = "fp32"

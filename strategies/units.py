@@ -4,8 +4,9 @@ The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5) differ
 uses of a unit: at stage 1 parameters, and gradients until the last micro-batch; at stage 2 parameters; at
 stage 3 neither, save that the unit around the blocks stays from its forward to the end of backward.
 
-All ranks take the same way through the model, and so issue the same collectives in the same order. Modules
-and parameters hold the schedule weakly: dropping it drops all.
+All ranks take the same way through the model, and issue the same collectives in the same order, whether a
+rank has a gradient or not: blocks are averaged in the order of the backward pass, and what is around them
+comes last, at its end. Modules and parameters hold the schedule weakly: dropping it drops all.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed import Work
 
 from results.errors import UsageError
 from strategies.flat import Averaging, FlatParameters, Sharding
+from strategies.missing import MissingGradients
 
 MOST_UNDER_WAY = 2
 """Whole gradients of flat vectors that are being averaged; the next one waits for the first of them."""
@@ -111,8 +112,10 @@ class UnitSchedule:
         """Parameters without a gradient in this micro-batch."""
         self._missing: set[str] | None = None
         """Those without one in every micro-batch of this step; None before the first."""
-        self._agreed = False
-        """Whether all ranks know that all have had all gradients in a step."""
+        self._refusal = MissingGradients(
+            sharding.link, sharding.device, reason="shards are updated as a whole"
+        )
+        self._stepping = False
         for place, unit in enumerate(self._units):
             self._hook(place, unit)
 
@@ -130,24 +133,31 @@ class UnitSchedule:
     def step(self) -> Iterator[None]:
         """The averages of what the micro-batches in this context give are in the shards at its end.
 
-        Raises UsageError if a parameter had no gradient: on all ranks until a step in which all came, after
-        it on the rank where one is missing; the others wait for it.
+        Raises UsageError if a parameter had no gradient, as `MissingGradients` says it: a flat vector is
+        updated as one, and a parameter without a gradient cannot be left out.
         """
-        self._missing = None
+        self._missing, self._stepping = None, True
         try:
             yield
             while self._pending:
                 self._pending.popleft().finish()
-            self._refuse_missing(sorted(self._missing or ()))
+            self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
         except BaseException:
             # Ctrl-C as well: what is under way would meet the collectives of whoever goes on.
             self._abandon()
             raise
+        finally:
+            self._stepping = False
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """One forward pass and its backward pass, in a `step`."""
+        """One forward pass and its backward pass, in a `step`. Raises UsageError outside of one."""
+        if not self._stepping:
+            raise UsageError(
+                "a step of scratch-fsdp is more than its backward passes: let a Trainer take it, or call "
+                "the model's compute_gradients"
+            )
         self._averages = last or not self._adds_up_whole
         for unit in self._units:
             unit.begin()
@@ -180,12 +190,14 @@ class UnitSchedule:
 
     def before_forward(self, place: int) -> None:
         self._units[place].gather()
+        if self._backward is not None:
+            # A checkpoint of the model's own repeats its forward pass: what comes after it has been given up.
+            return
         for ahead in self._units[place + 1 : place + 1 + self._prefetch]:
             ahead.start_gather()
 
     def after_forward(self, place: int, output: object) -> None:
         if self._backward is not None:
-            # A checkpoint of the model's own repeats its forward pass.
             return
         unit = self._units[place]
         waiting = [tensor for tensor in _tensors(output) if tensor.requires_grad]
@@ -212,7 +224,8 @@ class UnitSchedule:
     def _leave(self, unit: Unit) -> None:
         """The backward pass of a unit ends where that of another begins: what was computed last goes first.
 
-        A gradient that has not come by now will not, and no rank waits for another's.
+        A gradient that has not come by now will not: a rank that lacks one averages here, between the same
+        two gatherings as a rank that had it.
         """
         if not unit.uses:
             self._average(unit)
@@ -227,7 +240,8 @@ class UnitSchedule:
                 "pass; checkpoint with use_reentrant=False"
             )
         unit.awaited -= 1
-        if not unit.awaited:
+        # What is around the blocks waits for the end: until then one of the first block may be missing.
+        if place and not unit.awaited:
             self._average(unit)
 
     def _average(self, unit: Unit) -> None:
@@ -240,20 +254,6 @@ class UnitSchedule:
             if len(self._pending) == MOST_UNDER_WAY:
                 self._pending.popleft().finish()
             self._pending.append(flat.start_average())
-
-    def _refuse_missing(self, names: list[str]) -> None:
-        """A flat vector is updated as one: a parameter without a gradient cannot be left out."""
-        if not self._agreed:
-            most = torch.tensor([float(len(names))], device=self._sharding.device)
-            self._sharding.link.largest(most)
-            self._agreed = not most.item()
-            if not self._agreed and not names:
-                raise UsageError("no gradient came for a parameter on another rank, which says for which")
-        if names:
-            raise UsageError(
-                f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and shards are "
-                f"updated as a whole: freeze what is not used, or use fsdp or scratch-ddp:find_unused=true"
-            )
 
 
 Schedule = weakref.ref[UnitSchedule]

@@ -6,13 +6,17 @@ follows from them by stated rules (`harness.plan.predict`).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import msgspec
 
-from harness.plan.predict import MIB, Devices, Surroundings, Times, predicted_times
+from harness.plan.predict import Times, offloaded_bytes, predicted_times
+from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
@@ -26,7 +30,10 @@ TIE = 0.10
 """Candidates that are so much slower than the fastest count as equal, since predictions tell no closer: the
 simplest of them is taken."""
 
-_MICROBATCHES = (4, 8, 16, 32, 64)
+Made = Callable[[str], Cell | str]
+"""The cell of a point with another strategy, or why there is none."""
+
+_TENSOR = (2, 4, 8)
 _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
 
 
@@ -38,7 +45,9 @@ class Candidate:
     memory: Footprint
     terms: tuple[Term, ...]
     times: Times
-    room: int
+    around: Surroundings
+    host_bytes: int = 0
+    """What all ranks of a host have in its memory beside that of their devices."""
 
     @property
     def strategy(self) -> str:
@@ -46,7 +55,13 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.room
+        return self.memory.total <= self.around.room and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether the host has room for what is offloaded: yes where its memory is not known."""
+        there = self.around.devices.host_bytes
+        return there is None or self.host_bytes <= SHARE * there
 
     @property
     def sample_s(self) -> float:
@@ -58,7 +73,7 @@ class Candidate:
         return sum(term.wire_bytes for term in self.terms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """What was weighed for one point, and what came of it."""
 
@@ -76,13 +91,12 @@ class Choice:
     @property
     def reason(self) -> str:
         """One clause: why this one, or why none."""
-        chosen, wanted = self.chosen, _best(self.candidates)
-        if chosen is None or wanted is None:
+        chosen = self.chosen
+        if chosen is None:
             return self._nothing()
-        if wanted is not chosen:
-            need, there = wanted.memory.total / MIB, self.around.memory / MIB
-            return f"because {wanted.strategy} needs {need:,.0f} MiB of {there:,.0f}"
-        others = [candidate for candidate in self.candidates if candidate.fits and candidate is not chosen]
+        if (wanted := self._missed(chosen)) is not None:
+            return f"because {_need(wanted)}{self._faster_with_less(chosen)}"
+        others = [other for other in self.candidates if other.fits and not _alike(other, chosen)]
         if not others:
             return "which alone fits" if len(self.candidates) > 1 else "which alone there is to choose"
         second = min(others, key=lambda candidate: candidate.sample_s)
@@ -91,26 +105,68 @@ class Choice:
         ratio = second.sample_s / chosen.sample_s
         return f"because it fits, and {second.strategy} is predicted to take {ratio:.2f} times as long"
 
+    def _missed(self, chosen: Candidate) -> Candidate | None:
+        """The best of those that do not fit and, each by itself, would change the choice if they did."""
+
+        def with_it(missed: Candidate) -> list[Candidate]:
+            return [candidate for candidate in self.candidates if candidate.fits or candidate is missed]
+
+        without = [candidate for candidate in self.candidates if not candidate.fits]
+        return _best([missed for missed in without if _best(with_it(missed)) is not chosen])
+
     def _nothing(self) -> str:
         """What is nearest, and what would help."""
         if not self.candidates:
             [(why, _)] = Counter(why for _, why in self.refused).most_common(1)
             return f"auto: no strategy goes with this point: {why}"
         nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
-        need = f"{nearest.strategy} needs {nearest.memory.total / MIB:,.0f} MiB"
-        planned = f"{self.around.room / MIB:,.0f} of {self.around.memory / MIB:,.0f} may be planned"
-        return f"auto: nothing fits: the nearest, {need}, and {planned}; {self._help()}"
+        return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
 
     def _help(self) -> str:
-        cells = [candidate.cell for candidate in self.candidates]
-        parts = model_parts(WORKLOADS.parse(cells[0].workload))
-        if parts is None or not parts.blocks or cells[0].activation_checkpointing is True:
+        if not self._checkpointed:
             return _ADVICE
-        lighter = [msgspec.structs.replace(cell, activation_checkpointing=True) for cell in cells]
-        needs = {cell.strategy: footprint(cell, parts).total for cell in lighter}
-        strategy = min(needs, key=lambda strategy: needs[strategy])
-        fits = "fits" if needs[strategy] <= self.around.room else f"is not enough: {_ADVICE}"
-        return f"with --activation-checkpointing {strategy} needs {needs[strategy] / MIB:,.0f}, which {fits}"
+        least = min(self._checkpointed, key=lambda candidate: candidate.memory.total)
+        return f"{self._with(least)}, which {'fits' if least.fits else f'is not enough: {_ADVICE}'}"
+
+    def _faster_with_less(self, chosen: Candidate) -> str:
+        """What would be well faster than what was chosen, were activations computed again."""
+        best = _best([candidate for candidate in self._checkpointed if candidate.fits])
+        if best is None or (1 + TIE) * best.sample_s >= chosen.sample_s:
+            return ""
+        return f"; {self._with(best)}, which fits"
+
+    def _with(self, lighter: Candidate) -> str:
+        instead = self.around.cell.activation_checkpointing == "selective"
+        flag = "--activation-checkpointing" + " instead of --selective-checkpointing" * instead
+        return f"with {flag} {lighter.strategy} needs {lighter.memory.total / MIB:,.0f} MiB"
+
+    @cached_property
+    def _checkpointed(self) -> tuple[Candidate, ...]:
+        """The same candidates with all activations of blocks computed again; none where that is no help."""
+        cell = self.around.cell
+        parts = model_parts(WORKLOADS.parse(cell.workload))
+        if parts is None or not parts.blocks or cell.activation_checkpointing is True:
+            return ()
+        cells = (candidate.cell for candidate in self.candidates)
+        lighter = (msgspec.structs.replace(cell, activation_checkpointing=True) for cell in cells)
+        return tuple(_weighed(cell, parts, self.around) for cell in lighter)
+
+
+def _need(candidate: Candidate) -> str:
+    """What is too much, of what."""
+    if candidate.memory.total > candidate.around.room:
+        need, room = candidate.memory.total, candidate.around.room
+        return (
+            f"{candidate.strategy} needs {need / MIB:,.0f} MiB of the {room / MIB:,.0f} that may be planned"
+        )
+    there = SHARE * (candidate.around.devices.host_bytes or 0)
+    need = candidate.host_bytes
+    return f"{candidate.strategy} needs {need / MIB:,.0f} MiB of its host's {there / MIB:,.0f}"
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    """Equal in time and memory: there is nothing to choose between them."""
+    return (one.sample_s, one.memory.total) == (other.sample_s, other.memory.total)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -120,34 +176,55 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def strategies_for(cell: Cell, node_size: int) -> Iterator[str]:
-    """What may be chosen, from the simplest on, as canonical texts."""
+    """What may be chosen but pipelines, from the simplest on, as canonical texts."""
     plain = ("single", "ddp", "zero1", "zero2", "zero3")
     ours = ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp")
     yield from (STRATEGIES.parse(text).text for text in (*plain, *ours))
-    nodes = cell.gpus // node_size
-    if nodes > 1 and cell.node_size is not None:
+    several = node_size < cell.gpus
+    if several and node_size > 1:
         yield "hsdp"
-    if nodes == 1:
+    if not several:
         yield "tp"
-    for tensor in (2, 4, 8):
+    for tensor in _TENSOR:
         if tensor < cell.gpus and node_size % tensor == 0:
             yield f"fsdp:tp={tensor}"
-    for copies in (1, 2, 4, 8):
-        if cell.gpus % copies == 0 and cell.gpus // copies > 1:
-            for pieces in _MICROBATCHES:
-                text = f"pipeline:1f1b:microbatches={pieces}:dp={copies}"
-                yield STRATEGIES.parse(text).text
+            if several and tensor < node_size:
+                yield f"hsdp:tp={tensor}"
     if cell.device == "cuda":
         yield "fsdp:offload=cpu"
 
 
-def choose(
-    cell: Cell, made: Callable[[str], Cell | str], *, devices: Devices, gpus_per_node: int | None
-) -> Choice | str:
+def _pipelines(gpus: int, blocks: int, made: Made) -> Iterator[tuple[str, Cell | str]]:
+    """1F1B of any number of stages that divides the ranks and that there are blocks for, from the least on.
+
+    Of as many microbatches as stages, and of more.
+    """
+    numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
+    for stages in [number for number in numbers if number <= blocks] or numbers[:1]:
+        copies = f"dp={gpus // stages}"
+        whole = made(STRATEGIES.parse(f"pipeline:gpipe:microbatches=1:{copies}").text)
+        found = [stages] if isinstance(whole, str) else microbatch_counts(whole.micro_batch, stages)
+        for count in found:
+            strategy = STRATEGIES.parse(f"pipeline:1f1b:microbatches={count}:{copies}").text
+            yield strategy, whole if isinstance(whole, str) else made(strategy)
+
+
+def microbatch_counts(samples: int, stages: int) -> list[int]:
+    """Divisors of a micro-batch that keep all stages busy, each at least twice the one before.
+
+    Without any it is the number of stages, for which it is too small.
+    """
+    found: list[int] = []
+    for count in range(stages, samples + 1):
+        if samples % count == 0 and (not found or count >= 2 * found[-1]):
+            found.append(count)
+    return found or [stages]
+
+
+def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | str:
     """Weigh what there is for the point of `cell`, whose own strategy and micro-batch are not looked at.
 
-    `made` gives the cell of the point with another strategy, or why there is none. Returns a reason where
-    nothing can be weighed.
+    Returns a reason where nothing can be weighed.
     """
     parts = model_parts(WORKLOADS.parse(cell.workload))
     if parts is None:
@@ -157,9 +234,9 @@ def choose(
             "auto weighs gradients that are exchanged as they are, by the default collective: name a strategy"
         )
     around = Surroundings.of(cell, devices, gpus_per_node)
+    plain = ((strategy, made(strategy)) for strategy in strategies_for(cell, around.node_size))
     candidates, refused = [], []
-    for strategy in strategies_for(cell, around.node_size):
-        there = made(strategy)
+    for strategy, there in chain(plain, _pipelines(cell.gpus, len(parts.blocks), made)):
         if isinstance(there, str):
             refused.append((strategy, there))
         else:
@@ -168,33 +245,39 @@ def choose(
 
 
 def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> Candidate:
-    terms = tuple(traffic(cell, parts))
+    placed = around.placed(cell)
+    terms = tuple(traffic(placed, parts))
     return Candidate(
         cell=cell,
-        memory=footprint(cell, parts),
+        memory=footprint(placed, parts),
         terms=terms,
-        times=predicted_times(cell, parts, terms, around),
-        room=around.room,
+        times=predicted_times(placed, parts, terms, around),
+        around=around,
+        host_bytes=around.host_size * offloaded_bytes(placed, parts),
     )
 
 
 COLUMNS = (
     *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
-    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "verdict"),
+    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
 )
 """Of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
+NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in COLUMNS)
 
 
 def rows(choice: Choice) -> list[list[str]]:
     """A row a candidate, from the simplest on; then those that make no sense, by the reason."""
     told = [_row(candidate, choice.chosen) for candidate in choice.candidates]
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[tuple[str, str]]] = {}
     for strategy, why in choice.refused:
-        reasons.setdefault(why, []).append(strategy)
+        # Those that differ in a number alone are one.
+        reasons.setdefault(re.sub(r"\d+", "", why), []).append((strategy, why))
     blank = [""] * (len(COLUMNS) - 2)
-    for why, strategies in reasons.items():
-        more = f" and {len(strategies) - 1} more" if len(strategies) > 1 else ""
-        told.append([strategies[0] + more, *blank, why])
+    for refused in reasons.values():
+        [(strategy, why), *others] = refused
+        more = f" and {len(others)} more" if others else ""
+        alike = all(other == why for _, other in others)
+        told.append([strategy + more, *blank, why if alike else f"{why}, and the like"])
     return told
 
 
@@ -202,13 +285,22 @@ def _row(candidate: Candidate, chosen: Candidate | None) -> list[str]:
     memory, times = candidate.memory, candidate.times
     sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
     seconds = (times.compute, times.update, times.bubble, times.exposed)
-    over = f"does not fit into {candidate.room / MIB:,.0f}"
-    verdict = "chosen" if candidate is chosen else "fits" if candidate.fits else over
     return [
         candidate.strategy,
         *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
         f"{candidate.sent / MIB:,.1f}",
         *(f"{value:.3g}" for value in seconds),
         f"{1e3 * candidate.sample_s:.3g}",
-        verdict,
+        memory.moment,
+        _verdict(candidate, chosen),
     ]
+
+
+def _verdict(candidate: Candidate, chosen: Candidate | None) -> str:
+    around, host = candidate.around, f"{candidate.host_bytes / MIB:,.0f} MiB of its host"
+    if candidate.memory.total > around.room:
+        return f"does not fit into {around.room / MIB:,.0f}"
+    if not candidate.fits_host:
+        return f"does not fit into {SHARE * (around.devices.host_bytes or 0) / MIB:,.0f}: {host}"
+    verdict = "chosen" if candidate is chosen else "fits"
+    return f"{verdict}, with {host}" if candidate.host_bytes else verdict

@@ -10,7 +10,7 @@ from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
 from results.recorded import RECORDED_STEPS
-from strategies.catalog import period
+from strategies.catalog import STRATEGIES, microbatches, period
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]
@@ -129,15 +129,36 @@ def estimate(
 
 
 def step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
-    """The step time of a cell: known, or its FLOPs over an assumed rate of one device, or not to be told."""
+    """The step time of a cell: known, or its FLOPs over an assumed rate of its devices, or not to be told.
+
+    The ranks of a replica are taken to have equal parts of its work; a pipeline's wait for its bubble.
+    """
     if known_ns is not None:
         return StepTime(basis="known", seconds=known_ns / 1e9)
+    alone = replica_seconds(cell, hardware)
+    if alone is None:
+        return StepTime(basis="budget", seconds=None)
+    return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + bubble(cell)))
+
+
+def replica_seconds(cell: Cell, hardware: Hardware) -> float | None:
+    """What a replica computes in one step, as if one device did all of it; None if that is not known."""
     forward = facts(WORKLOADS.parse(cell.workload)).forward_flops_per_sample
     rate = _rate(cell, hardware)
     if forward is None or rate is None:
-        return StepTime(basis="budget", seconds=None)
-    flops = BACKWARD_AND_FORWARD * forward * cell.micro_batch * cell.accumulation
-    return StepTime(basis="assumed", seconds=flops / rate)
+        return None
+    return BACKWARD_AND_FORWARD * forward * cell.micro_batch * cell.accumulation / rate
+
+
+def bubble(cell: Cell) -> float:
+    """Idle time of a pipeline over the computation of a rank: (p - 1) / m, and of v stages a rank a v-th of
+    it (Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one."""
+    spec = STRATEGIES.parse(cell.strategy)
+    if spec.name != "pipeline":
+        return 0.0
+    chunks = spec.integer("chunks") if spec.positional == "interleaved" else 1
+    stages = cell.gpus // spec.integer("dp")
+    return (stages - 1) / (microbatches(cell.strategy) * chunks)
 
 
 def _rate(cell: Cell, hardware: Hardware) -> float | None:
@@ -152,8 +173,8 @@ def _rate(cell: Cell, hardware: Hardware) -> float | None:
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     """One run: set-up, the check that it trains, warm-up, measuring until the budget, quads and recording.
 
-    The check simulates all replicas on one device beside the real steps, and is left out where it would
-    not fit its limit.
+    The check simulates all replicas on one device beside the real steps, each with the work of all its ranks
+    and no bubble, and is left out where it would not fit its limit.
     """
     policy = cell.steps
     if step.seconds is None:
@@ -161,7 +182,8 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
     exchange_s = policy.quads * QUAD_BLOCKS * block_s + _recorded_steps(cell) * step.seconds
-    proof_s = max(PROOF_STEPS, period(cell.strategy)) * step.seconds * (1 + cell.replicas)
+    simulated = cell.gpus / (1 + bubble(cell))
+    proof_s = max(PROOF_STEPS, period(cell.strategy)) * step.seconds * (1 + simulated)
     counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
     alone_s = SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s
     return alone_s + exchange_s if cell.gpus > 1 else alone_s

@@ -14,11 +14,11 @@ from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_bat
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, SeriesKey, points, workloads_of
-from harness.plan.predict import devices_here
+from harness.plan.surroundings import devices_here
 from results.cell import Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
-from results.plan import EXCLUDED, Plan, Request, Series, Skip, placement_of
+from results.plan import EXCLUDED, Plan, Request, Series, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
@@ -170,8 +170,7 @@ class _Matrix:
 
     def _misfit(self, cell: Cell) -> str | None:
         try:
-            reason = network.flat(cell, self._request.gpus_per_node)
-            placement_of(cell, self._request.gpus_per_node)
+            reason = network.misplaced(cell, self._request.gpus_per_node)
         except UsageError as error:
             return str(error)
         if reason is not None:

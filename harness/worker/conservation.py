@@ -8,13 +8,15 @@ exact but for rounding, whatever the compressor does, and it asks the compressor
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.worker.findings import TOLERANCE, Finding, Tensors, distance, exact_arithmetic
+from harness.worker.exactness import exact_arithmetic
+from harness.worker.findings import TOLERANCE, Finding, Tensors, distance
 from harness.worker.reference import UNIT_ROUNDOFF, Reference
 from results.cell import Cell
 from strategies.catalog import COMPRESSIONS
@@ -54,11 +56,11 @@ class Ledger:
         self._model = model
         self._carried = {name: value.clone() for name, value in _carried(model).items()}
 
-    def balance(self, applied: Tensors, *, scale: float) -> Balance:
+    def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
         """`applied` are the sums, by parameter; `scale` is the loss scaler's factor, which is in the rest."""
         unsent = _unsent(self._model)
         values, held = {}, {}
-        for name, sums in applied.items():
+        for name, sums in applied:
             change = torch.zeros_like(sums, dtype=torch.float64)
             size = torch.zeros_like(change)
             for part, sign in ((unsent.get(name), 1.0), (self._carried.get(name), -1.0)):
@@ -93,31 +95,32 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
     return [
         _balanced(
             f"gradient of {group[0]} with what was held back",
-            [(balance.values[name], reference.gradients[name].cpu()) for name in group],
-            tolerance
-            * distance([(reference.sizes[name].cpu() + balance.held[name], None) for name in group]),
+            [(balance.values[name], reference.gradients[name]) for name in group],
+            tolerance * distance([(reference.sizes[name] + balance.held[name], None) for name in group]),
         )
         for group in groups
     ]
 
 
-def compare_average(cell: Cell, balance: Balance, own: Tensors, common: Tensors) -> list[Finding]:
+def compare_average(
+    cell: Cell, balance: Balance, own: Tensors, common: Tensors, device: torch.device
+) -> list[Finding]:
     """An average of the replicas' parameters, from what each recomputed for itself; collective.
 
     What was exchanged are differences to the parameters that they had in common, and so these are compared,
-    up to the rounding of parameters.
+    up to the rounding of parameters. All are in host memory; sums over the ranks are made on `device`.
     """
     findings = []
     for name in sorted(own):
-        base = common[name].to(own[name].device).double()
-        shares = (own[name].double() - base) / cell.gpus
+        base = common[name].to(device).double()
+        shares = (own[name].to(device).double() - base) / cell.gpus
         mean, size = shares.clone(), shares.abs()
         dist.all_reduce(mean)
         dist.all_reduce(size)
         lossy = law_tolerance(cell) if cell.compression != "none" else 0.0
-        bound = lossy * distance([(size + balance.held[name].to(size.device), None)])
+        bound = lossy * distance([(size + balance.held[name].to(device), None)])
         bound += 4 * (cell.gpus + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
-        applied = balance.values[name].to(base.device) - base
+        applied = balance.values[name].to(device) - base
         findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
     return findings
 

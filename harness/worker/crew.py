@@ -46,9 +46,10 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     log = _log(launch_path.parent, launch, rank)
     # Ranks may wait for each other from here on.
     log.event("joining")
+    timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
     dist.init_process_group(
         launch.backend,
-        timeout=timedelta(seconds=launch.silence_s + LEEWAY_S),
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     surroundings = Surroundings(
@@ -59,7 +60,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         device=device,
         cores=cores,
         pinned=pinned,
-        exchange=open_exchange(),
+        exchange=open_exchange(timeout),
         control=Control(device),
         log=log,
     )

@@ -67,6 +67,8 @@ class ExchangeGroup(dist.ProcessGroup):
         self._recorded_as = group_text(self._members)
         self._name = ""
         self._parts: list[ExchangeGroup] = []
+        self.timeout: timedelta | None = None
+        """How long who waits in a group that is split from this one; None: as long as torch has it."""
         self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
@@ -111,10 +113,10 @@ class ExchangeGroup(dist.ProcessGroup):
     def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
         """A new group of these ranks over a backend of its own; None where this rank is not in it."""
         ranks = [self._members[rank] for rank in part]
-        backend = dist.new_group(ranks)
+        backend = dist.new_group(ranks, timeout=self.timeout)
         _origin.append(_Origin(backend=backend, traffic=self.traffic, members=ranks))
         try:
-            group = dist.new_group(ranks, backend=_BACKEND)
+            group = dist.new_group(ranks, timeout=self.timeout, backend=_BACKEND)
         finally:
             _origin.pop()
         return group if isinstance(group, ExchangeGroup) else None
@@ -227,15 +229,22 @@ _origin: list[_Origin] = []
 
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
     if not _origin:
-        return ExchangeGroup(rank, size)
-    origin = _origin[-1]
-    return ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
+        group = ExchangeGroup(rank, size)
+    else:
+        origin = _origin[-1]
+        group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
+    group.timeout = timeout
+    return group
 
 
-def open_exchange() -> ExchangeGroup:
-    """A new exchange over all ranks of the default group; collective."""
+def open_exchange(timeout: timedelta | None = None) -> ExchangeGroup:
+    """A new exchange over all ranks of the default group; collective.
+
+    `timeout` is how long a collective of a group that is split from it waits for its ranks (None: as long as
+    torch has it); what goes over all ranks waits as the default group does.
+    """
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])
-    group = dist.new_group(backend=_BACKEND)
+    group = dist.new_group(timeout=timeout, backend=_BACKEND)
     assert isinstance(group, ExchangeGroup)
     return group

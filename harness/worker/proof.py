@@ -4,7 +4,11 @@ For its first steps, all ranks compute gradients by the strategy under test; ran
 replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
 random state, and adds the gradients up in rank order. Replicas, not one big batch: BatchNorm and dropout
 depend on how samples are grouped. The reference starts each step from the parameters of the strategy, so
-that errors of one step are judged alone, and then replays the update from the strategy's own gradients.
+that errors of one step are judged alone, and then replays the update from the strategy's own gradients and
+optimizer state. What state the replay leaves is what the next step must begin with.
+
+What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
+alone: a device that the cell nearly fills has no room for wholes.
 
 A compressed exchange is not meant to give those gradients. It is held to its books instead
 (`conservation`): what was applied, with what the ranks kept back, is what the simulation gives. Where ranks
@@ -15,6 +19,8 @@ How near two computations must be, `findings` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -25,25 +31,25 @@ from harness.worker.conservation import (
     Ledger,
     compare_average,
     compare_balance,
-    law_tolerance,
     something_sent,
 )
 from harness.worker.control import Control
+from harness.worker.exactness import exact_arithmetic
 from harness.worker.failure import out_of_memory
 from harness.worker.findings import (
-    TOLERANCE,
     Finding,
     Tensors,
     compare_gradients,
+    compare_history,
     compare_surroundings,
     compare_update,
-    exact_arithmetic,
-    exact_update,
 )
 from harness.worker.measure import DivergedError
 from harness.worker.parts import Parts
 from harness.worker.reference import (
+    History,
     Reference,
+    Replay,
     TooLongError,
     dense,
     finite,
@@ -51,11 +57,10 @@ from harness.worker.reference import (
     replay_update,
     seed_step,
     simulate_step,
-    summed_terms,
 )
+from harness.worker.verdict import verdict, weaker
 from results.cell import Cell
 from results.record import Proof
-from strategies.catalog import STRATEGIES
 from strategies.parallel import Batch, ParallelModel
 from strategies.trainer import Trainer
 
@@ -120,6 +125,14 @@ def prove(
             exchange.audited = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recomputed:
+    """A step on one device."""
+
+    reference: Reference
+    replay: Replay
+
+
 class _Examination:
     """The first steps of a cell under examination, on this rank."""
 
@@ -138,6 +151,8 @@ class _Examination:
         """Steps that the replicas took each on its own."""
         self._common: dict[str, Tensor] = {}
         """The parameters that the replicas last had in common."""
+        self._history: History | None = {}
+        """The optimizer state that the next update must begin with; None where the last was not replayed."""
 
     def verdict(self, beat: Beat, first: FirstStep) -> Proof:
         """Calls `beat` after each step, and times what is training of the first one by `first`."""
@@ -149,6 +164,7 @@ class _Examination:
                 take = self._together if self._trainer.model.exchanges_gradients else self._apart
                 obstacle = take(step)
             else:
+                self._history = None
                 self._alone += not self._trainer.model.exchanges_gradients
                 with self._parts.memory.kept():
                     self._trainer.step(self._batches)
@@ -156,10 +172,10 @@ class _Examination:
             beat()
         agreed = replicas_agree(self._trainer, self._control)
         if obstacle is not None:
-            return _weaker(agreed, obstacle)
+            return weaker(agreed, obstacle)
         different = any(not finding.passed for finding in self._findings)
         failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
-        return _verdict(
+        return verdict(
             self._parts.cell,
             self._findings,
             agreed=agreed,
@@ -171,27 +187,29 @@ class _Examination:
     def _together(self, step: int) -> str | None:
         """A step whose gradients are the mean over replicas. Returns what stands in the way of a check."""
         cell, trainer = self._parts.cell, self._trainer
-        start = self._start()
+        first = self._parts.rank.rank == 0
+        start = self._start(kept=first)
         ledger = Ledger(trainer.model) if self._lossy else None
-        gradients = self._gradients(step)
-        reference, obstacle = None, ""
-        if self._parts.rank.rank == 0:
-            reference, obstacle = self._simulated(start, step, range(cell.replicas))
-        if self._control.from_first(float(reference is None)):
+        gradients = self._gradients(step, kept=first)
+        buffers, history = self._buffers(kept=first), optimizer_history(trainer, kept=first)
+        found, obstacle = None, ""
+        if first:
+            found, obstacle = self._recomputed(start, step, gradients, history, range(cell.replicas))
+        if self._control.from_first(float(found is None)):
             self._update()
             return obstacle
         if exact_arithmetic(cell):
-            self._stale |= not self._buffers_equal(reference)
-        balance = None if ledger is None else ledger.balance(gradients, scale=trainer.scaler.get_scale())
-        expected, history = {}, optimizer_history(trainer)
-        buffers = self._buffers()
-        if reference is not None:
-            self._findings += compare_step(cell, gradients, buffers, reference, balance)
-            expected = replay_update(self._parts, start, gradients, history)
+            self._stale |= not self._buffers_equal(found)
+        balance = None
+        if ledger is not None:
+            balance = ledger.balance(self._dense_gradients(), scale=trainer.scaler.get_scale())
+        if found is not None:
+            self._findings += compare_step(cell, gradients, buffers, found.reference, balance)
+        self._compare_history(history, found)
         self._update()
-        updated = self._parameters()
-        if reference is not None:
-            self._findings.append(compare_update(cell, updated, expected, start))
+        updated = self._parameters(kept=first)
+        if found is not None:
+            self._findings.append(compare_update(cell, updated, found.replay.parameters, start))
         return None
 
     def _apart(self, step: int) -> str | None:
@@ -200,75 +218,94 @@ class _Examination:
         start = self._start()
         if self._alone % trainer.model.period == 0:
             self._common = start
-        gradients = self._gradients(step)
-        reference, obstacle = self._simulated(start, step, [self._parts.replica])
-        if self._control.largest([float(reference is None)])[0]:
+        gradients, history = self._gradients(step), optimizer_history(trainer)
+        found, obstacle = self._recomputed(start, step, gradients, history, [self._parts.replica])
+        if self._control.largest([float(found is None)])[0]:
             self._update()
             return obstacle or "a rank could not recompute its replica"
-        assert reference is not None
-        self._findings += compare_step(cell, gradients, self._buffers(), reference, None)
-        expected = replay_update(self._parts, start, gradients, optimizer_history(trainer))
+        assert found is not None
+        self._findings += compare_step(cell, gradients, self._buffers(), found.reference, None)
+        self._compare_history(history, found)
+        expected = found.replay.parameters
         ledger = Ledger(trainer.model)
         self._update()
         self._alone += 1
+        updated = self._parameters()
         if self._alone % trainer.model.period:
-            self._findings.append(compare_update(cell, self._parameters(), expected, start))
+            self._findings.append(compare_update(cell, updated, expected, start))
         else:
-            balance = ledger.balance(self._parameters(), scale=1.0)
-            self._findings += compare_average(cell, balance, expected, self._common)
-            self._findings.append(something_sent(self._moved(self._parameters()), self._moved(expected)))
+            balance = ledger.balance(trainer.model.named_parameters(), scale=1.0)
+            self._findings += compare_average(cell, balance, expected, self._common, self._parts.device)
+            self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
             self._stale |= not self._control.agree(hash_number(trainer.model.named_buffers()))
         return None
 
+    def _compare_history(self, history: History, found: _Recomputed | None) -> None:
+        """The state that this update begins with against the one that the last replay left."""
+        if found is not None and self._history is not None:
+            self._findings += compare_history(self._parts.cell, history, self._history)
+        self._history = None if found is None else found.replay.history
+
     def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
         """How far parameters are from those that the replicas last had in common."""
-        return {name: value - self._common[name].to(value.device) for name, value in parameters.items()}
+        return {name: value - self._common[name] for name, value in parameters.items()}
 
-    def _start(self) -> dict[str, Tensor]:
-        # In host memory: a device that the cell nearly fills has no room for it.
-        return {
-            name: value.to("cpu", copy=True)
-            for name, value in (*self._trainer.model.named_parameters(), *self._buffers().items())
-        }
+    def _start(self, *, kept: bool = True) -> dict[str, Tensor]:
+        """Copies of parameters and buffers, as all that follows in host memory, and nothing where not `kept`;
+        collective all the same."""
+        model = self._trainer.model
+        named = chain(model.named_parameters(), model.named_buffers())
+        return {name: value.to("cpu", copy=True) for name, value in named if kept}
 
-    def _gradients(self, step: int) -> dict[str, Tensor]:
+    def _parameters(self, *, kept: bool = True) -> dict[str, Tensor]:
+        return {name: value.cpu() for name, value in self._trainer.model.named_parameters() if kept}
+
+    def _buffers(self, *, kept: bool = True) -> dict[str, Tensor]:
+        return {name: value.cpu() for name, value in self._trainer.model.named_buffers() if kept}
+
+    def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
         with self._parts.memory.kept(), self._first.part():
             loss = self._trainer.compute_gradients(self._batches)
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
+        return {name: value.cpu() for name, value in self._dense_gradients() if kept}
+
+    def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
         scale = self._trainer.scaler.get_scale()
-        return {name: dense(value) / scale for name, value in self._trainer.model.named_gradients()}
+        for name, value in self._trainer.model.named_gradients():
+            yield name, dense(value) / scale
 
     def _update(self) -> None:
         with self._parts.memory.kept(), self._first.part():
             self._trainer.update()
 
-    def _simulated(
-        self, start: dict[str, Tensor], step: int, replicas: Sequence[int]
-    ) -> tuple[Reference | None, str]:
-        """The reference of a step, or what stands in its way."""
+    def _recomputed(
+        self,
+        start: dict[str, Tensor],
+        step: int,
+        gradients: dict[str, Tensor],
+        history: History,
+        replicas: Sequence[int],
+    ) -> tuple[_Recomputed | None, str]:
+        """The step of these replicas and its update on this device, or what stands in the way."""
         try:
             limit_s = LONGEST_S / self._checked
-            return simulate_step(self._parts, start, step, replicas=replicas, longest_s=limit_s), ""
+            reference = simulate_step(self._parts, start, step, replicas=replicas, longest_s=limit_s)
+            replay = replay_update(self._parts, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation would take about {self._checked * error.seconds:.0f} s"
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             return None, "a serial simulation does not fit in memory beside the model"
+        return _Recomputed(reference=reference, replay=replay), ""
 
-    def _buffers_equal(self, reference: Reference | None) -> bool:
+    def _buffers_equal(self, found: _Recomputed | None) -> bool:
         """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
         none = [0.0] * self._parts.cell.replicas
-        expected = self._control.largest(none if reference is None else reference.buffer_hashes)
+        expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
         return hash_number(self._trainer.model.named_buffers()) == expected[self._parts.replica]
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return dict(self._trainer.model.named_buffers())
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return dict(self._trainer.model.named_parameters())
 
 
 def compare_step(
@@ -282,70 +319,3 @@ def compare_step(
         findings.append(something_sent(gradients, reference.gradients))
         findings += compare_balance(cell, balance, reference)
     return findings
-
-
-def _verdict(
-    cell: Cell, findings: list[Finding], *, agreed: bool, failed: bool, stale: bool, steps: int
-) -> Proof:
-    worst = max(findings, key=lambda finding: (not finding.passed, finding.difference), default=None)
-    if failed or not agreed:
-        detail = "replicas differ after the update" if not agreed else _failure(worst, stale=stale)
-        if cell.workload.startswith("py:"):
-            detail += (
-                "; a model that draws from another generator than those of torch, numpy and random, "
-                "or keeps state outside of its parameters and buffers, cannot be checked"
-            )
-        return Proof(method="serial-simulation", passed=False, detail=detail)
-    gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
-    if findings and not gradients:
-        return _weaker(agreed, "the loss scaler left out every step of the simulation: gradients overflowed")
-    return Proof(
-        method="serial-simulation",
-        passed=True,
-        detail=f"{steps} steps of {_replicas(cell)} recomputed on one device; {_rule(cell)}",
-        max_difference=max((finding.difference for finding in gradients), default=None),
-        max_bound=max((finding.bound for finding in gradients), default=None),
-    )
-
-
-def _failure(worst: Finding | None, *, stale: bool) -> str:
-    """What this rank knows of it: gradients and updates of a common step are compared on rank 0."""
-    if worst is not None and not worst.passed:
-        return worst.what
-    if stale:
-        return "a replica's buffers differ from the serial simulation"
-    return "another rank found a difference: its record says which"
-
-
-def _replicas(cell: Cell) -> str:
-    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
-
-
-def _rule(cell: Cell) -> str:
-    if cell.compression != "none":
-        return (
-            f"what was applied and what {cell.compression} kept back add up to their gradients within "
-            f"{law_tolerance(cell):.2g} of their L2 norm"
-        )
-    if not exact_arithmetic(cell):
-        return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm"
-    if STRATEGIES.parse(cell.strategy).name == "local-sgd":
-        return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
-    few = summed_terms(cell, cell.replicas) <= 2
-    if few and exact_update(cell):
-        return "gradients, buffers and updates are equal bit for bit"
-    sums = "are equal bit for bit" if few else "agree within the rounding of a sum in another order"
-    updates = (
-        "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
-    )
-    return f"gradients {sums}; updates {updates}"
-
-
-def _weaker(agreed: bool, obstacle: str) -> Proof:
-    """The proof that needs no reference; on one device it says nothing but that the loss is finite."""
-    found = "are equal bit for bit" if agreed else "differ"
-    return Proof(
-        method="replica-agreement",
-        passed=agreed,
-        detail=f"the replicas' parameters {found} after the update; {obstacle}",
-    )

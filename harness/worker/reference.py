@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import math
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.worker.agreement import hash_number
+from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.parts import Parts
 from results.cell import Cell
-from strategies.catalog import microbatches, sums_micro_batches
+from strategies.catalog import microbatches
 from strategies.optimizer import build_optimizer
 from strategies.parallel import Batch, OptimizerState
 from strategies.precision import autocast
@@ -32,11 +32,11 @@ SMALLEST_NORMAL = 2.0**-126
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a step must give, and how far rounding may take it from that."""
+    """What a step must give, and how far rounding may take it from that; all of it in host memory."""
 
     gradients: dict[str, Tensor]
     sizes: dict[str, Tensor]
-    """Of each element: the sum of its shares' absolute values."""
+    """Of each element: the sum of its shares' absolute values; empty where no bound is made of it."""
     rounding: float
     """How far two sums of the shares may be apart, in parts of their size."""
     buffers: dict[str, Tensor]
@@ -47,6 +47,8 @@ class Reference:
     @property
     def bounds(self) -> dict[str, Tensor]:
         """Elementwise bound of a difference by rounding."""
+        if not self.rounding:
+            return {name: torch.zeros(()).expand_as(value) for name, value in self.gradients.items()}
         return {name: self.rounding * (size + SMALLEST_NORMAL) for name, size in self.sizes.items()}
 
 
@@ -77,11 +79,9 @@ def simulate_step(
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(parts, start, step, replica)
-        for name, gradient in own.gradients.items():
-            share, size = gradient / len(replicas), own.sizes[name] / len(replicas)
-            sums[name] = sums[name] + share if name in sums else share
-            sizes[name] = sizes[name] + size if name in sizes else size
+        own = _replica_step(parts, start, step, replica, sized=sizes_matter(parts.cell, len(replicas)))
+        _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
+        _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
         if replica == replicas[0]:
             if parts.device.type == "cuda":
@@ -89,10 +89,10 @@ def simulate_step(
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds)
-            buffers = {name: buffer.clone() for name, buffer in own.module.named_buffers()}
+            buffers = {name: buffer.to("cpu", copy=True) for name, buffer in own.module.named_buffers()}
     return Reference(
-        gradients=sums,
-        sizes=sizes,
+        gradients={name: gradient.cpu() for name, gradient in sums.items()},
+        sizes={name: size.cpu() for name, size in sizes.items()},
         rounding=_rounding(summed_terms(parts.cell, len(replicas))),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
@@ -106,10 +106,10 @@ class _Share:
     module: nn.Module
     gradients: dict[str, Tensor]
     sizes: dict[str, Tensor]
-    """Of each element: the sum of its micro-batches' absolute values."""
+    """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
 
 
-def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int) -> _Share:
+def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int, *, sized: bool) -> _Share:
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = parts.cell
     workload = _reference_model(parts, start)
@@ -125,8 +125,9 @@ def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: in
         for name, parameter in workload.module.named_parameters():
             if parameter.grad is not None:
                 gradient, parameter.grad = dense(parameter.grad), None
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
-                sizes[name] = sizes[name] + gradient.abs() if name in sizes else gradient.abs()
+                _add(gradients, {name: gradient})
+                if sized:
+                    _add(sizes, {name: gradient.abs()})
     return _Share(module=workload.module, gradients=gradients, sizes=sizes)
 
 
@@ -137,9 +138,9 @@ def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
         yield from zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
 
 
-def summed_terms(cell: Cell, replicas: int) -> int:
-    """What is added up in an order of the strategy's own: whole replicas, or each micro-batch of each."""
-    return replicas * cell.accumulation if sums_micro_batches(cell.strategy) else replicas
+def _add(sums: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def _rounding(terms: int) -> float:
@@ -155,28 +156,55 @@ History = dict[str, OptimizerState]
 """An optimizer's state, whole, by parameter."""
 
 
-def optimizer_history(trainer: Trainer) -> History:
-    """What the trainer's optimizer knows of earlier steps, not copied; collective if the strategy shards."""
-    return dict(trainer.model.named_state(trainer.optimizer))
+def optimizer_history(trainer: Trainer, *, kept: bool = True) -> History:
+    """What the trainer's optimizer knows of earlier steps, in host memory; nothing if it is not `kept`, one
+    parameter at a time. Collective if the strategy shards. On CPU not copied."""
+    named = trainer.model.named_state(trainer.optimizer)
+    return {name: _on_host(state) for name, state in named if kept}
+
+
+def _on_host(state: OptimizerState) -> OptimizerState:
+    return {key: dense(value).cpu() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a plain optimizer step leaves, in host memory."""
+
+    parameters: dict[str, Tensor]
+    history: History
 
 
 def replay_update(
     parts: Parts, start: dict[str, Tensor], gradients: dict[str, Tensor], history: History
-) -> dict[str, Tensor]:
-    """The parameters after a plain optimizer step from `start` by `gradients`, with that history."""
+) -> Replay:
+    """A plain optimizer step from `start` by `gradients`, with that history, none of which it changes."""
     workload = _reference_model(parts, start)
     parameters = dict(workload.module.named_parameters())
     optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
     for name, state in history.items():
-        # A copy: the step writes to it.
-        optimizer.state[parameters[name]] = copy.deepcopy(state)
+        optimizer.state[parameters[name]] = {
+            key: _own(key, value, parts.device) for key, value in state.items()
+        }
     for name, gradient in gradients.items():
-        parameters[name].grad = gradient.clone()
+        parameters[name].grad = gradient.to(parts.device, copy=True)
     if parts.cell.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(parameters.values(), parts.cell.clip_norm)
     if finite(gradients):
         optimizer.step()
-    return {name: parameter.detach() for name, parameter in parameters.items()}
+    states = ((name, optimizer.state.get(parameter)) for name, parameter in parameters.items())
+    return Replay(
+        parameters={name: parameter.detach().cpu() for name, parameter in parameters.items()},
+        history={name: _on_host(state) for name, state in states if state},
+    )
+
+
+def _own(key: str, value: object, device: torch.device) -> object:
+    """A copy of a value of the state, where the optimizer looks for it."""
+    if not isinstance(value, Tensor):
+        return value
+    # The count of steps stays on the host, as in torch.optim.Optimizer.load_state_dict.
+    return value.to("cpu" if key == "step" else device, copy=True)
 
 
 def _reference_model(parts: Parts, start: dict[str, Tensor]) -> Workload:

@@ -101,8 +101,9 @@ class Run:
 
     def _execute(self) -> None:
         around, cell = self._around, self._cell
-        idle_rss, idle_device = rss_bytes(), self._device_bytes()
+        # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
+        idle_rss, idle_device = rss_bytes(), self._device_bytes()
         parts = Parts(
             cell=cell,
             rank=around.rank,

@@ -33,6 +33,49 @@ def test_ranks_beyond_the_cores_share_them(cell_of: MakeCell, gpus: int, crowd: 
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "share"),
+    [
+        # 4 ranks of a replica have a quarter of its work each.
+        ("tp", 4, 1 / 4),
+        ("fsdp:tp=2", 2, 1 / 2),
+        ("fsdp", 1, 1.0),
+        # (p - 1) / m of the computation is idle: 3 / 8 of 4 stages, 1 / 8 of 2; of 2 stages a rank half.
+        ("pipeline:1f1b:microbatches=8", 4, (1 + 3 / 8) / 4),
+        ("pipeline:gpipe:microbatches=8:dp=2", 2, (1 + 1 / 8) / 2),
+        ("pipeline:interleaved:microbatches=8", 4, (1 + 3 / 16) / 4),
+    ],
+)
+def test_the_ranks_of_a_replica_share_its_work(
+    cell_of: MakeCell, strategy: str, ranks: int, share: float
+) -> None:
+    cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
+    step = step_time(cell, known_ns=None, hardware=Hardware())
+    assert step.seconds == pytest.approx(MLP_STEP_S * share)
+    # 4 ranks on 2 cores take twice as long.
+    crowded = step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    assert crowded.seconds == pytest.approx(MLP_STEP_S * share * 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "simulated"),
+    [
+        # One replica of 4 ranks is 4 times the work of one of them; so are 2 of 2.
+        ("tp", 4, 4.0),
+        ("fsdp:tp=2", 2, 4.0),
+        # A step of 4 stages with a bubble of 3 / 4 has 4 / 7 of work in it.
+        ("pipeline:1f1b", 4, 4 / 1.75),
+    ],
+)
+def test_a_proof_simulates_whole_replicas(
+    cell_of: MakeCell, strategy: str, ranks: int, simulated: float
+) -> None:
+    cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
+    step = StepTime(basis="known", seconds=0.1)
+    proof = run_seconds(cell, step, proves=True) - run_seconds(cell, step, proves=False)
+    assert proof == pytest.approx(3 * 0.1 * (1 + simulated))
+
+
 def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
     step = step_time(cell, known_ns=None, hardware=Hardware(gpu_name="NVIDIA A100-SXM4-80GB"))

@@ -8,7 +8,6 @@ import pytest
 
 from harness.plan.expand import expand
 from harness.plan.limit import Limit
-from harness.plan.request import StudyFile, make_request
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
 from workloads.catalog import WORKLOADS, facts
@@ -365,29 +364,6 @@ def test_what_holds_for_all_cells_reaches_each(plan_of: MakePlan) -> None:
         assert (cell.optimizer, cell.steps.quads) == ("adamw", 2)
         assert cell.activation_checkpointing
         assert cell.compile
-
-
-@pytest.mark.parametrize(
-    ("options", "gpus", "reason"),
-    [
-        ({}, 4, "and 4 ranks are one node; give --node-size"),
-        ({"node_size": 4}, 4, "and 4 ranks are one node; give --node-size"),
-        ({"node_size": 1}, 4, "and here every rank is a node; give --node-size"),
-        ({"link": "1gbit"}, 4, "and here every rank is a node; give --node-size"),
-        ({"node_size": 2}, 4, None),
-        ({"node_size": 2, "link": "1gbit"}, 4, None),
-    ],
-)
-def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
-    options: dict[str, object], gpus: int, reason: str | None
-) -> None:
-    file = StudyFile(
-        workload="mlp", strategy="ddp", collective="hierarchical", gpus=gpus, device="cpu", **options
-    )
-    request = make_request(file, machine_has_cuda=False, source_folder=Path())
-    plan = expand(request, study="s", created_at="t")
-    assert len(plan.cells) == (reason is None)
-    assert [skip.reason.endswith(reason or "") for skip in plan.skips] == [True] * (reason is not None)
 
 
 @pytest.mark.parametrize(

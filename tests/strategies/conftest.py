@@ -89,6 +89,18 @@ def split_models() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def pipelines() -> ModuleType:
+    """What pipelines are tested with: models that can be cut, and their training on ranks."""
+    return _load("pipelines")
+
+
+@pytest.fixture(scope="session")
+def serial_pipelines(pipelines: ModuleType) -> ModuleType:
+    """The same training on one process, and `assert_as_serial`."""
+    return _load("serial_pipelines")
+
+
+@pytest.fixture(scope="session")
 def recorded_world() -> ModuleType:
     """One rank of a launch of any size, in this process: `recorded_world.opened(rank, size)`."""
     return _load("recorded_world")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.plan import network
 from results.cell import Cell
 from strategies.refusal import refusal
 
@@ -169,9 +170,10 @@ def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"node_size": 4}, "on one node of 4 there are no replicas: fsdp is the same"),
+        ({"node_size": 4}, "and here is one node of 4: give a smaller --node-size"),
+        ({"node_size": None}, "and here is one node of 4: give a smaller --node-size"),
         ({"node_size": 3}, "a number of ranks that 3 divides, not 4"),
-        ({"strategy": "hsdp:tp=2"}, "there is nothing left to shard"),
+        ({"strategy": "hsdp:tp=2"}, "nothing left to shard on nodes of 2: give a --node-size of more than 2"),
         ({"compression": "topk:0.01"}, "none other, and no compressor"),
         ({"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True}, "does not see through"),
     ],
@@ -181,4 +183,5 @@ def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str,
         "workload": "gpt-nano", "dataset": "synthetic", "strategy": "hsdp", "gpus": 4, "micro_batch": 4,
         "device": "cpu", "backend": "gloo", "optimizer": "sgd", "node_size": 2, **changes,
     }  # fmt: skip
-    assert reason in str(refusal(Cell(**fields)))
+    cell = Cell(**fields)
+    assert reason in str(refusal(cell) or network.misplaced(cell, None))

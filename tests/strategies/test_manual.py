@@ -174,10 +174,12 @@ def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"strategy": "manual:keep*3"}, "gpt-nano has 4 blocks, and manual:keep*3 chooses for 3"),
+        ({"strategy": "manual:keep*2+reshard"}, "has 4 blocks, and manual:keep*2+reshard chooses for 3"),
         ({"activation_checkpointing": True}, "write .checkpoint there"),
-        ({"strategy": "manual:keep*4:tp=2"}, "tp is the same"),
-        ({"strategy": "manual:keep*4:params=bf16"}, "goes with --precision bf16"),
+        ({"strategy": "manual:keep*3+reshard:tp=2"}, "tp is the same"),
+        ({"strategy": "manual:keep*3+reshard:params=bf16"}, "goes with --precision bf16"),
+        ({"strategy": "manual:keep*4"}, "fsdp:reshard=false is the same"),
+        ({"strategy": "manual:reshard*4"}, "fsdp is the same"),
         ({"compression": "topk:0.01"}, "none other, and no compressor"),
         ({"gpus": 1}, "needs at least 2"),
         ({}, "None"),
@@ -185,7 +187,7 @@ def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
 )
 def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
     fields: dict[str, Any] = {
-        "workload": "gpt-nano", "dataset": "synthetic", "strategy": "manual:keep*4", "gpus": 2,
+        "workload": "gpt-nano", "dataset": "synthetic", "strategy": "manual:keep*3+reshard", "gpus": 2,
         "micro_batch": 4, "device": "cpu", "backend": "gloo", "optimizer": "sgd", **changes,
     }  # fmt: skip
     cell = Cell(**fields)

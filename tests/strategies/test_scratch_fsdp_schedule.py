@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,13 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
-from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
-from strategies.collectives.link import Link
-from strategies.collectives.scatter import _Reduced, start_reduce_scatter
 from strategies.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
@@ -74,6 +71,17 @@ class Blocks(nn.Module):
         return around, sum(holds(block.weight) for block in self.blocks)
 
 
+class Recomputing(Blocks):
+    """The same, which checkpoints its blocks itself: each is called again in its backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        for block in self.blocks:
+            y = checkpoint(block, y, use_reentrant=False)
+        y = self.last(y)
+        return y
+
+
 def holds(parameter: Tensor) -> bool:
     return parameter.untyped_storage().nbytes() > 0
 
@@ -81,9 +89,11 @@ def holds(parameter: Tensor) -> bool:
 LAYOUT = ModelLayout(blocks=tuple(f"blocks.{place}" for place in range(4)))
 
 
-def build(group: ExchangeGroup, strategy: str, **settings: Any) -> tuple[Blocks, Trainer]:
+def build(
+    group: ExchangeGroup, strategy: str, kind: type[Blocks] = Blocks, **settings: Any
+) -> tuple[Blocks, Trainer]:
     torch.manual_seed(0)
-    module = Blocks()
+    module = kind()
     chosen = TrainSettings(strategy=strategy, optimizer="sgd:lr=0.1:momentum=0.9", **settings)
     return module, Trainer(module, F.mse_loss, device=CPU, settings=chosen, layout=LAYOUT, group=group)
 
@@ -225,6 +235,22 @@ def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
     assert seen == way + way
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    group = recording(1, 4)
+    module, trainer = build(group, f"scratch-fsdp:prefetch={ahead}", Recomputing)
+    seen: list[int] = []
+    monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
+    trainer.step(batches(1))
+    way = [min(1 + ahead, left) for left in (4, 3, 2, 1)]
+    # Each twice in backward: as it is called again, and as its gradient has come.
+    assert seen == way + [whole for whole in way for _ in range(2)]
+    # Every unit in forward, every block in backward.
+    assert sum(name == "_allgather_base" for name, _ in group.seen) == 5 + 4
+
+
 def test_a_forward_pass_alone_leaves_nothing_whole(threads: Threads) -> None:
     def evaluate(group: ExchangeGroup) -> tuple[bool, tuple[int, int]]:
         module, trainer = build(group, "scratch-fsdp")
@@ -301,97 +327,6 @@ def test_a_step_that_fails_leaves_nothing_behind(ranks: Ranks, stage: int, where
     assert found == [(["broken"], (0, 0), True)] * 2
 
 
-class Choosing(nn.Linear):
-    """A block that uses its bias where the first input is positive."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias if bool(x[0, 0] > 0) else None)
-
-
-def without_gradient(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:
-    """On a rank: what is said of each step, whose first input has this rank's sign."""
-    module = nn.Sequential(*(Choosing(5, 5) for _ in range(3)))
-    for block in module:
-        nn.init.eye_(block.weight)
-        nn.init.zeros_(block.bias)
-    trainer = Trainer(
-        module,
-        F.mse_loss,
-        device=CPU,
-        settings=TrainSettings(strategy=strategy, optimizer="sgd:lr=0"),
-        layout=ModelLayout(blocks=("0", "1", "2")),
-        group=open_exchange(),
-    )
-    told = []
-    for step in signs:
-        try:
-            trainer.step(iter([(step[rank] * torch.ones(2, 5), torch.ones(2, 5))]))
-            told.append("")
-        except UsageError as error:
-            told.append(str(error))
-    return told
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stage: int) -> None:
-    here, there = ranks(2, without_gradient, f"scratch-fsdp:stage={stage}", [[-1.0, 1.0], [1.0, 1.0]])
-    assert here[0].startswith("no gradient came for 0.bias, 1.bias, 2.bias (3 parameters), and shards are")
-    assert there[0] == "no gradient came for a parameter on another rank, which says for which"
-    assert here[1] == there[1] == ""
-    later = ranks(2, without_gradient, f"scratch-fsdp:stage={stage}", [[1.0, 1.0], [-1.0, -1.0]])
-    assert [told[0] for told in later] == ["", ""]
-    assert all(told[1].startswith("no gradient came for 0.bias, 1.bias, 2.bias") for told in later)
-
-
-def overflowing(rank: int) -> tuple[list[float], list[bool]]:
-    """On a rank: the scaler's factor after each of three steps, and whether parameters moved in it.
-
-    The loss is sum(y t) of y = W x, and the gradient of W's row i t_i x: row 0 is the shard of rank 0, row 1
-    that of rank 1.
-    """
-    settings = TrainSettings(strategy="scratch-fsdp", precision="fp16")
-    module = nn.Linear(4, 2, bias=False)
-    trainer = Trainer(
-        module, lambda y, t: (y * t).sum(), device=CPU, settings=settings, group=open_exchange()
-    )
-    factors, moved = [trainer.scaler.get_scale()], []
-    for step in range(3):
-        before = parameters_of(trainer)
-        # Beyond what half precision holds, in the second step, for row 1 alone.
-        targets = torch.tensor([[0.001, 1e6 if (step, rank) == (1, 1) else 0.001]])
-        trainer.step(iter([(torch.ones(1, 4), targets)]))
-        factors.append(trainer.scaler.get_scale())
-        moved.append(any(not torch.equal(a, b) for a, b in zip(before, parameters_of(trainer), strict=True)))
-    return factors, moved
-
-
-def test_an_overflow_in_one_shard_makes_all_ranks_leave_the_step_out(ranks: Ranks) -> None:
-    first, second = ranks(2, overflowing)
-    assert first == second
-    factors, moved = first
-    assert moved == [True, False, True]
-    assert [after / before for before, after in itertools.pairwise(factors)] == [1.0, 0.5, 1.0]
-
-
-def bfloat16_step(rank: int) -> tuple[list[list[float]], str]:
-    """On a rank: the average gradient of W in y = W x, and what the module computes in."""
-    module = nn.Linear(2, 1, bias=False)
-    settings = TrainSettings(strategy="scratch-fsdp:params=bf16", precision="bf16")
-    trainer = Trainer(
-        module, lambda y, t: 2 * (y * t).sum(), device=CPU, settings=settings, group=open_exchange()
-    )
-    trainer.compute_gradients(iter([(torch.tensor([[(256.0, 1.0)[rank], 4.0]]), torch.ones(1, 1))]))
-    (name, gradient), = trainer.model.named_gradients()  # fmt: skip
-    assert (name, gradient.dtype) == ("weight", torch.float32)
-    assert [shard.dtype for shard in trainer.model.parameters()] == [torch.float32]
-    return gradient.tolist(), str(module.weight.dtype)
-
-
-def test_the_average_of_bfloat16_gradients_is_a_single_precision_number(ranks: Ranks) -> None:
-    # 2 * 256 / 2 + 2 * 1 / 2 = 257, which bfloat16 does not have: 256 or 258.
-    assert ranks(2, bfloat16_step) == [([[257.0, 8.0]], "torch.bfloat16")] * 2
-
-
 def test_dropping_the_trainer_drops_the_model(recording: Recording) -> None:
     module, trainer = build(recording(1, 4), "scratch-fsdp")
     trainer.step(batches(1))
@@ -402,21 +337,3 @@ def test_dropping_the_trainer_drops_the_model(recording: Recording) -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-def scattered(group: ExchangeGroup, by_backend: bool) -> tuple[Tensor, list[float]]:
-    link = Link(group)
-    values = (torch.arange(3 * link.size) * (link.rank + 1)).float()
-    kept = values.clone()
-    summed = (_Reduced(link, values) if by_backend else start_reduce_scatter(link, values)).wait()
-    assert torch.equal(values, kept)
-    return summed.tolist()
-
-
-@pytest.mark.parametrize("by_backend", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_each_rank_gets_its_part_of_the_sum(threads: Threads, size: int, by_backend: bool) -> None:
-    # Rank r gives r + 1 times 0, 1, 2, ...
-    factor = size * (size + 1) / 2
-    expected = [[factor * (3 * rank + place) for place in range(3)] for rank in range(size)]
-    assert threads(size, scattered, by_backend) == expected

@@ -18,7 +18,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.checkpointing import checkpoint_blocks
 from strategies.cut import balanced_cut
-from strategies.stages import Cut, Stage, Twin, cut_model, prune, require_cuttable
+from strategies.stages import Cut, StageModule, Twin, cut_model, prune, require_cuttable
 
 
 @st.composite
@@ -182,7 +182,7 @@ def test_what_passes_an_edge_is_known_before_it_comes(
     x = torch.zeros(2, 5, dtype=torch.int64)
     real = [x]
     for stage in range(3):
-        real.append(Stage(cut.pieces(module, stage), context)(real[-1]))
+        real.append(StageModule(cut.pieces(module, stage), context)(real[-1]))
     assert [edge.shape for edge in edges] == [(2, 5), (2, 5, 4), (2, 5, 4), (2, 5, 7)]
     assert [edge.dtype for edge in edges] == [torch.int64, dtype, dtype, dtype]
     assert [edge.requires_grad for edge in edges] == [False, not frozen, True, True]
@@ -199,7 +199,7 @@ def context_call(module: nn.Module, x: Tensor, context: Callable[[], Any]) -> Te
 
 
 def test_what_leaves_a_stage_lies_in_memory_row_by_row() -> None:
-    turned = Stage([lambda x: x.t()], nullcontext)(torch.zeros(2, 3))
+    turned = StageModule([lambda x: x.t()], nullcontext)(torch.zeros(2, 3))
     assert (turned.shape, turned.is_contiguous()) == ((3, 2), True)
 
 

@@ -18,7 +18,7 @@ from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.refusal import refusal
-from strategies.tensor_parallel import Cut, TensorSplit
+from strategies.tensor_parallel import Slicing, TensorSplit
 from workloads.build import build_workload
 
 Ranks = Callable[..., list[Any]]
@@ -108,12 +108,12 @@ def test_buffers_are_those_of_the_first_rank(ranks: Ranks) -> None:
 )
 def test_a_matrix_is_cut_and_put_together(threads: Threads, dim: int, parts: int, expected: Any) -> None:
     whole = torch.arange(16).view(4, 4)
-    cut = Cut(dim=dim, parts=parts)
+    slicing = Slicing(dim=dim, parts=parts)
 
     def both(group: ExchangeGroup) -> tuple[torch.Tensor, torch.Tensor]:
         link = Link(group)
-        part = cut.part(whole, link)
-        return part, cut.whole(part, link)
+        part = slicing.part(whole, link)
+        return part, slicing.whole(part, link)
 
     for (part, again), rows in zip(threads(2, both), expected, strict=True):
         assert part.tolist() == rows

@@ -70,6 +70,57 @@ def test_buckets_close_with_the_gradient_that_fills_them() -> None:
     assert term.operations == 2
 
 
+@pytest.mark.parametrize(
+    ("strategy", "buckets"),
+    [
+        # Three gradients of 1.2 MB, 3.6 MB = 3.43 MiB. 25 MiB: the first alone fills torch's 1 MiB.
+        ("ddp", 2),
+        ("zero1", 2),
+        ("scratch-ddp", 2),
+        # Another size is that of the first bucket too.
+        ("ddp:bucket_mb=26", 1),
+        ("ddp:bucket_mb=0.5", 3),
+        ("ddp:bucket_mb=2", 2),
+        ("scratch-ddp:bucket_mb=2", 2),
+        ("scratch-ddp:first_bucket_mb=4", 1),
+        ("scratch-ddp:bucket_mb=1", 3),
+    ],
+)
+def test_the_first_bucket_is_a_small_one(strategy: str, buckets: int) -> None:
+    head = Part(weights=(Weight(rows=300_000),) * 3, saved=Saved())
+    parts = ModelParts(stem=Part(weights=(), saved=Saved()), blocks=(), head=head)
+    assert terms_of(strategy, 4, parts)[0].operations == buckets
+
+
+CUDA = {"device": "cuda", "backend": "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "beside"),
+    [
+        ("ddp", {}, ["last backward"]),
+        ("zero1", {}, ["last backward", "none"]),
+        ("local-sgd:8", {}, ["none"]),
+        # What is gathered once a step is gathered in its first forward pass; stage 3 gathers in every pass.
+        ("scratch-fsdp:stage=1", {}, ["first forward", "last backward"]),
+        ("scratch-fsdp:stage=2", {}, ["first forward", "backward"]),
+        ("scratch-fsdp", {}, ["compute", "backward"]),
+        ("fsdp", {}, ["none", "none"]),
+        ("fsdp:prefetch=1", {}, ["compute", "none"]),
+        ("fsdp", CUDA, ["compute", "last backward"]),
+        # Kept till backward: gathered in forward passes alone.
+        ("fsdp:reshard=false", CUDA, ["forward", "last backward"]),
+        ("manual:keep*4", CUDA, ["forward", "last backward"]),
+        ("manual:reshard+keep*3", CUDA, ["compute", "last backward"]),
+        ("hsdp", CUDA | {"node_size": 2}, ["compute", "last backward", "last backward"]),
+        ("tp", {}, ["none"]),
+        ("pipeline:1f1b", {"micro_batch": 8}, ["compute", "none", "none"]),
+    ],
+)
+def test_what_messages_run_beside(strategy: str, fields: dict[str, Any], beside: list[str]) -> None:
+    assert [term.overlap for term in terms_of(strategy, 4, **fields)] == beside
+
+
 def test_zero1_sends_three_parts() -> None:
     terms = terms_of("zero1", 4)
     assert short(terms) == [

@@ -18,6 +18,8 @@ from harness.worker.measure import DivergedError
 from harness.worker.parts import Parts
 from harness.worker.rank import Rank
 from results.cell import Cell
+from strategies.catalog import group_layout
+from strategies.gathered import CopiesDifferError
 
 Fields = dict[str, Any]
 Ranks = Callable[..., list[Any]]
@@ -75,7 +77,9 @@ def _cell(size: int, fields: Fields) -> Cell:
         "device": "cpu",
         "backend": "gloo",
     }
-    return Cell(**(base | fields))
+    fields = base | fields
+    groups = group_layout(fields["strategy"], size, fields.get("node_size"))
+    return Cell(model_parallel=groups.model_parallel, **fields)
 
 
 def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None) -> Fields:
@@ -91,9 +95,11 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
         workload = parts.workload()
         trainer = parts.trainer(workload, open_exchange())
         try:
-            found = proof.prove(parts, trainer, parts.batches(workload, rank), Control(device))
+            found = proof.prove(parts, trainer, parts.batches(workload, parts.replica), Control(device))
         except DivergedError as error:
             return {"diverged": str(error)}
+        except CopiesDifferError as error:
+            return {"copies": str(error)}
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,22 @@ def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for
     plain = ranks(2, quads_or_none, settings, str(tmp_path), False)
     assert measured == plain
     assert measured[0]["parameters"] == measured[1]["parameters"]
+
+
+def wait_alone(rank: int) -> str:
+    """On rank 0: what a sum over a group that was split twice says when nobody else comes."""
+    part = open_exchange(timedelta(seconds=2)).split_into([[0, 1]]).split_into([[0, 1]])
+    said = ""
+    if rank == 0:
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(1), group=part)
+        said = str(caught.value)
+    dist.barrier()
+    return said
+
+
+def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks: Ranks) -> None:
+    assert "Timed out waiting 2000ms" in ranks(2, wait_alone)[0]
 
 
 def off_gradient(rank: int) -> list[tuple[list[float], bool]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from harness.worker import proof
+from strategies.parallel import ParallelModel
 from strategies.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
@@ -76,6 +79,10 @@ def _no_room(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(proof, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
 
 
+def _no_room_for_the_update(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(proof, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
+
+
 @contextmanager
 def _no_time_and_twice_the_gradient_on_rank_0(rank: int, size: int) -> Iterator[None]:
     original = Trainer.update
@@ -111,6 +118,7 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
     [
         (_no_time, r"a serial simulation would take about \d+ s"),
         (_no_room, "a serial simulation does not fit in memory beside the model"),
+        (_no_room_for_the_update, "a serial simulation does not fit in memory beside the model"),
     ],
 )
 def test_where_the_reference_does_not_fit_the_weaker_proof_is_given_and_named(
@@ -127,6 +135,38 @@ def test_the_weaker_proof_too_can_fail(proofs: Proofs) -> None:
         assert not found["passed"]
         assert found["method"] == "replica-agreement"
         assert "parameters differ after the update" in found["detail"]
+
+
+@contextmanager
+def _counted_wholes(rank: int, size: int) -> Iterator[None]:
+    """Every whole tensor is a copy; beside the one that is handed out, the last may still be alive."""
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def named(self: ParallelModel) -> Iterator[tuple[str, Tensor]]:
+            handed_out: list[weakref.ref[Tensor]] = []
+            for name, value in original(self):
+                whole = value.clone()
+                handed_out.append(weakref.ref(whole))
+                yield name, whole
+                del whole
+                alive = sum(reference() is not None for reference in handed_out)
+                assert alive <= 2 or rank == 0
+                most[rank] = max(most[rank], alive)
+
+        return named
+
+    most = [0] * size
+    with ExitStack() as stack:
+        for name in ("named_parameters", "named_gradients", "named_buffers"):
+            original = getattr(ParallelModel, name)
+            stack.enter_context(patch.object(ParallelModel, name, counted(original)))
+        yield
+    # Six parameters on rank 0: the proof does keep them somewhere.
+    assert most[0] > 2 or rank != 0
+
+
+def test_ranks_that_compare_nothing_keep_no_wholes(proofs: Proofs) -> None:
+    assert all(found["passed"] for found in proofs(2, MLP, broken=_counted_wholes))
 
 
 def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs: Proofs) -> None:

@@ -20,6 +20,7 @@ from strategies.compression.topk import TopK
 from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd import LocalSgdModel
 from strategies.parallel import ParallelModel
+from strategies.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]
@@ -225,6 +226,17 @@ def _buffers_not_averaged(rank: int, size: int) -> AbstractContextManager[object
     return patch.object(LocalSgdModel, "_average_buffers", lambda self: None)
 
 
+def _momentum_lost_on_the_last_rank(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        if rank == size - 1:
+            self.optimizer.state.clear()
+
+    return patch.object(Trainer, "update", wrong)
+
+
 def _differences_divided_by_one_more(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(GradientExchange, "size", property(lambda self: size + 1))
 
@@ -251,6 +263,7 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         (_never_averaged, LOCAL, "differ"),
         (_buffers_not_averaged, LOCAL, "buffers differ"),
         (_differences_divided_by_one_more, LOCAL, "average of .* differs"),
+        (_momentum_lost_on_the_last_rank, LOCAL, "optimizer state of .* differs from the replayed one"),
     ],
 )
 @pytest.mark.parametrize("size", [2, 3])

@@ -160,6 +160,37 @@ def _wrong_rate_on_the_last_rank(rank: int, size: int) -> AbstractContextManager
     return _wrong_rate(rank, size) if rank == size - 1 else ExitStack()
 
 
+def _state_after_a_step(change: Callable[[Tensor], object]) -> AbstractContextManager[object]:
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        for state in self.model.local_state(self.optimizer).values():
+            for key, value in state.items():
+                if key != "step":
+                    change(value)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _momentum_lost(rank: int, size: int) -> AbstractContextManager[object]:
+    return _state_after_a_step(Tensor.zero_)
+
+
+def _momentum_off_in_its_last_bit(rank: int, size: int) -> AbstractContextManager[object]:
+    return _state_after_a_step(lambda value: value.mul_(1 + 2**-23))
+
+
+def _state_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        self.optimizer.state.clear()
+
+    return patch.object(Trainer, "update", wrong)
+
+
 def _same_data_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
     original = Parts.batches
 
@@ -194,6 +225,7 @@ def _seeded_alike(rank: int, size: int) -> Iterator[None]:
 
 GRADIENT = "gradient of .* differs from the serial simulation"
 UPDATE = "update differs from the serial simulation"
+STATE = "optimizer state of .* differs from the replayed one"
 BUFFERS = "buffers differs from the serial simulation"
 REPLICAS = "replicas differ after the update"
 
@@ -221,6 +253,10 @@ REPLICAS = "replicas differ after the update"
         (_wrong_rate, GPT, UPDATE),
         (_rate_changes_after_a_step, MLP, UPDATE),
         (_wrong_rate_on_the_last_rank, MLP, REPLICAS),
+        (_momentum_lost, MLP, STATE),
+        (_momentum_off_in_its_last_bit, MLP, STATE),
+        (_momentum_lost, MLP | {"precision": "bf16"}, STATE),
+        (_state_forgotten, GPT, STATE),
         (_same_data_on_all_ranks, MLP, GRADIENT),
         (_dropout_drawn_from_a_seed_of_the_trainers_own, MLP, GRADIENT),
     ],

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.worker import clock as clock_module
 from harness.worker import link_peak as link_peak_module
+from harness.worker import run as run_module
 from harness.worker.clock import FirstStep
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
@@ -167,10 +169,7 @@ def test_times_are_those_of_counting_moments(
     assert found.overlap_ns == len(busy[0] & busy[1])
 
 
-def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """On a rank: two runs of a cell, the second without a proof, and what is recorded of each."""
-    policy = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
-    cell = Cell(**fields, gpus=size, device="cpu", backend="gloo", steps=policy)
+def surroundings(rank: int, folder: str, size: int) -> Surroundings:
     launch = Launch(
         launch_id="l",
         placement=Placement(nodes=1, gpus_per_node=size),
@@ -180,7 +179,7 @@ def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list
         slots=(),
         code=CodeVersion(code_hash="h"),
     )
-    around = Surroundings(
+    return Surroundings(
         study=Study(Path(folder)),
         launch=launch,
         evidence=Evidence.MEASURED,
@@ -192,6 +191,13 @@ def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list
         control=Control(CPU),
         log=RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900)),
     )
+
+
+def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """On a rank: two runs of a cell, the second without a proof, and what is recorded of each."""
+    policy = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
+    cell = Cell(**fields, gpus=size, device="cpu", backend="gloo", steps=policy)
+    around = surroundings(rank, folder, size)
     found = []
     for proved_by in (None, "before"):
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
@@ -205,6 +211,24 @@ def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list
         found.append(row)
     around.log.close()
     return found
+
+
+def first_acts(rank: int, folder: str) -> list[str]:
+    """On a rank: what a run does until it has looked at the memory of the idle worker."""
+    around, acts = surroundings(rank, folder, 1), []
+
+    def look() -> int:
+        acts.append("idle memory")
+        raise RuntimeError("enough")
+
+    cell = Cell(**MLP | {"strategy": "single"}, gpus=1, device="cpu", backend="gloo")
+    with (
+        patch.object(around.exchange, "reset", lambda: acts.append("reset")),
+        patch.object(run_module, "rss_bytes", look),
+    ):
+        Run(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
+    around.log.close()
+    return acts
 
 
 def slow_halves(rank: int, folder: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -257,6 +281,10 @@ def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: P
             assert recorded.kernels is recorded.dispatch_ns is recorded.bubble_ns is None
             assert run["link_peak"].payload_bytes == 16 * MIB
             assert not {"recorded", "link_peak"} & set(run["absent"])
+
+
+def test_groups_of_the_cell_before_are_gone_when_idle_memory_is_read(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(1, first_acts, str(tmp_path)) == [["reset", "idle memory"]]
 
 
 def test_one_rank_has_nothing_to_record_and_says_so(ranks: Ranks, tmp_path: Path) -> None:

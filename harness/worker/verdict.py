@@ -1,0 +1,86 @@
+"""From what was compared to a Proof, in the words that a reader of the report sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.worker.conservation import law_tolerance
+from harness.worker.exactness import exact_arithmetic, exact_update, summed_terms
+from harness.worker.findings import TOLERANCE, Finding
+from results.cell import Cell
+from results.record import Proof
+from strategies.catalog import STRATEGIES
+
+
+def verdict(
+    cell: Cell, findings: Sequence[Finding], *, agreed: bool, failed: bool, stale: bool, steps: int
+) -> Proof:
+    """The proof by a simulation of `steps` steps.
+
+    `agreed`: the replicas are equal; `failed`: some rank found a difference; `stale`: some replica's buffers
+    are not what they must be.
+    """
+    if failed or not agreed:
+        detail = "replicas differ after the update" if not agreed else _failure(findings, stale=stale)
+        if cell.workload.startswith("py:"):
+            detail += (
+                "; a model that draws from another generator than those of torch, numpy and random, "
+                "or keeps state outside of its parameters and buffers, cannot be checked"
+            )
+        return Proof(method="serial-simulation", passed=False, detail=detail)
+    gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
+    if findings and not gradients:
+        return weaker(agreed, "the loss scaler left out every step of the simulation: gradients overflowed")
+    return Proof(
+        method="serial-simulation",
+        passed=True,
+        detail=f"{steps} steps of {_replicas(cell)} recomputed on one device; {_rule(cell)}",
+        max_difference=max((finding.difference for finding in gradients), default=None),
+        max_bound=max((finding.bound for finding in gradients), default=None),
+    )
+
+
+def weaker(agreed: bool, obstacle: str) -> Proof:
+    """The proof that needs no reference; on one device it says nothing but that the loss is finite."""
+    found = "are equal bit for bit" if agreed else "differ"
+    return Proof(
+        method="replica-agreement",
+        passed=agreed,
+        detail=f"the replicas' parameters {found} after the update; {obstacle}",
+    )
+
+
+def _failure(findings: Sequence[Finding], *, stale: bool) -> str:
+    """What this rank knows of it: gradients and updates of a common step are compared on rank 0.
+
+    Of several differences the first: the others may follow from it.
+    """
+    otherwise = "another rank found a difference: its record says which"
+    if stale:
+        otherwise = "a replica's buffers differ from the serial simulation"
+    return next((finding.what for finding in findings if not finding.passed), otherwise)
+
+
+def _replicas(cell: Cell) -> str:
+    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+
+
+def _rule(cell: Cell) -> str:
+    if cell.compression != "none":
+        return (
+            f"what was applied and what {cell.compression} kept back add up to their gradients within "
+            f"{law_tolerance(cell):.2g} of their L2 norm"
+        )
+    if not exact_arithmetic(cell):
+        each = ", parameter by parameter" if cell.model_parallel > 1 else ""
+        return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm{each}"
+    if STRATEGIES.parse(cell.strategy).name == "local-sgd":
+        return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
+    few = summed_terms(cell, cell.replicas) <= 2
+    if few and exact_update(cell):
+        return "gradients, buffers and updates are equal bit for bit"
+    sums = "are equal bit for bit" if few else "agree within the rounding of a sum in another order"
+    updates = (
+        "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
+    )
+    return f"gradients {sums}; updates {updates}"

@@ -1,0 +1,161 @@
+"""Bytes of what a rank holds, piece by piece: parameters, units of shards, optimizer state, activations.
+
+`strategies.footprint` says which of them a training step holds at once.
+"""
+
+from __future__ import annotations
+
+from results.cell import Cell, Checkpointing
+from results.parts import VALUE_BYTES, ModelParts, Part
+from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout, state_values
+from strategies.cut import Stage
+from strategies.manual import read_choices
+
+_HALF_BYTES = 2
+_GRADIENT_SHARE = 0.5
+"""Gradients of activations at once, in a block's backward pass, over what the block keeps: a GPT's MLP has
+8 T d of them while 16 T d are kept. An estimate for others."""
+
+
+class Sizes:
+    """What the moments of all strategies are made of."""
+
+    def __init__(self, cell: Cell, parts: ModelParts) -> None:
+        self.cell, self.parts = cell, parts
+        self.spec = STRATEGIES.parse(cell.strategy)
+        self.groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
+        self.accumulates = cell.accumulation > 1
+        self.shared = VALUE_BYTES * parts.shared_values
+        """Gradients of a shared parameter come from both of its uses, and are there twice for a moment."""
+
+    @property
+    def parameters(self) -> int:
+        """P of a rank that has every layer, or its part of it."""
+        return VALUE_BYTES * sum(part.values_over(self.groups.tensor) for part in self.parts.parts)
+
+    @property
+    def built(self) -> int:
+        """P of the whole model, which is on every device before it is split, and the largest part that
+        tensor parallelism copies out of it: at most, as what was split is given up layer by layer."""
+        tensor = self.groups.tensor
+        split = (weight for part in self.parts.parts for weight in part.weights if weight.split)
+        copied = max((weight.over(tensor).values for weight in split), default=0) if tensor > 1 else 0
+        return VALUE_BYTES * (self.parts.values + copied)
+
+    def state(self, parameters: int) -> int:
+        """Bytes of the optimizer's state for these bytes of parameters."""
+        return state_values(self.cell.optimizer) * parameters
+
+    def update(self, parameters: int) -> int:
+        """What an update of so many bytes computes in between.
+
+        On CPU torch's optimizers go from parameter to parameter; on CUDA they take all of them at once.
+        """
+        spec = OPTIMIZERS.parse(self.cell.optimizer)
+        at_once = VALUE_BYTES * self.parts.largest_weight if self.cell.device == "cpu" else parameters
+        if spec.name == "adamw":
+            return min(parameters, at_once) * (2 if self.cell.device == "cpu" else 1)
+        return min(parameters, at_once) if spec.number("weight_decay") else 0
+
+    def activations(self) -> Activations:
+        """Of a rank that has the whole depth of the model."""
+        return Activations(
+            self,
+            Stage(blocks=range(len(self.parts.blocks)), stem=True, head=True),
+            samples=self.cell.micro_batch,
+        )
+
+
+class Units:
+    """The units of a sharded model: its blocks, and what is around them."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._half = sizes.spec.word("params") == "bf16"
+        around, blocks = self._full(sizes.parts.around), [self._full(block) for block in sizes.parts.blocks]
+        self.full_around, self.full_block = around, max(blocks, default=0)
+        """In full precision, as gradients are averaged; what follows is as parameters are gathered."""
+        self.around = around // 2 if self._half else around
+        self.blocks = [block // 2 if self._half else block for block in blocks]
+        self.block = max(self.blocks, default=0)
+        self.whole = around + sum(blocks)
+        """Of all gradients."""
+        self.shard = self.whole // sizes.groups.shard
+        """Of parameters, and as much of gradients."""
+
+    def _full(self, part: Part) -> int:
+        """Bytes of a unit in full precision, filled up to equal shards: torch fills up the first dimension
+        of each parameter, ours one flat vector."""
+        groups = self._sizes.groups
+        if self._sizes.spec.name == "scratch-fsdp":
+            return VALUE_BYTES * part.flat_values(groups.shard, _HALF_BYTES if self._half else VALUE_BYTES)
+        return VALUE_BYTES * part.padded_values(groups.shard, groups.tensor)
+
+    def staying(self) -> list[bool]:
+        """Of each block, whether it stays whole until its backward pass."""
+        spec = self._sizes.spec
+        if spec.name == "manual":
+            return [not choice.reshard for choice in read_choices(str(spec.positional))]
+        return [not spec.flag("reshard")] * len(self.blocks)
+
+    def held(self) -> int:
+        """Gradients of earlier micro-batches: whole, unless each is averaged by itself."""
+        if not self._sizes.accumulates:
+            return 0
+        spec = self._sizes.spec
+        return self.shard if spec.name == "scratch-fsdp" and spec.integer("stage") > 1 else self.whole
+
+
+class Activations:
+    """Bytes of activations of `flights` micro-batches of `samples` each."""
+
+    def __init__(self, sizes: Sizes, stage: Stage, *, samples: int, flights: int = 1) -> None:
+        self._samples, self._tensor = samples, sizes.groups.tensor
+        model = sizes.parts
+        blocks = [model.blocks[index] for index in stage.blocks]
+        modes = [_checkpointing(sizes, index) for index in stage.blocks]
+        kept = [self._kept(block, mode) for block, mode in zip(blocks, modes, strict=True)]
+        whole = [self._whole(block) for block in blocks]
+        stem = self._whole(model.stem) if stage.stem else 0
+        head = self._whole(model.head) if stage.head else 0
+        # The gradients of the logits, and of their logarithms, while the latter are still there.
+        losing = head + 2 * model.logits * samples if stage.head else 0
+        computing = max(
+            (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
+        )
+        casts = _HALF_BYTES * stage_values(model, stage, self._tensor) if _autocasts(sizes.cell) else 0
+        held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
+        self.at_loss, self.at_block = held + losing, held + computing
+        """When the backward pass of the first of them begins, and when it is in the last block."""
+        self.begin = max(self.at_loss, self.at_block)
+        first = whole[0] + int(_GRADIENT_SHARE * whole[0]) if whole else 0
+        self.end = stem + first + casts
+        """When that of the last one ends."""
+
+    def _whole(self, part: Part) -> int:
+        return self._samples * part.saved.over(self._tensor) + part.saved_once
+
+    def _kept(self, block: Part, mode: Checkpointing) -> int:
+        """Until its backward pass begins."""
+        if not mode:
+            return self._whole(block)
+        products = block.products.over(self._tensor) if mode == "selective" else 0
+        return self._samples * (block.input + products)
+
+
+def _checkpointing(sizes: Sizes, block: int) -> Checkpointing:
+    if sizes.spec.name == "manual" and read_choices(str(sizes.spec.positional))[block].checkpoint:
+        return True
+    return sizes.cell.activation_checkpointing
+
+
+def _autocasts(cell: Cell) -> bool:
+    return cell.precision in ("bf16", "fp16")
+
+
+def stage_values(parts: ModelParts, stage: Stage, tensor: int = 1) -> int:
+    """Parameters of a stage; a shared one is in the first and in the last."""
+    own = [parts.blocks[index] for index in stage.blocks]
+    own += [parts.stem] * stage.stem + [parts.head] * stage.head
+    shared = parts.shared_values if stage.head and not stage.stem else 0
+    return sum(part.values_over(tensor) for part in own) + shared

@@ -1,0 +1,57 @@
+"""What a plan says of `auto` in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.plan import expand as expanding
+from harness.plan.surroundings import Devices
+from harness.plan_text import plan_header
+from results.plan import Plan
+
+MakePlan = Callable[..., Plan]
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expanding, "devices_here", lambda: Devices(cores=8, host_bytes=64 * 2**30))
+
+
+@pytest.fixture
+def told(plan_of: MakePlan) -> Callable[..., list[str]]:
+    """The lines about what was chosen, and those after them."""
+
+    def lines(**options: Any) -> list[str]:
+        plan = plan_of(workload="gpt-nano", strategy="auto", **options)
+        study: Any = SimpleNamespace(root="runs/s")
+        return [line.strip() for line in plan_header(study, plan, [])[3 + bool(plan.skips) :]]
+
+    return lines
+
+
+def test_points_are_told_apart_by_what_varies(told: Callable[..., list[str]]) -> None:
+    def names(**options: Any) -> list[str]:
+        return [line.split(":")[0] for line in told(**options)]
+
+    assert names(gpus="1,2") == ["auto for gpt-nano on 1", "auto for gpt-nano on 2"]
+    assert names(gpus=2, batch_size="4,8") == [
+        "auto for gpt-nano on 2, batch 4",
+        "auto for gpt-nano on 2, batch 8",
+    ]
+    assert names(gpus=2, batch_size=8, scaling="weak,strong", link="none,1gbit") == [
+        "auto for gpt-nano on 2, scaling weak, link none",
+        "auto for gpt-nano on 2, scaling strong, link none",
+        "auto for gpt-nano on 2, scaling weak, link 1gbit",
+        "auto for gpt-nano on 2, scaling strong, link 1gbit",
+    ]
+
+
+def test_what_is_assumed_is_said_once(told: Callable[..., list[str]]) -> None:
+    lines = told(gpus="1,2,4", device="cuda")
+    assert len(lines) == 4
+    assert lines[3] == "assumed: the GPU is like an A100-SXM4-80GB"
+    assert not [line for line in told(gpus="1,2") if line.startswith("assumed")]

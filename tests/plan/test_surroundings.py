@@ -1,0 +1,151 @@
+"""What is around the ranks of a cell: nodes, memory and rates, and what leaves a node, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surroundings, leaving_bytes
+from results.cell import Cell
+from strategies.catalog import group_layout
+from strategies.traffic import Term, traffic
+from workloads.activations import model_parts
+from workloads.catalog import WORKLOADS
+
+HOST = Devices(cores=8, host_bytes=64 * 2**30)
+GPU = {"device": "cuda", "backend": "nccl"}
+
+
+def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
+    base: dict[str, Any] = {
+        "workload": "gpt-nano", "dataset": "synthetic", "micro_batch": 4, "device": "cpu", "backend": "gloo",
+        "optimizer": "adamw",
+    }  # fmt: skip
+    return Cell(strategy=strategy, gpus=gpus, **base | fields)
+
+
+def term_of(cell: Cell, what: str) -> Term:
+    parts = model_parts(WORKLOADS.parse(cell.workload))
+    assert parts is not None
+    return next(term for term in traffic(cell, parts) if term.what == what)
+
+
+def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
+    """On 8 in nodes of 4 each of 4 ranks sends 4 eighths of its n bytes out: 2.0 n. In nodes of 2, 2 x 6 / 8;
+    nodes of 3, the fullest of which has 3 x 5 / 8. A ring's one edge of a node has what a rank sends."""
+    cell = cell_of("scratch-fsdp", 8)
+    groups, averaged = group_layout(cell.strategy, 8), term_of(cell, "gradients")
+    assert averaged.collective == "all-to-all"
+    for node_size, times in ((4, 2.0), (2, 1.5), (3, 15 / 8), (8, 0)):
+        assert leaving_bytes(averaged, groups, node_size) == pytest.approx(times * averaged.payload_bytes)
+    gathered = term_of(cell, "parameters")
+    assert leaving_bytes(gathered, groups, 4) == gathered.wire_bytes
+    # Of 4 x 2 ranks, an all-reduce over the 2 nodes of each of 4 shards is 4 rings.
+    hybrid = cell_of("hsdp", 8, node_size=4)
+    summed = term_of(hybrid, "shards of gradients")
+    assert leaving_bytes(summed, group_layout("hsdp", 8, 4), 4) == 4 * summed.wire_bytes
+
+
+@pytest.mark.parametrize("rate", [0.5e9, 1.25e9, 4e9])
+def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
+    """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across is no help."""
+    cell = cell_of("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
+    term, groups = term_of(cell, "gradients"), group_layout("ddp", 8)
+    seconds = Surroundings.of(cell, HOST, None).seconds(term, groups) - term.operations * 200e-6
+    assert seconds == pytest.approx(term.wire_bytes / min(1e9, rate))
+    alone = Surroundings.of(cell_of("ddp", 8), HOST, None).seconds(term, groups) - term.operations * 200e-6
+    assert seconds >= alone * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("node_size", "per_node", "link", "nodes", "host", "outlet"),
+    [
+        # All on one host, in one node or in virtual ones, which send to each other as inside.
+        (None, None, None, 16, 16, 16),
+        (4, None, None, 4, 16, 16),
+        # Real nodes, whether they are named twice or not; virtual ones inside of them.
+        (None, 8, None, 8, 8, 8),
+        (8, 8, None, 8, 8, 8),
+        (4, 8, None, 4, 8, 8),
+        # Under a link every virtual node has its own.
+        (4, None, 100.0, 4, 16, 4),
+        (None, None, 100.0, 1, 16, 1),
+    ],
+)
+def test_nodes_are_real_or_parts_of_a_host(
+    node_size: int | None, per_node: int | None, link: float | None, nodes: int, host: int, outlet: int
+) -> None:
+    cell = cell_of("ddp", 16, node_size=node_size, link_mbit_per_s=link)
+    around = Surroundings.of(cell, HOST, per_node)
+    assert (around.node_size, around.host_size, around.outlet) == (nodes, host, outlet)
+    assert around.memory == 64 * 2**30 // host
+    assert around.across == (12.5e6 if link else 1.25e9)
+    # 8 cores of each host.
+    assert around.hardware.cores == 8 * 16 // host
+    virtual = [line for line in around.lines() if line.startswith("virtual nodes")]
+    assert bool(virtual) == (node_size == 4 and link is None)
+    assert any(line.startswith(f"nodes of {outlet} send") for line in around.lines()) == (outlet < 16)
+
+
+@pytest.mark.parametrize(("limit", "room"), [(1000, 950 - 64), (None, None)])
+def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
+    cell = Cell(
+        workload="gpt-nano", dataset="synthetic", strategy="ddp", gpus=4, micro_batch=4, device="cpu",
+        backend="gloo", optimizer="adamw", memory_limit_mb=limit,
+    )  # fmt: skip
+    around = Surroundings.of(cell, HOST, None)
+    if room is None:
+        assert around.memory == 64 * 2**30 // 4
+        assert around.room == int(SHARE * around.memory) - RESERVE_BYTES["cpu"]
+    else:
+        assert around.room == room * MIB
+
+
+def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
+    cell = Cell(
+        workload="llama-1b", dataset="synthetic", strategy="ddp", gpus=16, micro_batch=1, device="cuda",
+        backend="nccl", optimizer="adamw", precision="bf16",
+    )  # fmt: skip
+    known = Surroundings.of(cell, Devices(gpu_name="NVIDIA H200", gpu_bytes=140 * 10**9), 8)
+    assert (known.inside, known.across, known.memory) == (0.75 * 450e9, 17.5e9, 140 * 10**9)
+    assert known.notes == ()
+    unknown = Surroundings.of(cell, Devices(), 8)
+    assert (unknown.inside, unknown.memory) == (0.75 * 300e9, 80 * 10**9)
+    assert unknown.notes == ("assumed: the GPU is like an A100-SXM4-80GB",)
+    # This host is not the one that has the GPUs, unless it has one that nothing is known of.
+    assert Surroundings.of(cell, HOST, 8).devices.host_bytes is None
+    new = Surroundings.of(
+        cell, Devices(gpu_name="a device of tomorrow", gpu_bytes=10**9, host_bytes=2**40), 8
+    )
+    assert (new.name, new.memory, new.devices.host_bytes) == ("A100-SXM4-80GB", 10**9, 2**40)
+
+
+def test_every_assumption_is_named() -> None:
+    around = Surroundings.of(cell_of("ddp", 4), HOST, None)
+    assert around.lines() == [
+        "memory 16,384 MiB (a rank's part of this host), of which 15,501 may be planned",
+        "without --memory-limit-mb the heap keeps what is freed: sharded strategies take more than predicted "
+        "(docs/memory.md)",
+        "computation at 50 GFLOP/s a core (assumed); a host has 8, and of the ranks 4",
+        "updates at 10 GB/s of memory a rank (assumed)",
+        "ranks of a node send 1.00 GB/s (assumed)",
+        "0.2 ms an operation (assumed)",
+    ]
+    limited = Surroundings.of(cell_of("ddp", 4, memory_limit_mb=1000), HOST, None).lines()
+    assert limited[:2] == [
+        "memory 1,000 MiB (--memory-limit-mb), of which 886 may be planned",
+        around.lines()[2],
+    ]
+    fields = GPU | {"precision": "bf16"}
+    assert Surroundings.of(cell_of("ddp", 16, **fields), Devices(), 8).lines() == [
+        "memory 76,294 MiB (of a GPU), of which 71,455 may be planned",
+        "bf16 activations are counted as fp32, kept and sent: an upper estimate",
+        "computation at 0.4 (assumed) of the catalogue's 312 TFLOP/s bf16",
+        "updates at 0.8 (assumed) of the catalogue's 2,039 GB/s of memory",
+        "offload=cpu: 20 GB/s between a GPU and its host, updates there at 10 GB/s (assumed)",
+        "ranks of a node send 225.00 GB/s (0.75 of the catalogue's 300)",
+        "nodes of 8 send 17.500 GB/s (assumed)",
+        "0.03 ms an operation (assumed)",
+        "assumed: the GPU is like an A100-SXM4-80GB",
+    ]

@@ -1,0 +1,33 @@
+"""The stages that a plan reckons with are those that the workers cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.cell import Cell
+from strategies.cut import stages_of
+from strategies.stages import Twin, cut_model
+from workloads.activations import model_parts
+from workloads.build import build_workload
+from workloads.catalog import WORKLOADS
+
+WIDE = ("resnet18-32px", "resnet50")
+"""Those that have eight blocks and more."""
+CASES = [
+    *((workload, stages) for workload in ("gpt-nano", "llama-nano", *WIDE) for stages in (2, 4)),
+    *((workload, 8) for workload in WIDE),
+]
+
+
+@pytest.mark.parametrize(("workload", "stages"), CASES)
+def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
+    built = build_workload(workload)
+    worker = cut_model(built.module, Twin(built.module), built.layout, ranks=stages, stages=stages)
+    parts = model_parts(WORKLOADS.parse(workload))
+    assert parts is not None
+    cell = Cell(
+        workload=workload, dataset="synthetic", strategy="pipeline:1f1b", gpus=stages, micro_batch=4,
+        device="cpu", backend="gloo", optimizer="sgd", model_parallel=stages,
+    )  # fmt: skip
+    planned = [stage for stages_of_rank in stages_of(cell, parts) for stage in stages_of_rank]
+    assert [stage.blocks for stage in planned] == list(worker.runs)

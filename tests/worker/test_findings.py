@@ -1,0 +1,133 @@
+"""Comparisons by worked values: what counts as the same gradient of a parameter, and as the same state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from harness.worker.exactness import sizes_matter
+from harness.worker.findings import Finding, compare_history, relative, relative_each
+from harness.worker.reference import Reference
+from harness.worker.verdict import verdict
+from results.cell import Cell
+
+
+def cell_of(**fields: Any) -> Cell:
+    base = {"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 1}
+    return Cell(**(base | {"device": "cpu", "backend": "gloo", "optimizer": "sgd"} | fields))
+
+
+# Norms of 4 and 3, together 5; the small one is at least a hundredth of it: 0.05.
+LARGE, OTHER = torch.tensor([0.0, 4.0]), torch.tensor([3.0])
+
+
+def test_each_parameter_is_held_to_its_own_norm_and_no_less_than_a_share_of_all() -> None:
+    reference = {"a": LARGE, "b": OTHER, "zero": torch.zeros(2)}
+    ours = {"a": LARGE + torch.tensor([0.03, 0.04]), "b": OTHER - 0.04, "zero": torch.tensor([6e-4, 0.0])}
+    found = {finding.what.split()[2]: finding for finding in relative_each("gradient", ours, reference, 0.01)}
+    # |(0.03, 0.04)| = 0.05 > 0.01 * 4; 0.04 > 0.01 * 3; and 6e-4 > 0.01 * 0.01 * 5.
+    assert found["a"].difference == pytest.approx(0.05)
+    assert found["a"].bound == pytest.approx(0.04)
+    assert found["b"].difference == pytest.approx(0.04)
+    assert found["b"].bound == pytest.approx(0.03)
+    assert found["zero"].bound == pytest.approx(5e-4)
+    assert [found[name].passed for name in ("a", "b", "zero")] == [False] * 3
+    wide = relative_each("gradient", ours, reference, 0.0134)
+    assert [finding.passed for finding in wide] == [True] * 3
+
+
+def test_a_small_gradient_that_is_wrong_is_not_seen_in_the_norm_of_all_but_in_its_own() -> None:
+    reference = {"large": torch.full((100,), 10.0), "small": torch.tensor([2.0])}
+    ours = reference | {"small": torch.tensor([1.0])}
+    # The norm of all is sqrt(100 * 100 + 4), a little more than 100: 1 is less than 0.03 of it.
+    assert [finding.passed for finding in relative("gradient", ours, reference, 0.03)] == [True]
+    each = relative_each("gradient", ours, reference, 0.03)
+    assert [finding.passed for finding in each] == [True, False]
+    assert each[1].bound == pytest.approx(0.03 * 2.0)
+
+
+def test_a_gradient_that_is_no_number_is_no_match() -> None:
+    found = relative_each("gradient", {"a": torch.tensor([math.nan])}, {"a": torch.tensor([1.0])}, 0.5)
+    assert [finding.passed for finding in found] == [False]
+
+
+STATE = {"w": {"step": torch.tensor(2.0), "exp_avg": torch.tensor([3.0, 4.0]), "mark": 1}}
+
+
+def differing(cell: Cell, ours: dict[str, Any]) -> list[str]:
+    return [finding.what for finding in compare_history(cell, ours, STATE) if not finding.passed]
+
+
+@pytest.mark.parametrize(
+    ("ours", "keys"),
+    [
+        (STATE, []),
+        ({}, ["exp_avg", "mark", "step"]),
+        ({"w": STATE["w"] | {"step": torch.tensor(1.0)}}, ["step"]),
+        ({"w": STATE["w"] | {"exp_avg": torch.tensor([4.0, 3.0])}}, ["exp_avg"]),
+        ({"w": STATE["w"] | {"exp_avg": torch.tensor([3.0])}}, ["exp_avg"]),
+        ({"w": STATE["w"] | {"exp_avg": None}}, ["exp_avg"]),
+        ({"w": STATE["w"] | {"mark": 2}}, ["mark"]),
+        ({"w": STATE["w"] | {"other": 1}}, ["other"]),
+        # A last place of single precision.
+        ({"w": STATE["w"] | {"exp_avg": torch.tensor([3.0, 4.0 + 2**-21])}}, ["exp_avg"]),
+    ],
+)
+def test_every_value_of_the_state_is_compared(ours: dict[str, Any], keys: list[str]) -> None:
+    expected = [f"optimizer state of w differs from the replayed one in {key}" for key in keys]
+    assert differing(cell_of(), ours) == expected
+
+
+@pytest.mark.parametrize(("off", "passed"), [(0.0049, True), (0.0051, False)])
+def test_where_bits_may_differ_the_state_agrees_within_a_thousandth(off: float, passed: bool) -> None:
+    # Of a norm of 5.
+    ours = {"w": STATE["w"] | {"exp_avg": torch.tensor([3.0, 4.0 + off])}}
+    assert (not differing(cell_of(precision="bf16"), ours)) == passed
+    assert differing(cell_of(), ours)
+
+
+@pytest.mark.parametrize(
+    ("fields", "replicas", "expected"),
+    [
+        ({}, 2, False),
+        ({}, 3, True),
+        ({"precision": "bf16"}, 3, False),
+        ({"strategy": "pipeline:1f1b:dp=2", "gpus": 6, "model_parallel": 2}, 3, False),
+        ({"compression": "topk:0.1"}, 2, True),
+        # Micro-batch by micro-batch: two of each of two ranks; at stage 1 whole replicas.
+        ({"strategy": "scratch-fsdp:stage=2", "accumulation": 2}, 2, True),
+        ({"strategy": "scratch-fsdp:stage=1", "accumulation": 2}, 2, False),
+    ],
+)
+def test_sizes_are_kept_where_a_bound_is_made_of_them(
+    fields: dict[str, Any], replicas: int, expected: bool
+) -> None:
+    assert sizes_matter(cell_of(**fields), replicas) == expected
+
+
+def test_without_rounding_nothing_may_differ_and_with_it_a_part_of_the_sizes() -> None:
+    gradients, sizes = {"w": torch.tensor([[1.0, 2.0]])}, {"w": torch.tensor([[3.0, 4.0]])}
+    surroundings: dict[str, Any] = {"buffers": {}, "buffer_hashes": []}
+    exact = Reference(gradients=gradients, sizes={}, rounding=0.0, **surroundings)
+    assert exact.bounds["w"].tolist() == [[0.0, 0.0]]
+    rounded = Reference(gradients=gradients, sizes=sizes, rounding=0.5, **surroundings)
+    assert rounded.bounds["w"].tolist() == [[1.5, 2.0]]
+
+
+def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
+    sizes = {"fine": 0.0, "first": 1.0, "second": 5.0}
+    findings = [
+        Finding(passed=size == 0, what=f"gradient of {name}", difference=size, bound=0.5)
+        for name, size in sizes.items()
+    ]
+    found = verdict(cell_of(), findings, agreed=True, failed=True, stale=True, steps=3)
+    assert (found.passed, found.detail) == (False, "gradient of first")
+    elsewhere = verdict(cell_of(), findings[:1], agreed=True, failed=True, stale=False, steps=3)
+    assert elsewhere.detail == "another rank found a difference: its record says which"
+    stale = verdict(cell_of(), findings[:1], agreed=True, failed=True, stale=True, steps=3)
+    assert stale.detail == "a replica's buffers differ from the serial simulation"
+    unequal = verdict(cell_of(), findings, agreed=False, failed=True, stale=False, steps=3)
+    assert unequal.detail == "replicas differ after the update"

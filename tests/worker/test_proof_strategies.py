@@ -1,0 +1,213 @@
+"""The proof of strategies that split a model: right cells pass it, and what each can do wrong is caught."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker.parts import Parts
+from strategies import scratch_fsdp, tensor_parallel
+from strategies.pipeline import PipelineModel
+from strategies.trainer import Trainer
+
+Proofs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+GPT: Fields = {"workload": "gpt-nano:seq=16", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
+PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
+RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
+TWICE_CLIPPED: Fields = {"accumulation": 2, "clip_norm": 0.1}
+
+SAME_BITS = "gradients, buffers and updates are equal bit for bit"
+ROUNDED = "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
+NORM = "updates agree within the rounding of a norm over shards"
+CLIPPED = f"gradients are equal bit for bit; {NORM}"
+ROUNDED_AND_CLIPPED = f"gradients agree within the rounding of a sum in another order; {NORM}"
+EACH = "gradients agree within 0.0001 of their L2 norm, parameter by parameter"
+COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "replicas", "rule"),
+    [
+        # At stage 1 micro-batches are added up before the ranks are; at 2 and 3 all four are terms of a sum.
+        (2, GPT | {"strategy": "scratch-fsdp:stage=1"} | TWICE_CLIPPED, 2, CLIPPED),
+        (2, GPT | {"strategy": "scratch-fsdp:stage=2"} | TWICE_CLIPPED, 2, ROUNDED_AND_CLIPPED),
+        (2, GPT | {"strategy": "scratch-fsdp:stage=3"}, 2, SAME_BITS),
+        (3, SGD | {"strategy": "scratch-fsdp:stage=3"}, 3, ROUNDED),
+        (2, GPT | {"strategy": "fsdp"}, 2, SAME_BITS),
+        (2, GPT | {"strategy": "zero1"}, 2, SAME_BITS),
+        (4, GPT | {"strategy": "hsdp", "node_size": 2}, 4, ROUNDED),
+        (2, GPT | {"strategy": "tp", "clip_norm": 0.1}, 1, EACH),
+        (2, GPT | {"strategy": "tp", "precision": "bf16"}, 1, COARSE),
+        (4, GPT | {"strategy": "fsdp:tp=2"}, 2, EACH),
+        (2, PIPELINE | TWICE_CLIPPED, 1, EACH),
+        (2, PIPELINE | {"strategy": "pipeline:gpipe:microbatches=2", "optimizer": "sgd:lr=0.05"}, 1, EACH),
+        pytest.param(
+            3,
+            PIPELINE | {"strategy": "pipeline:1f1b:microbatches=3", "micro_batch": 3},
+            1,
+            EACH,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(2, PIPELINE | {"precision": "bf16"}, 1, COARSE, marks=pytest.mark.slow),
+        (4, PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:dp=2"}, 2, EACH),
+        pytest.param(
+            2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
+        ),
+        pytest.param(2, RESNET | {"strategy": "scratch-fsdp:stage=3"}, 2, SAME_BITS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
+    proofs: Proofs, size: int, fields: Fields, replicas: int, rule: str
+) -> None:
+    results = proofs(size, fields)
+    assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
+    who = "1 replica" if replicas == 1 else f"{replicas} replicas"
+    assert results[0]["detail"] == f"3 steps of {who} recomputed on one device; {rule}"
+    difference, bound = results[0]["max_difference"], results[0]["max_bound"]
+    assert difference <= bound
+    assert (bound == 0) == (rule in (SAME_BITS, CLIPPED))
+
+
+def _ends_not_summed(rank: int, size: int) -> AbstractContextManager[object]:
+    original = PipelineModel._exchange_gradients
+
+    def wrong(self: PipelineModel) -> None:
+        shared, self._shared = self._shared, []
+        original(self)
+        self._shared = shared
+
+    return patch.object(PipelineModel, "_exchange_gradients", wrong)
+
+
+def _ends_averaged(rank: int, size: int) -> AbstractContextManager[object]:
+    original = PipelineModel._exchange_gradients
+
+    def wrong(self: PipelineModel) -> None:
+        original(self)
+        for parameter in self._shared:
+            parameter.grad.div_(2)
+
+    return patch.object(PipelineModel, "_exchange_gradients", wrong)
+
+
+def _data_of_the_replica_before(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Parts.replica.fget
+    return patch.object(Parts, "replica", property(lambda self: max(0, original(self) - 1)))
+
+
+def _data_by_rank_not_by_replica(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(Parts, "replica", property(lambda self: self.rank.rank % self.cell.replicas))
+
+
+def _clipped_by_the_local_norm(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(gradients: Sequence[tuple[Tensor, int]], max_norm: float, *_: object) -> None:
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient, _ in gradients))
+        for gradient, _ in gradients:
+            gradient.mul_(min(1.0, max_norm / norm))
+
+    return patch.object(scratch_fsdp, "clip_shards", wrong)
+
+
+def _momentum_dropped_after_the_first_step(rank: int, size: int) -> AbstractContextManager[object]:
+    original, steps = Trainer.update, iter(range(9))
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        if next(steps) == 0:
+            self.model.local_state(self.optimizer).clear()
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _gradient_not_summed_at_the_entrance(rank: int, size: int) -> AbstractContextManager[object]:
+    """Of the last layer: each of four blocks is entered twice in a forward pass."""
+    entrance = tensor_parallel._Entrance
+    original, calls = entrance.enter, iter(range(1000))
+
+    def wrong(self: Any, x: Tensor) -> Tensor:
+        return x if next(calls) % 8 == 7 else original(self, x)
+
+    return patch.object(entrance, "enter", wrong)
+
+
+def _a_shard_not_updated(rank: int, size: int) -> AbstractContextManager[object]:
+    """The smallest one, on the last rank."""
+    original = Trainer.update
+
+    def wrong(self: Trainer) -> None:
+        shard = min(self.model.parameters(), key=torch.numel)
+        before = shard.detach().clone()
+        original(self)
+        if rank == size - 1:
+            shard.data.copy_(before)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+GRADIENT = "gradient of .* differs from the serial simulation"
+UPDATE = "update differs from the serial simulation"
+STATE = "optimizer state of .* differs from the replayed one"
+RANKS_APART = f"{GRADIENT}|replicas differ after the update"
+"""Where what is whole on every rank gets a gradient of each rank's own."""
+SHARDED: Fields = GPT | {"strategy": "scratch-fsdp:stage=3"}
+MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "size", "fields", "detail"),
+    [
+        (_ends_averaged, 2, PIPELINE, GRADIENT),
+        pytest.param(_ends_averaged, 2, PIPELINE | {"precision": "bf16"}, GRADIENT, marks=pytest.mark.slow),
+        (_data_of_the_replica_before, 2, SHARDED, GRADIENT),
+        pytest.param(
+            _data_of_the_replica_before,
+            4,
+            PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:dp=2"},
+            GRADIENT,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            _data_by_rank_not_by_replica,
+            4,
+            GPT | {"strategy": "fsdp:tp=2"},
+            RANKS_APART,
+            marks=pytest.mark.slow,
+        ),
+        (_clipped_by_the_local_norm, 2, SHARDED | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
+        (_momentum_dropped_after_the_first_step, 2, SHARDED | MOMENTUM, STATE),
+        pytest.param(
+            _momentum_dropped_after_the_first_step,
+            2,
+            GPT | {"strategy": "zero1"},
+            STATE,
+            marks=pytest.mark.slow,
+        ),
+        (_momentum_dropped_after_the_first_step, 2, PIPELINE, STATE),
+        (_gradient_not_summed_at_the_entrance, 2, GPT | {"strategy": "tp"}, RANKS_APART),
+        (_a_shard_not_updated, 2, SHARDED, UPDATE),
+    ],
+)
+def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(
+    proofs: Proofs, mutation: Callable[..., object], size: int, fields: Fields, detail: str
+) -> None:
+    results = proofs(size, fields, broken=mutation)
+    assert [found["passed"] for found in results] == [False] * size, results[0]["detail"]
+    assert results[0]["method"] == "serial-simulation"
+    assert re.search(detail, results[0]["detail"]), results[0]["detail"]
+
+
+def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(
+    proofs: Proofs,
+) -> None:
+    expected = {"copies": "wte.weight is not the same on the ranks that have a copy of it"}
+    assert proofs(2, PIPELINE, broken=_ends_not_summed) == [expected] * 2
