@@ -114,7 +114,8 @@ _SHARED = (
             "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in "
             "the order on, off, off, on within one run: gradients, and what sharded, pipelined and "
             "tensor-parallel strategies send of parameters and activations. It contains what the exchange "
-            "slows the computation by, and of a pipeline the bubble. Its share is the mean over runs of the exposed time over the mean "
+            "slows the computation by, and of a pipeline the bubble. Its share is the mean over runs of the "
+            "exposed time over the mean "
             "step time. It can come out slightly negative where there is nothing to see."
         ),
     ),
