@@ -69,23 +69,25 @@ def timing(new_timing, gpus: int, parts: Parts, rng: np.random.Generator):
     own = parts.compute * paces[:, None] * (1 + NOISE * rng.standard_normal((gpus, 4 * QUADS)))
     off_ns = np.rint(own * MS).astype(int)
     step = parts.input + float(own.max(axis=0).mean()) + parts.exchange + (parts.bubble or 0.0)
+    # A stage waits for the slowest of them, and in the bubble.
+    waited = None if parts.bubble is None else parts.bubble + float(own.max(axis=0).mean() - own.mean())
     return new_timing(
         step_ms=step,
         input_ms=parts.input,
         off_step_ns=lambda rank: off_ns[rank].tolist(),
-        recorded=lambda rank: recorded(gpus, step, parts),
+        recorded=lambda rank: recorded(gpus, step, parts, waited),
         link_peak=lambda rank: link_peak(gpus, parts),
         bubble_ideal=None if parts.bubble is None else 0.25,
     )
 
 
-def recorded(gpus: int, step_ms: float, parts: Parts) -> Recorded:
+def recorded(gpus: int, step_ms: float, parts: Parts, waited: float | None) -> Recorded:
     """One all-reduce a step, as long as is exposed, or as nine tenths of the peak allow if that is more."""
     duration_ns = max(parts.exchange * MS, _all_reduce_ns(gpus, 0.9 * parts.peak_bytes_per_s))
     return Recorded(
         step_ns=[round(step_ms * MS)] * STEPS_RECORDED,
-        blocked_ns=[round((parts.exchange + (parts.bubble or 0.0)) * MS)] * STEPS_RECORDED,
-        bubble_ns=None if parts.bubble is None else [round(parts.bubble * MS)] * STEPS_RECORDED,
+        blocked_ns=[round((parts.exchange + (waited or 0.0)) * MS)] * STEPS_RECORDED,
+        bubble_ns=None if waited is None else [round(waited * MS)] * STEPS_RECORDED,
         operations=Operations(
             names=["allreduce"],
             groups=[f"0-{gpus - 1}"],

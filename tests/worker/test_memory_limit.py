@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import threading
 import traceback
 from collections.abc import Callable
 from threading import Thread
@@ -108,6 +109,8 @@ def test_what_is_taken_while_it_is_lifted_leaves_the_room_as_it_was() -> None:
 
 def test_a_thread_whose_stack_has_no_room_is_out_of_memory_too() -> None:
     def child() -> Found:
+        # Larger than any stack that the C library keeps from threads that have ended.
+        threading.stack_size(64 * 2**20)
         try:
             with MemoryLimit(1).kept():
                 Thread(target=print).start()
