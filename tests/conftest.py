@@ -95,7 +95,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
 
     A rank is called `function(rank, *arguments)`, with the default process group open; arguments and
     results are pickled. What raises, or takes longer than `timeout_s`, fails the test and ends the pool; the
-    next test gets a new one. The ranks in `dying` may end without a result, and give None.
+    next test gets a new one. The ranks in `dying` may end without a result, and give None. `fresh` ranks have
+    run nothing before, and end with the test.
     """
     pools: dict[int, Pool] = {}
 
@@ -105,12 +106,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
         *arguments: object,
         timeout_s: float = 60,
         dying: tuple[int, ...] = (),
+        fresh: bool = False,
     ) -> list[Any]:
-        pool = pools.pop(size, None) or Pool(size, tmp_path_factory.mktemp("ranks") / "store")
+        known = None if fresh else pools.pop(size, None)
+        pool = known or Pool(size, tmp_path_factory.mktemp("ranks") / "store")
         whole = False
         try:
             results = pool.run(function, *arguments, timeout_s=timeout_s, dying=dying)
-            whole = not dying
+            whole = not dying and not fresh
         finally:
             if whole:
                 pools[size] = pool

@@ -194,18 +194,20 @@ def strategies_for(cell: Cell, node_size: int) -> Iterator[str]:
         yield "fsdp:offload=cpu"
 
 
-def _pipelines(gpus: int, blocks: int, made: Made) -> Iterator[tuple[str, Cell | str]]:
-    """1F1B of any number of stages that divides the ranks and that there are blocks for, from the least on.
+def _pipelines(cell: Cell, blocks: int, made: Made) -> Iterator[tuple[str, Cell | str]]:
+    """1F1B, over NCCL GPipe, of any number of stages that divides the ranks and that there are blocks for,
+    from the least on.
 
     Of as many microbatches as stages, and of more.
     """
+    gpus, schedule = cell.gpus, "gpipe" if cell.backend == "nccl" else "1f1b"
     numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
     for stages in [number for number in numbers if number <= blocks] or numbers[:1]:
         copies = f"dp={gpus // stages}"
         whole = made(STRATEGIES.parse(f"pipeline:gpipe:microbatches=1:{copies}").text)
         found = [stages] if isinstance(whole, str) else microbatch_counts(whole.micro_batch, stages)
         for count in found:
-            strategy = STRATEGIES.parse(f"pipeline:1f1b:microbatches={count}:{copies}").text
+            strategy = STRATEGIES.parse(f"pipeline:{schedule}:microbatches={count}:{copies}").text
             yield strategy, whole if isinstance(whole, str) else made(strategy)
 
 
@@ -236,7 +238,7 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     around = Surroundings.of(cell, devices, gpus_per_node)
     plain = ((strategy, made(strategy)) for strategy in strategies_for(cell, around.node_size))
     candidates, refused = [], []
-    for strategy, there in chain(plain, _pipelines(cell.gpus, len(parts.blocks), made)):
+    for strategy, there in chain(plain, _pipelines(cell, len(parts.blocks), made)):
         if isinstance(there, str):
             refused.append((strategy, there))
         else:

@@ -20,6 +20,8 @@ def refusal(cell: Cell) -> str | None:
             return reason
     if (reason := _chosen(cell, known.blocks)) is not None:
         return reason
+    if known.family == "resnet" and cell.device == "cpu" and _gathers_bf16(cell):
+        return f"on CPU torch has no BatchNorm for {cell.strategy}: leave params=bf16 out"
     if cell.micro_batch // microbatches(cell.strategy) < known.minimum_batch:
         return f"BatchNorm of {cell.workload} needs at least {known.minimum_batch} samples in a microbatch"
     if groups.tensor > 1 and known.heads is not None:
@@ -35,6 +37,10 @@ def _cut(cell: Cell, ranks: int, blocks: int) -> str | None:
     if stages > blocks:
         return f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
     return None
+
+
+def _gathers_bf16(cell: Cell) -> bool:
+    return STRATEGIES.parse(cell.strategy).options.get("params") == "bf16"
 
 
 def _chosen(cell: Cell, blocks: int | None) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from scipy.stats import t
 
-QUADS = 20
+QUADS = 40
 
 
 def interval_of_mean(values: list[float]) -> tuple[float, float]:
@@ -29,6 +29,7 @@ def interval_of_mean(values: list[float]) -> tuple[float, float]:
     [
         ("nano", 4, 4, "scratch-fsdp", "fsdp"),
         ("nano", 4, 4, "scratch-fsdp", "fsdp:prefetch=1"),
+        ("nano", 4, 4, "scratch-fsdp:prefetch=0", "fsdp"),
         ("nano", 4, 4, "scratch-fsdp:stage=2", "zero2"),
         ("wide", 4, 1, "scratch-fsdp", "fsdp"),
     ],

@@ -286,15 +286,15 @@ def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
     choice = weighed(plan)
     names = [candidate.strategy for candidate in choice.candidates if "pipeline" in candidate.strategy]
     assert names == [
-        "pipeline:1f1b:dp=128:microbatches=2",
-        "pipeline:1f1b:dp=128",
-        "pipeline:1f1b:dp=128:microbatches=8",
-        "pipeline:1f1b:dp=64",
-        "pipeline:1f1b:dp=64:microbatches=8",
-        "pipeline:1f1b:dp=32:microbatches=8",
+        "pipeline:gpipe:dp=128:microbatches=2",
+        "pipeline:gpipe:dp=128",
+        "pipeline:gpipe:dp=128:microbatches=8",
+        "pipeline:gpipe:dp=64",
+        "pipeline:gpipe:dp=64:microbatches=8",
+        "pipeline:gpipe:dp=32:microbatches=8",
     ]
     refused = [name for name, _ in choice.refused if "pipeline" in name]
-    assert refused == ["pipeline:1f1b:dp=16:microbatches=16"]
+    assert refused == ["pipeline:gpipe:dp=16:microbatches=16"]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
@@ -303,7 +303,7 @@ def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None
     told = [row for row in rows(weighed(plan)) if "pipeline" in row[0] and "divide" in row[-1]]
     assert [(row[0], row[-1]) for row in told] == [
         (
-            "pipeline:1f1b:dp=4 and 2 more",
+            "pipeline:gpipe:dp=4 and 2 more",
             "a micro-batch of 2 does not divide into 4 microbatches, and the like",
         )
     ]

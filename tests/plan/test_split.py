@@ -33,6 +33,10 @@ CellOf = Callable[..., Cell]
             {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 4},
             "BatchNorm of resnet18-32px needs at least 2 samples in a microbatch",
         ),
+        (
+            {"workload": "resnet18-32px", "strategy": "scratch-fsdp:params=bf16", "precision": "bf16"},
+            "no BatchNorm for scratch-fsdp:params=bf16",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_numbers(
@@ -54,6 +58,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers(
         {"workload": "llama-nano", "strategy": "tp", "gpus": 2},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 8},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe:microbatches=2", "micro_batch": 4},
+        {"strategy": "scratch-fsdp:params=bf16", "precision": "bf16"},
         # What a user's model is made of, the worker finds out.
         {"workload": "py:mymodel:build", "strategy": "pipeline:gpipe", "gpus": 64},
         {"workload": "py:mymodel:build", "strategy": "tp", "gpus": 7},

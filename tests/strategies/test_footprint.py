@@ -292,7 +292,7 @@ def test_checkpointing_never_takes_more(shape: GPTShape, batch: int) -> None:
 
 MEASURED = GPTShape(layers=8, width=512, heads=8, context=128, vocabulary=8192, seq=128)
 """29.5 M parameters, 112.5 MiB."""
-COUNTED_NOT_MIB = (-96, 96)
+COUNTED_NOT_MIB = (-8, 40)
 """What is not counted: 6 to 28 MiB were measured, of libraries' buffers and threads' stacks."""
 COMPARED = [
     ("single", 1),
@@ -327,9 +327,11 @@ def peak_of_steps(rank: int, strategy: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "size"), COMPARED)
 def test_steps_take_what_is_predicted(ranks: Ranks, strategy: str, size: int) -> None:
-    """GPT of 29.5 M parameters, AdamW, 4 samples. In fresh processes it was 6 to 28 MiB above; these have
-    run other tests, whose memory may be taken up again, or be in the way."""
-    peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600))
+    """GPT of 29.5 M parameters, AdamW, 4 samples: within 40 MiB above, 8 below.
+
+    The ranks are new: what other tests have left would be taken up again, and hide what these steps take.
+    """
+    peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600, fresh=True))
     predicted = total(strategy, size, parts_of(MEASURED), micro_batch=4)
     low, high = COUNTED_NOT_MIB
     assert predicted + low * MIB <= peak <= predicted + high * MIB

@@ -148,6 +148,14 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ),
         ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank"),
         (
+            {"strategy": "pipeline:1f1b", "device": "cuda", "backend": "nccl"},
+            "pipeline:1f1b sends and receives at once",
+        ),
+        (
+            {"strategy": "pipeline:interleaved:microbatches=2", "device": "cuda", "backend": "nccl"},
+            "pipeline:gpipe does one after the other",
+        ),
+        (
             {"strategy": "pipeline:1f1b:microbatches=2", "gpus": 4},
             "pipeline:1f1b keeps 4 stages busy with at least as many microbatches, not 2",
         ),

@@ -1,0 +1,30 @@
+"""The guide's model that can be cut is one: the strategies of the call below it train it, and are proven."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+
+GUIDE = (Path(__file__).parents[2] / "docs/guide.md").read_text()
+LEAST = ("--device", "cpu", "--oversubscribe", "--repeats", "1", "--budget", "0", "--quads", "0")
+
+
+@pytest.mark.slow
+def test_the_model_that_can_be_cut_is_cut_and_proven(bench: Bench, tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(# mytransformer\.py\n.*?)```", GUIDE, re.DOTALL)
+    [call] = re.findall(r"^bench (matrix --workload py:mytransformer:build .*)$", GUIDE, re.MULTILINE)
+    (tmp_path / "mytransformer.py").write_text(code)
+    done = bench(*shlex.split(call), *LEAST, "--out", "study")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "study/runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert {run["strategy"] for run in runs} == {"pipeline:1f1b", "tp", "scratch-fsdp"}
+    assert {(run["outcome"], run["proof"]) for run in runs} == {("ok", "serial-simulation")}
