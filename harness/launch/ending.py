@@ -110,6 +110,8 @@ class Signs:
     """Whether its torchruns say so."""
     killed_on_a_node: tuple[str, str] | None = None
     """Who was killed on one node of several, and by which signal, if that is known."""
+    left: str | None = None
+    """Which nodes said that they take part no more, and why, while the others went on."""
     recorded: frozenset[int] = frozenset()
     """Ranks that have written down how the run ended for them: that they left tells no more."""
     out_of_memory_kills: int | None = None
@@ -135,6 +137,8 @@ def reading(
     if culprits:
         first = next((rank for rank in culprits if rank.message), culprits[0])
         return _failed(first)
+    if signs.left is not None:
+        return Outcome.MISSING_RANKS, f"the others were left alone by {signs.left}"
     if exits or signs.asked_to_end:
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
     return _launcher_lost(signs)

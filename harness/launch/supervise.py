@@ -19,6 +19,7 @@ from harness.launch.ending import Signs, Stopped, asked_to_end, killed_on_a_node
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
+from harness.launch.left import who_left
 from harness.launch.starter import Starter
 from harness.worker.vigil import MARGIN_S
 from results.launch import Attempt, Launch
@@ -28,6 +29,8 @@ from results.store import Study, utc_now
 POLL_S = 0.1
 LOOK_S = 1.0
 """Between two looks at every rank's log, which may be hundreds on a shared file system."""
+PATIENCE_S = 10.0
+"""For the ranks of other nodes to find out that a node has left, and to write it down."""
 GRACE_S = 10.0
 """Between asking the workers to end and killing them."""
 
@@ -66,6 +69,8 @@ class Supervisor:
         self._state = LaunchState()
         self._ready_at: float | None = None
         self._kills_before: int | None = None
+        self._left_at: float | None = None
+        """When it was first seen that a node takes part no more."""
 
     def run(self) -> tuple[Attempt, LaunchState]:
         """Start the workers and stay until they have ended.
@@ -114,6 +119,7 @@ class Supervisor:
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
+        """Return when the launch has ended by itself or is to be ended: why, unless its nodes tell."""
         pulse = Pulse(self._folder, self._launch.placement.gpus)
         look_at = 0.0
         while True:
@@ -127,7 +133,7 @@ class Supervisor:
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
                 hung = self._hung(pulse)
-                if hung is not None:
+                if hung is not None or self._deserted():
                     return hung
             time.sleep(POLL_S)
 
@@ -140,6 +146,12 @@ class Supervisor:
         if min(silence_s.values()) <= self._launch.silence_s:
             return None
         return Stopped(outcome=Outcome.HUNG, reason=hang_reason(self._folder, silence_s))
+
+    def _deserted(self) -> bool:
+        """Whether ranks still run that wait for a node which has left, and have had time to notice."""
+        if self._left_at is None and who_left(self._folder) is not None:
+            self._left_at = time.monotonic()
+        return self._left_at is not None and time.monotonic() - self._left_at > PATIENCE_S
 
     def _await_recordings(self) -> None:
         """Ranks that stand still are about to write down where, if they can."""
@@ -171,6 +183,7 @@ class Supervisor:
             exit_code=exit_code,
             asked_to_end=self._asked_to_end(logs),
             killed_on_a_node=killed_on_a_node(logs),
+            left=who_left(self._folder),
             recorded=self._recorded(),
             out_of_memory_kills=kills,
         )

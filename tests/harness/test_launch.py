@@ -13,11 +13,12 @@ import pytest
 from harness import device
 from harness.code import checkout, code_version
 from harness.console import Standing
-from harness.launch import preflight
+from harness.launch import preflight, supervise
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, Pulse
+from harness.launch.left import say_left, who_left
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.starter import LocalStarter
@@ -188,6 +189,20 @@ UNSAID = "the launch ended without a word; see its logs"
         ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
         # Rank 0 has written that the others went away, and its own exit tells no more.
         ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
+        # Whoever waited for a node that left was ended by its own supervisor.
+        (
+            [_exit(0, by="SIGTERM")],
+            Signs(exit_code=1, left="node 1: its pod was asked to end"),
+            Outcome.MISSING_RANKS,
+            "the others were left alone by node 1: its pod was asked to end",
+        ),
+        # A rank that failed there tells more.
+        (
+            [_exit(1, code=3)],
+            Signs(exit_code=1, left="node 1: its torchrun ended with exit code 1"),
+            Outcome.CRASHED,
+            "rank 1: exit code 3",
+        ),
         ([], Signs(), Outcome.UNKNOWN, UNSAID),
         ([], None, Outcome.UNKNOWN, UNSAID),
     ],
@@ -231,6 +246,31 @@ def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_text('{"event": "ready"}\n{"event": "ru{"event": "finished"}\n{"event": "proof"}\n')
     assert [event["event"] for event in LogTail(path).events()] == ["ready", "proof"]
+
+
+def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = _launch(nodes=12)
+    folder = tmp_path / "launches" / launch.launch_id
+    folder.mkdir(parents=True)
+    watch = Watch(report=lambda state: None, deadline=Deadline(None, ""))
+    supervisor = Supervisor(Study(tmp_path), launch, tmp_path, LocalStarter(), watch)
+    now = [1000.0]
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: now[0])
+    assert (supervisor._deserted(), who_left(folder)) == (False, None)
+    now[0] = 2000.0
+    say_left(folder, 10, "its torchrun ended with exit code 1")
+    # From when it is seen: the clocks of files are those of other hosts.
+    assert not supervisor._deserted()
+    now[0] = 2010.0
+    say_left(folder, 9, "its pod was asked to end")
+    assert not supervisor._deserted()
+    now[0] = 2010.1
+    assert supervisor._deserted()
+    assert (
+        who_left(folder) == "node 9: its pod was asked to end; node 10: its torchrun ended with exit code 1"
+    )
 
 
 @pytest.mark.parametrize("speaks", [True, False])

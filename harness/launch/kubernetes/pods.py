@@ -24,6 +24,7 @@ from harness.launch.agent import node_command
 from harness.launch.command import worker_environment
 from harness.launch.ending import Stopped
 from harness.launch.kubernetes.profile import PORTS
+from harness.launch.left import say_left
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore
@@ -168,7 +169,8 @@ class _Follower:
         try:
             log = (folder / f"agent-{self._rank}.log").open("xb")
         except FileExistsError:
-            # This pod was started again. Who meets there has met its predecessor, and cannot meet it.
+            # Who meets there has met its predecessor, and cannot meet it.
+            say_left(folder, self._rank, "its pod was started again")
             return
         with log:
             command = node_command(
@@ -195,9 +197,14 @@ class _Follower:
             if over_at is None and self._is_over(launch_id):
                 over_at = now
             if self._stopped() or (over_at is not None and now - over_at > PATIENCE_S):
+                if over_at is None:
+                    say_left(self._study.launch_folder(launch_id), self._rank, "its pod was asked to end")
                 end(torchrun)
                 return
             time.sleep(POLL_S)
+        if torchrun.returncode:
+            why = f"its torchrun ended with exit code {torchrun.returncode}"
+            say_left(self._study.launch_folder(launch_id), self._rank, why)
 
 
 def end(torchrun: subprocess.Popen[bytes]) -> None:

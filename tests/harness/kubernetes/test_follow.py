@@ -15,6 +15,7 @@ import pytest
 
 from harness.launch.kubernetes import pods
 from harness.launch.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
+from harness.launch.left import who_left
 from results.environment import CodeVersion
 from results.job import Job, JobEnd
 from results.job_store import JobStore
@@ -160,6 +161,14 @@ def test_a_node_takes_part_in_its_jobs_launches_and_no_others(
     joined = {path.parent.name for path in study.root.glob("launches/*/agent-1.log")}
     assert joined == {"e-joined-by-a-predecessor", "f", "g", "h"}
     assert log(study, "e-joined-by-a-predecessor") == ""
+    # The others do not wait for ranks that are no more.
+    failed = "node 1: its torchrun ended with exit code 7"
+    left = {name: who_left(study.launch_folder(name)) for name in sorted(joined)}
+    assert left == {
+        "e-joined-by-a-predecessor": "node 1: its pod was started again",
+        **dict.fromkeys(("f", "g", "h"), failed),
+    }
+    assert who_left(study.launch_folder("d-over")) is None
 
 
 def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
@@ -181,6 +190,7 @@ def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
         JobStore(study.root).add_end(job_end(Outcome.OK))
 
     assert following(study, make_job(), play) == 0
+    assert who_left(study.launch_folder("a")) is None
 
 
 def test_a_pod_that_is_to_end_leaves_nothing_behind(
@@ -202,6 +212,21 @@ def test_a_pod_that_is_to_end_leaves_nothing_behind(
 
     assert following(study, make_job(), play) == STOPPED == 143
     until(lambda: not any(process.is_running() for process in found))
+    assert who_left(study.launch_folder("a")) == "node 1: its pod was asked to end"
+
+
+def test_a_node_that_has_done_its_share_has_not_left(
+    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
+) -> None:
+    torchrun("echo done")
+    study.add_launch(launch("a"))
+
+    def play() -> None:
+        until(lambda: "done" in log(study, "a"))
+        JobStore(study.root).add_end(job_end(Outcome.OK))
+
+    assert following(study, make_job(), play) == 0
+    assert who_left(study.launch_folder("a")) is None
 
 
 def test_a_pod_that_waits_ends_when_it_is_asked_to(

@@ -183,6 +183,16 @@ def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods: Callable[..., Po
     assert reason.startswith("some ranks wrote down that others went away")
 
 
+def left_alone(attempts: list[Attempt]) -> bool:
+    """Whether the one launch ended because node 1 was asked to end, by the supervisor's word."""
+    (attempt,) = attempts
+    reason = "the others were left alone by node 1: its pod was asked to end"
+    return (list(attempt.outcomes.values()), list(attempt.reasons.values())) == (
+        [Outcome.MISSING_RANKS],
+        [reason],
+    )
+
+
 def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., Pods]) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
@@ -200,4 +210,20 @@ def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., 
     # It comes back, too late.
     send(signal.SIGCONT, lost)
     here.wait_for(lambda: here.attempts(), 40)
-    assert list(here.attempts()[0].outcomes.values()) == [Outcome.MISSING_RANKS]
+    assert left_alone(here.attempts())
+
+
+def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[..., Pods]) -> None:
+    here = pods(budget=60)
+    first, second = here.start(0), here.start(1)
+    here.wait_for(here.train)
+    # As one that waits in a collective whose transport does not tell.
+    rank = family(first)[-1]
+    assert "torch.distributed.run" not in rank.cmdline()
+    rank.suspend()
+    second.terminate()
+    here.wait_for(lambda: here.attempts(), 40)
+    assert left_alone(here.attempts())
+    # Where nobody inherits orphans, one that was killed stays in the table of processes.
+    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    assert first.wait(30) == 0
