@@ -73,7 +73,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str
     exit_code: int | None
     stopped_by: str | None
-    """Why the supervisor ended it: a signal, silence, time; None if it ended by itself."""
+    """Why the supervisor ended it: a signal, silence, time, a node that left; None if it ended by itself."""
     outcomes: dict[str, Outcome]
     """Run ids that have no complete rank records, and how the supervisor reads their end."""
     reasons: dict[str, str]

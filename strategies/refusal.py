@@ -136,8 +136,8 @@ def _pipeline(cell: Cell, strategy: Spec) -> str | None:
     if cell.backend == "nccl" and strategy.positional != "gpipe":
         # NCCL needs the two as one operation, which torch makes of them for its own groups alone.
         return (
-            f"pipeline:{strategy.positional} sends and receives at once, and over the group that counts NCCL "
-            f"would wait for ever; pipeline:gpipe does one after the other"
+            f"pipeline:{strategy.positional} sends and receives at once, which NCCL needs as one operation "
+            f"and gets as two: it would wait for ever; pipeline:gpipe does one after the other"
         )
     if cell.micro_batch % pieces:
         return f"a micro-batch of {cell.micro_batch} does not divide into {pieces} microbatches"

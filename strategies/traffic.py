@@ -31,7 +31,7 @@ them, both, or none."""
 MIB = 2**20
 _LOSS_BYTES = 8
 _BUCKET_BYTES = 25 * MIB
-"""Of what is averaged after a pipeline's last microbatch."""
+"""Of what `local-sgd`, and a pipeline after its last microbatch, average at once (strategies/buckets.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,20 @@ def _zero1(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
 
 def _local_sgd(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
     group: tuple[Dimension, int] = ("replicate", cell.gpus)
+    buckets = _runs([weight.values for part in parts.parts for weight in part.weights])
     per_step = VALUE_BYTES * parts.values / spec.count
-    yield _term("parameters", "all-reduce", group, per_step, 1 / spec.count, "none")
+    yield _term("parameters", "all-reduce", group, per_step, buckets / spec.count, "none")
+
+
+def _runs(weights: list[int]) -> int:
+    """Runs of whole parameters of up to a bucket each, or of one that is larger."""
+    count, held = 0, 0
+    for values in weights:
+        size = VALUE_BYTES * values
+        if count == 0 or held + size > _BUCKET_BYTES:
+            count, held = count + 1, 0
+        held += size
+    return count
 
 
 def _fsdp(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:

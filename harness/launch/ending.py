@@ -65,6 +65,11 @@ def _message(path: Path) -> str | None:
     return str(text)[:400]
 
 
+def exit_words(code: int) -> str:
+    """How a process ended, by its return code: below zero a signal's number."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -105,13 +110,13 @@ class Signs:
     """What else is seen of a launch that has ended."""
 
     exit_code: int | None = None
-    """Of the process that was started; of a signal the number below zero."""
+    """Of the process that was started; of a signal the number below zero. None: the supervisor ended it."""
     asked_to_end: bool = False
     """Whether its torchruns say so."""
     killed_on_a_node: tuple[str, str] | None = None
     """Who was killed on one node of several, and by which signal, if that is known."""
     left: str | None = None
-    """Which nodes said that they take part no more, and why, while the others went on."""
+    """Which nodes said that they take part no more, and why."""
     recorded: frozenset[int] = frozenset()
     """Ranks that have written down how the run ended for them: that they left tells no more."""
     out_of_memory_kills: int | None = None
@@ -137,8 +142,8 @@ def reading(
     if culprits:
         first = next((rank for rank in culprits if rank.message), culprits[0])
         return _failed(first)
-    if signs.left is not None:
-        return Outcome.MISSING_RANKS, f"the others were left alone by {signs.left}"
+    if signs.left is not None and (signs.exit_code is None or signs.exit_code >= 0):
+        return Outcome.MISSING_RANKS, f"ranks are missing: {signs.left}"
     if exits or signs.asked_to_end:
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
     return _launcher_lost(signs)

@@ -15,11 +15,11 @@ import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
+from harness.launch.departure import who_left
 from harness.launch.ending import Signs, Stopped, asked_to_end, killed_on_a_node, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
-from harness.launch.left import who_left
 from harness.launch.starter import Starter
 from harness.worker.vigil import MARGIN_S
 from results.launch import Attempt, Launch
@@ -30,7 +30,7 @@ POLL_S = 0.1
 LOOK_S = 1.0
 """Between two looks at every rank's log, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
-"""For the ranks of other nodes to find out that a node has left, and to write it down."""
+"""For the other ranks of a launch to find out that a node has left, to write that down, and to end."""
 GRACE_S = 10.0
 """Between asking the workers to end and killing them."""
 
@@ -71,6 +71,8 @@ class Supervisor:
         self._kills_before: int | None = None
         self._left_at: float | None = None
         """When it was first seen that a node takes part no more."""
+        self._deserted_by: str | None = None
+        """Who left, if this supervisor ended the others for it."""
 
     def run(self) -> tuple[Attempt, LaunchState]:
         """Start the workers and stay until they have ended.
@@ -119,7 +121,7 @@ class Supervisor:
         return stopped, False
 
     def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
-        """Return when the launch has ended by itself or is to be ended: why, unless its nodes tell."""
+        """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
         pulse = Pulse(self._folder, self._launch.placement.gpus)
         look_at = 0.0
         while True:
@@ -133,8 +135,10 @@ class Supervisor:
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
                 hung = self._hung(pulse)
-                if hung is not None or self._deserted():
+                if hung is not None:
                     return hung
+                if self._deserted():
+                    return None
             time.sleep(POLL_S)
 
     def _hung(self, pulse: Pulse) -> Stopped | None:
@@ -148,10 +152,13 @@ class Supervisor:
         return Stopped(outcome=Outcome.HUNG, reason=hang_reason(self._folder, silence_s))
 
     def _deserted(self) -> bool:
-        """Whether ranks still run that wait for a node which has left, and have had time to notice."""
-        if self._left_at is None and who_left(self._folder) is not None:
+        """Whether a node has left, and the others have not ended though they had time to notice."""
+        left = who_left(self._folder)
+        if self._left_at is None and left is not None:
             self._left_at = time.monotonic()
-        return self._left_at is not None and time.monotonic() - self._left_at > PATIENCE_S
+        if self._left_at is not None and time.monotonic() - self._left_at > PATIENCE_S:
+            self._deserted_by = left
+        return self._deserted_by is not None
 
     def _await_recordings(self) -> None:
         """Ranks that stand still are about to write down where, if they can."""
@@ -180,7 +187,7 @@ class Supervisor:
         logs = self._logs()
         exits, kills = rank_exits(logs), self._out_of_memory_kills(logs)
         signs = Signs(
-            exit_code=exit_code,
+            exit_code=exit_code if self._deserted_by is None else None,
             asked_to_end=self._asked_to_end(logs),
             killed_on_a_node=killed_on_a_node(logs),
             left=who_left(self._folder),
@@ -195,7 +202,7 @@ class Supervisor:
             started_at=started_at,
             ended_at=utc_now(),
             exit_code=exit_code,
-            stopped_by=None if stopped is None else stopped.reason,
+            stopped_by=self._deserted_by if stopped is None else stopped.reason,
             outcomes=dict.fromkeys(unfinished, outcome),
             reasons=dict.fromkeys(unfinished, reason),
             ranks=exits,

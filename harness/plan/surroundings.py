@@ -24,7 +24,7 @@ SHARE = 0.95
 """Of the memory there is, what a prediction may take."""
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 """For what is not counted: stacks of threads, buffers of libraries and of the backend, a CUDA context is
-before it. On CPU 24 MiB were measured (docs/memory.md)."""
+before it. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
 """Of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.device import Gpu, usable_cores, visible_gpus
 from harness.kernel import die_with_parent
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 from harness.worker.rank import Rank
 from results.launch import Launch
 from results.schemas import LAUNCH
@@ -73,4 +73,4 @@ def _near(gpus: list[Gpu], rank: Rank, usable: list[int]) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave_after(main)

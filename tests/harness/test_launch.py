@@ -16,9 +16,9 @@ from harness.console import Standing
 from harness.launch import preflight, supervise
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
+from harness.launch.departure import say_left, who_left
 from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, Pulse
-from harness.launch.left import say_left, who_left
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.starter import LocalStarter
@@ -194,7 +194,21 @@ UNSAID = "the launch ended without a word; see its logs"
             [_exit(0, by="SIGTERM")],
             Signs(exit_code=1, left="node 1: its pod was asked to end"),
             Outcome.MISSING_RANKS,
-            "the others were left alone by node 1: its pod was asked to end",
+            "ranks are missing: node 1: its pod was asked to end",
+        ),
+        # So that a node which noticed is not blamed: the one that went first may have said nothing.
+        (
+            [_exit(0, code=1)],
+            Signs(exit_code=1, recorded=frozenset({0}), left="node 1: its torchrun ended with exit code 1"),
+            Outcome.MISSING_RANKS,
+            "ranks are missing: node 1: its torchrun ended with exit code 1",
+        ),
+        # What ended this node's torchrun may be why the other left.
+        (
+            [],
+            Signs(exit_code=-9, out_of_memory_kills=0, left="node 1: its torchrun ended with exit code 1"),
+            Outcome.UNKNOWN,
+            "the process that started the ranks was killed by SIGKILL",
         ),
         # A rank that failed there tells more.
         (

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 from strategies import ExchangeSettings, GradientExchange
 from strategies.buckets import Bucket, pieces_of
 from strategies.reducer import Bucketing, fill_buckets
@@ -91,8 +91,7 @@ def main() -> None:
         print(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-    leave(0)
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.worker.exchange import open_exchange
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts
@@ -60,8 +60,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(ratios), flush=True)
     dist.destroy_process_group()
-    leave(0)
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

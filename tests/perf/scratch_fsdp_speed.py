@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.worker.exchange import open_exchange
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
 from workloads.gpt import build_gpt
 from workloads.shapes import GPTShape
@@ -78,8 +78,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps({"ratios": ratios, "step_ms": [median(side) for side in step_ms]}), flush=True)
     dist.destroy_process_group()
-    leave(0)
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

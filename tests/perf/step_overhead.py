@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.clock import step_clock
 from harness.worker.exchange import open_exchange
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
 from strategies.optimizer import build_optimizer
 from workloads.build import build_workload
@@ -84,8 +84,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(ratios), flush=True)
     dist.destroy_process_group()
-    leave(0)
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.traffic import Term, traffic
@@ -20,6 +21,7 @@ from workloads.activations import parts_of
 from workloads.gpt import build_gpt
 from workloads.llama import build_llama
 from workloads.shapes import GPTShape, LlamaShape
+from workloads.workload import Workload
 
 Ranks = Callable[..., list[Any]]
 
@@ -132,6 +134,14 @@ def test_zero1_sends_three_parts() -> None:
 
 def test_local_sgd_sends_its_parameters_once_a_period() -> None:
     assert short(terms_of("local-sgd:8", 4)) == [("all-reduce", "replicate", 4, P / 8, 1 / 8, 1.5 * P / 8)]
+
+
+def test_local_sgd_averages_runs_of_whole_parameters() -> None:
+    """25 MiB are 6,553,600 values: 3 and 3 million, then 4, then 7 alone, then 1 and 5.5."""
+    sizes = (3_000_000, 3_000_000, 4_000_000, 7_000_000, 1_000_000, 5_500_000)
+    head = Part(weights=tuple(Weight(rows=rows) for rows in sizes), saved=Saved())
+    parts = ModelParts(stem=Part(weights=(), saved=Saved()), blocks=(), head=head)
+    assert terms_of("local-sgd:2", 4, parts)[0].operations == 4 / 2
 
 
 def test_fsdp_gathers_blocks_twice_and_averages_padded_gradients() -> None:
@@ -256,10 +266,14 @@ FOUR = [
 
 
 def traffic_of_a_step(rank: int, strategy: str, model: str, settings: dict[str, Any]) -> tuple[int, int]:
-    """On a rank: bytes and operations of the third step, when all that is agreed on once has been."""
-    exchange = open_exchange()
     shape, build = MODELS[model]
-    workload = build(shape)
+    return third_step(rank, open_exchange(), build(shape), strategy, settings)
+
+
+def third_step(
+    rank: int, exchange: ExchangeGroup, workload: Workload, strategy: str, settings: dict[str, Any]
+) -> tuple[int, int]:
+    """On a rank: bytes and operations of the third step, when all that is agreed on once has been."""
     trainer = Trainer(
         workload.module,
         workload.loss,
@@ -287,3 +301,40 @@ def test_what_is_counted_is_the_closed_form(
     terms = terms_of(strategy, size, parts_of(MODELS[model][0]), **{"micro_batch": 4} | settings)
     expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
     assert max(ranks(size, traffic_of_a_step, strategy, model, settings)) == expected
+
+
+SIZES = [*range(2, 9), 256]
+WHOLE_NODES = [4, 6, 8, 256]
+
+
+# torch.distributed.optim compiles a function of its own when it is first imported.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("size", "strategy", "settings"),
+    [
+        *(
+            (size, strategy, {})
+            for size in SIZES
+            for strategy in ("ddp", "local-sgd:1", "zero1", "fsdp", "fsdp:reshard=false", "tp")
+        ),
+        *((size, "hsdp", {"node_size": 2}) for size in WHOLE_NODES),
+        *((size, "fsdp:tp=2", {}) for size in WHOLE_NODES),
+        *((size, "hsdp:tp=2", {"node_size": 4}) for size in (8, 256)),
+    ],
+)
+def test_the_closed_form_holds_at_every_size(
+    recorded_world: ModuleType, size: int, strategy: str, settings: dict[str, Any]
+) -> None:
+    """Of rank 0 of a launch whose groups note what they are handed and move nothing. Its GPT has a head for
+    each rank of `tp`, and more parameters than 256, so that `zero1` leaves no rank without.
+
+    Beside these: `scratch-fsdp` in test_scratch_fsdp_schedule.py, pipelines in test_pipeline_traffic.py;
+    `scratch-ddp` agrees on its buckets, which needs ranks that answer."""
+    sizes = {"width": 2 * size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
+    layers = 22 if strategy == "zero1" and size > 8 else 2
+    shape = GPTShape(layers=layers, context=8, vocabulary=37, seq=8, **sizes)
+    terms = terms_of(strategy, size, parts_of(shape), **{"micro_batch": 4} | settings)
+    with recorded_world.opened(0, size) as (group, _):
+        found = third_step(0, group, build_gpt(shape), strategy, settings)
+        group.reset()
+    assert found == (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))

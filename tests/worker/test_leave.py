@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
-HELD = """
+import pytest
+
+RANK = """
 import atexit
 import threading
-from harness.worker.leave import leave
+from harness.worker.leave import leave_after
 
 atexit.register(print, "the interpreter's farewell")
-threading.Thread(target=threading.Event().wait).start()
-print("kept in the buffer of a pipe")
-leave({code})
+
+def work():
+    threading.Thread(target=threading.Event().wait).start()
+    print("kept in the buffer of a pipe")
+    {end}
+
+leave_after(work)
 """
 
 
-def test_a_rank_leaves_at_once_with_its_code_and_its_words() -> None:
-    # A thread that waits for ever would hold up an end by `sys.exit`.
-    for code in (0, 1):
-        done = subprocess.run(
-            [sys.executable, "-c", HELD.format(code=code)], capture_output=True, text=True, timeout=20
-        )
-        assert (done.returncode, done.stdout) == (code, "kept in the buffer of a pipe\n"), done.stderr
+@pytest.mark.parametrize(
+    ("end", "code", "last"),
+    [
+        ("return 0", 0, ""),
+        ("return None", 0, ""),
+        ("return 3", 3, ""),
+        ("raise ValueError('a full disk')", 1, "ValueError: a full disk"),
+        ("raise SystemExit(0)", 1, "SystemExit: 0"),
+    ],
+)
+def test_a_rank_leaves_at_once_with_its_code_and_its_words(end: str, code: int, last: str) -> None:
+    # Its thread waits for ever, and would hold up an end by `sys.exit`.
+    done = subprocess.run(
+        [sys.executable, "-c", RANK.format(end=end)], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout) == (code, "kept in the buffer of a pipe\n"), done.stderr
+    assert (done.stderr.splitlines() or [""])[-1] == last
+
+
+def test_a_worker_that_cannot_begin_says_why_and_leaves_with_1(tmp_path: Path) -> None:
+    """Under a process that passes for its torchrun."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit\natexit.register(print, 'the interpreter had its farewell')\n"
+    )
+    start = f"{sys.executable} -m harness.worker missing.json; exit $?"
+    rank = dict.fromkeys(("RANK", "GROUP_RANK", "LOCAL_RANK"), "0")
+    sizes = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(
+        ["bash", "-c", start, "torchrun"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **rank, **sizes, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "missing.json" in done.stderr.splitlines()[-1]

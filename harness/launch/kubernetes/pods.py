@@ -22,9 +22,9 @@ from harness.code import checkout
 from harness.kernel import die_with_parent
 from harness.launch.agent import node_command
 from harness.launch.command import worker_environment
-from harness.launch.ending import Stopped
+from harness.launch.departure import say_left
+from harness.launch.ending import Stopped, exit_words
 from harness.launch.kubernetes.profile import PORTS
-from harness.launch.left import say_left
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore
@@ -203,7 +203,7 @@ class _Follower:
                 return
             time.sleep(POLL_S)
         if torchrun.returncode:
-            why = f"its torchrun ended with exit code {torchrun.returncode}"
+            why = f"its torchrun {exit_words(torchrun.returncode)}"
             say_left(self._study.launch_folder(launch_id), self._rank, why)
 
 

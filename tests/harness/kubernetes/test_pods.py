@@ -186,7 +186,7 @@ def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods: Callable[..., Po
 def left_alone(attempts: list[Attempt]) -> bool:
     """Whether the one launch ended because node 1 was asked to end, by the supervisor's word."""
     (attempt,) = attempts
-    reason = "the others were left alone by node 1: its pod was asked to end"
+    reason = "ranks are missing: node 1: its pod was asked to end"
     return (list(attempt.outcomes.values()), list(attempt.reasons.values())) == (
         [Outcome.MISSING_RANKS],
         [reason],
@@ -213,6 +213,19 @@ def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., 
     assert left_alone(here.attempts())
 
 
+def test_a_pod_that_leaves_before_anything_ran_costs_its_launch_and_not_the_job(
+    pods: Callable[..., Pods],
+) -> None:
+    here = pods(budget=60)
+    first, second = here.start(0), here.start(1)
+    here.wait_for(lambda: any(here.study.root.glob("launches/*/agent-1.log")))
+    second.terminate()
+    assert first.wait(60) == 0, here.said(0)
+    (attempt,) = here.attempts()
+    assert (attempt.outcomes, attempt.stopped_by) == ({}, "node 1: its pod was asked to end")
+    assert here.study.collect() == []
+
+
 def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[..., Pods]) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
@@ -224,6 +237,7 @@ def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[.
     second.terminate()
     here.wait_for(lambda: here.attempts(), 40)
     assert left_alone(here.attempts())
+    assert here.attempts()[0].stopped_by == "node 1: its pod was asked to end"
     # Where nobody inherits orphans, one that was killed stays in the table of processes.
     assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
     assert first.wait(30) == 0
