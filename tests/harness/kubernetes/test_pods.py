@@ -239,5 +239,5 @@ def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[.
     assert left_alone(here.attempts())
     assert here.attempts()[0].stopped_by == "node 1: its pod was asked to end"
     # Where nobody inherits orphans, one that was killed stays in the table of processes.
-    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    here.wait_for(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, 10)
     assert first.wait(30) == 0
