@@ -99,13 +99,15 @@ class Supervisor:
                 stopped, interrupted = self._until_end(process)
             finally:
                 # Whatever came between, no worker outlives its supervisor and no launch its record.
-                with _deaf():
+                with _deaf() as heard:
                     _end(process)
                     attempt = self._attempt(command, started_at, began, process.returncode, stopped)
                     self._study.add_attempt(attempt)
         if interrupted:
             assert stopped is not None
             raise Interrupted(stopped)
+        if heard:
+            raise Interrupted(self._starter.interruption())
         return attempt, self._state
 
     def _until_end(self, process: subprocess.Popen[bytes]) -> tuple[Stopped | None, bool]:
@@ -238,12 +240,16 @@ class Supervisor:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """A second Ctrl-C does not stop the workers from being ended and the attempt from being written."""
+def _deaf() -> Iterator[list[int]]:
+    """Neither Ctrl-C nor SIGTERM stops the workers from being ended and the attempt from being written.
+
+    Yields the signals that came meanwhile.
+    """
+    heard: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    before = [signal.signal(number, lambda number, frame: heard.append(number)) for number in numbers]
     try:
-        yield
+        yield heard
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

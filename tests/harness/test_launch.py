@@ -13,16 +13,13 @@ import pytest
 from harness import device
 from harness.code import checkout, code_version
 from harness.console import Standing
-from harness.launch import preflight, supervise
+from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.departure import say_left, who_left
 from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading
-from harness.launch.follow import LaunchState, LogTail, Pulse
+from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
-from harness.launch.starter import LocalStarter
-from harness.launch.supervise import Supervisor, Watch
 from harness.launch.tally import Conditions, tally
 from harness.plan.estimate import LaunchEstimate
 from results.environment import CodeVersion, Environment
@@ -31,7 +28,6 @@ from results.launch import Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
-from results.store import Study
 
 
 def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
@@ -260,58 +256,6 @@ def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_text('{"event": "ready"}\n{"event": "ru{"event": "finished"}\n{"event": "proof"}\n')
     assert [event["event"] for event in LogTail(path).events()] == ["ready", "proof"]
-
-
-def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = _launch(nodes=12)
-    folder = tmp_path / "launches" / launch.launch_id
-    folder.mkdir(parents=True)
-    watch = Watch(report=lambda state: None, deadline=Deadline(None, ""))
-    supervisor = Supervisor(Study(tmp_path), launch, tmp_path, LocalStarter(), watch)
-    now = [1000.0]
-    monkeypatch.setattr(supervise.time, "monotonic", lambda: now[0])
-    assert (supervisor._deserted(), who_left(folder)) == (False, None)
-    now[0] = 2000.0
-    say_left(folder, 10, "its torchrun ended with exit code 1")
-    # From when it is seen: the clocks of files are those of other hosts.
-    assert not supervisor._deserted()
-    now[0] = 2010.0
-    say_left(folder, 9, "its pod was asked to end")
-    assert not supervisor._deserted()
-    now[0] = 2010.1
-    assert supervisor._deserted()
-    assert (
-        who_left(folder) == "node 9: its pod was asked to end; node 10: its torchrun ended with exit code 1"
-    )
-
-
-@pytest.mark.parametrize("speaks", [True, False])
-def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
-    speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
-    folder = tmp_path / "launches" / launch.launch_id
-    folder.mkdir(parents=True)
-    watch = Watch(report=lambda state: None, deadline=Deadline(None, ""))
-    supervisor = Supervisor(Study(tmp_path), launch, tmp_path, LocalStarter(), watch)
-    now = [0.0]
-    pulse = Pulse(folder, 2, clock=lambda: now[0])
-
-    def wait() -> None:
-        now[0] += 2
-        if speaks:
-            (folder / "rank-00001.jsonl").write_text('{"event": "joining"}\n')
-
-    monkeypatch.setattr(supervisor, "_await_recordings", wait)
-    now[0] = 10.0
-    assert supervisor._hung(pulse) is None
-    assert now[0] == 10.0
-    now[0] = 10.5
-    stopped = supervisor._hung(pulse)
-    reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
-    assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
 
 
 def test_a_nearly_full_disk_is_refused_before_anything_runs(

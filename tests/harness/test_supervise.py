@@ -1,0 +1,135 @@
+"""Watching over a launch: silence, nodes that leave, signals. A shell command stands in for torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.launch import supervise
+from harness.launch.deadline import Deadline
+from harness.launch.departure import say_left, who_left
+from harness.launch.ending import Stopped
+from harness.launch.follow import Pulse
+from harness.launch.starter import LocalStarter, Starter
+from harness.launch.supervise import Interrupted, Supervisor, Watch
+from results.environment import CodeVersion
+from results.launch import Launch, Slot
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
+from results.store import Study
+
+
+def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
+    return Launch(
+        launch_id="20260102T030405Z-abcdef",
+        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(Slot(cell_id="c", run_id="r", repeat=1),),
+        code=CodeVersion(code_hash="0"),
+    )
+
+
+class Shell(LocalStarter):
+    """Starts a shell command in the place of every torchrun."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self._script = script
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return ("bash", "-c", self._script)
+
+
+def _supervisor(folder: Path, launch: Launch, starter: Starter) -> Supervisor:
+    watch = Watch(report=lambda state: None, deadline=Deadline(None, ""))
+    return Supervisor(Study(folder), launch, folder, starter, watch)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_is_written(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 1 leaves; the shell takes its time to end when it is asked to, and meanwhile the signal comes."""
+    monkeypatch.setattr(supervise, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(supervise, "LOOK_S", 0.0)
+    launch, study = _launch(nodes=2), Study(tmp_path)
+    folder = study.launch_folder(launch.launch_id)
+    script = "trap 'touch asked; sleep 0.5; exit' TERM; touch begun; while :; do sleep 0.01; done"
+
+    def play() -> None:
+        _until(folder / "begun")
+        say_left(folder, 1, "its pod was asked to end")
+        _until(folder / "asked")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    with pytest.raises(Interrupted, match="interrupted by the user"):
+        _supervisor(tmp_path, launch, Shell(f"cd {folder}; {script}")).run()
+    thread.join()
+    assert study.attempts()["r"].stopped_by == "node 1: its pod was asked to end"
+
+
+def _until(path: Path) -> None:
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+
+
+def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = _launch(nodes=12)
+    folder = tmp_path / "launches" / launch.launch_id
+    folder.mkdir(parents=True)
+    supervisor = _supervisor(tmp_path, launch, LocalStarter())
+    now = [1000.0]
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: now[0])
+    assert (supervisor._deserted(), who_left(folder)) == (False, None)
+    now[0] = 2000.0
+    say_left(folder, 10, "its torchrun ended with exit code 1")
+    # From when it is seen: the clocks of files are those of other hosts.
+    assert not supervisor._deserted()
+    now[0] = 2010.0
+    say_left(folder, 9, "its pod was asked to end")
+    assert not supervisor._deserted()
+    now[0] = 2010.1
+    assert supervisor._deserted()
+    assert (
+        who_left(folder) == "node 9: its pod was asked to end; node 10: its torchrun ended with exit code 1"
+    )
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
+    speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
+    folder = tmp_path / "launches" / launch.launch_id
+    folder.mkdir(parents=True)
+    supervisor = _supervisor(tmp_path, launch, LocalStarter())
+    now = [0.0]
+    pulse = Pulse(folder, 2, clock=lambda: now[0])
+
+    def wait() -> None:
+        now[0] += 2
+        if speaks:
+            (folder / "rank-00001.jsonl").write_text('{"event": "joining"}\n')
+
+    monkeypatch.setattr(supervisor, "_await_recordings", wait)
+    now[0] = 10.0
+    assert supervisor._hung(pulse) is None
+    assert now[0] == 10.0
+    now[0] = 10.5
+    stopped = supervisor._hung(pulse)
+    reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
+    assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
