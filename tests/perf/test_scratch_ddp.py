@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,13 @@ def interval_of_median(values: list[float]) -> tuple[float, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "batch", "steps"), [("resnet18-32px", 8, 2), ("gpt-nano", 4, 2)])
 def test_scratch_ddp_against_torchs_ddp(
-    benchmark: BenchmarkFixture, workload: str, batch: int, steps: int
+    benchmark: BenchmarkFixture, workload: str, batch: int, steps: int, quads: Callable[[int], int]
 ) -> None:
+    many = quads(QUADS)
     script = Path(__file__).with_name("scratch_ddp.py")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        str(script), workload, str(batch), str(steps), str(QUADS),
+        str(script), workload, str(batch), str(steps), str(many),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = benchmark.pedantic(
@@ -41,8 +43,8 @@ def test_scratch_ddp_against_torchs_ddp(
     )
     assert done.returncode == 0, done.stderr
     ratios = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
-    assert len(ratios) == QUADS
+    assert len(ratios) == many
     low, high = interval_of_median(ratios)
-    found = {"median_ratio": float(np.median(ratios)), "low_95": low, "high_95": high, "quads": QUADS}
+    found = {"median_ratio": float(np.median(ratios)), "low_95": low, "high_95": high, "quads": many}
     benchmark.extra_info.update(found)
     print(f"\n{workload}: {found}")

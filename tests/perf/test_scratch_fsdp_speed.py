@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from scipy.stats import t
 
 QUADS = 40
+BATCH = 4
+STEPS = {"nano": 4, "wide": 1}
+"""Of a block."""
 
 
 def interval_of_mean(values: list[float]) -> tuple[float, float]:
@@ -25,22 +29,23 @@ def interval_of_mean(values: list[float]) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "batch", "steps", "ours", "theirs"),
+    ("model", "ours", "theirs"),
     [
-        ("nano", 4, 4, "scratch-fsdp", "fsdp"),
-        ("nano", 4, 4, "scratch-fsdp", "fsdp:prefetch=1"),
-        ("nano", 4, 4, "scratch-fsdp:prefetch=0", "fsdp"),
-        ("nano", 4, 4, "scratch-fsdp:stage=2", "zero2"),
-        ("wide", 4, 1, "scratch-fsdp", "fsdp"),
+        ("nano", "scratch-fsdp", "fsdp"),
+        ("nano", "scratch-fsdp", "fsdp:prefetch=1"),
+        ("nano", "scratch-fsdp:prefetch=0", "fsdp"),
+        ("nano", "scratch-fsdp:stage=2", "zero2"),
+        ("wide", "scratch-fsdp", "fsdp"),
     ],
 )
 def test_scratch_fsdp_against_torchs_fsdp(
-    benchmark: BenchmarkFixture, model: str, batch: int, steps: int, ours: str, theirs: str
+    benchmark: BenchmarkFixture, model: str, ours: str, theirs: str, quads: Callable[[int], int]
 ) -> None:
+    many = quads(QUADS)
     script = Path(__file__).with_name("scratch_fsdp_speed.py")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        str(script), model, ours, theirs, str(batch), str(steps), str(QUADS),
+        str(script), model, ours, theirs, str(BATCH), str(STEPS[model]), str(many),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = benchmark.pedantic(
@@ -48,14 +53,14 @@ def test_scratch_fsdp_against_torchs_fsdp(
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    assert len(answer["ratios"]) == QUADS
+    assert len(answer["ratios"]) == many
     low, high = interval_of_mean(answer["ratios"])
     found = {
         "mean_ratio": float(np.mean(answer["ratios"])),
         "low_95": low,
         "high_95": high,
         "step_ms": answer["step_ms"],
-        "quads": QUADS,
+        "quads": many,
     }
     benchmark.extra_info.update(found)
     print(f"\n{model}, {ours} against {theirs}: {found}")
