@@ -330,7 +330,7 @@ def test_the_closed_form_holds_at_every_size(
 
     Beside these: `scratch-fsdp` in test_scratch_fsdp_schedule.py, pipelines in test_pipeline_traffic.py;
     `scratch-ddp` agrees on its buckets, which needs ranks that answer."""
-    sizes = {"width": 2 * size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
+    sizes = {"width": size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
     layers = 22 if strategy == "zero1" and size > 8 else 2
     shape = GPTShape(layers=layers, context=8, vocabulary=37, seq=8, **sizes)
     terms = terms_of(strategy, size, parts_of(shape), **{"micro_batch": 4} | settings)
