@@ -60,7 +60,7 @@ def busy_core() -> Iterator[int]:
 
 def test_a_busy_process_of_somebody_else_is_seen(busy_core: int) -> None:
     # All of the core: the spinner's share, and what other programs on it have.
-    assert watch_cpu([busy_core], 1.0) == pytest.approx(1.0, abs=2 * TICKS_S)
+    assert 1.0 - 2 * TICKS_S < watch_cpu([busy_core], 1.0) <= 1.0 + TICKS_S
 
 
 def test_no_cores_have_no_foreign_use() -> None:
