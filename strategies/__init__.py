@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from strategies.builders import parallelize
-    from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-    from strategies.observer import Phase, SilentObserver, StepObserver
-    from strategies.parallel import ParallelModel
-    from strategies.trainer import Trainer, TrainSettings
+    from strategies.build import parallelize
+    from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+    from strategies.training.observer import Phase, SilentObserver, StepObserver
+    from strategies.training.parallel import ParallelModel
+    from strategies.training.trainer import Trainer, TrainSettings
 
 __all__ = [
     "ExchangeSettings",
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ExchangeSettings": "strategies.gradient_exchange",
-    "GradientExchange": "strategies.gradient_exchange",
-    "ParallelModel": "strategies.parallel",
-    "Phase": "strategies.observer",
-    "SilentObserver": "strategies.observer",
-    "StepObserver": "strategies.observer",
-    "TrainSettings": "strategies.trainer",
-    "Trainer": "strategies.trainer",
-    "parallelize": "strategies.builders",
+    "ExchangeSettings": "strategies.exchange.gradient_exchange",
+    "GradientExchange": "strategies.exchange.gradient_exchange",
+    "ParallelModel": "strategies.training.parallel",
+    "Phase": "strategies.training.observer",
+    "SilentObserver": "strategies.training.observer",
+    "StepObserver": "strategies.training.observer",
+    "TrainSettings": "strategies.training.trainer",
+    "Trainer": "strategies.training.trainer",
+    "parallelize": "strategies.build",
 }
 
 

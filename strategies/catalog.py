@@ -8,7 +8,7 @@ from types import MappingProxyType
 from results.errors import SpecError
 from results.groups import GroupLayout
 from results.spec import Catalog, Entry, Option
-from strategies import manual
+from strategies.fsdp import block_choices
 
 _BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
 _FIRST_MB = Option(kind="float", default=1.0, minimum=0.001, help="MiB of the bucket that is full first")
@@ -35,7 +35,7 @@ _ALL_BLOCKS = {"prefetch": _PREFETCH, "params": _PARAMS, "tp": _TENSOR}
 _FSDP = {"reshard": _RESHARD, "offload": _OFFLOAD, **_ALL_BLOCKS}
 _CHOICES = Option(
     kind="str",
-    canonical=manual.canonical,
+    canonical=block_choices.canonical,
     help="a choice for each block, such as reshard.checkpoint*2+keep*2",
 )
 _STAGE = Option(

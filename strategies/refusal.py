@@ -8,7 +8,7 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.spec import Spec
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STANDS_ON, STRATEGIES, group_layout
-from strategies.manual import BlockChoice, read_runs
+from strategies.fsdp.block_choices import BlockChoice, read_runs
 
 _DEFAULT_CHUNKS = STRATEGIES.entries["pipeline"].options["chunks"].default
 LOSSLESS_ENOUGH = ("none", "fp16", "bf16")

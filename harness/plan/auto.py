@@ -1,7 +1,7 @@
 """The strategy `auto`: of those that fit into memory, the one with the least predicted time a sample.
 
-Memory and traffic are closed forms (`strategies.footprint`, `strategies.traffic`), and the time of a step
-follows from them by stated rules (`harness.plan.predict`).
+Memory and traffic are closed forms (`strategies.closed_form`), and the time of a step follows from them by
+stated rules (`harness.plan.predict`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
-from strategies.footprint import Footprint, footprint
-from strategies.traffic import Term, traffic
+from strategies.closed_form.footprint import Footprint, footprint
+from strategies.closed_form.traffic import Term, traffic
 from workloads.activations import model_parts
 from workloads.catalog import WORKLOADS
 

@@ -21,9 +21,9 @@ from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, S
 from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import group_layout, state_values
-from strategies.cut import stages_of
-from strategies.footprint import updated_bytes
-from strategies.traffic import Overlap, Term
+from strategies.closed_form.footprint import updated_bytes
+from strategies.closed_form.traffic import Overlap, Term
+from strategies.pipeline.cut import stages_of
 
 REPEATED_SHARE = 4 / 3
 """Computation with activation checkpointing over that without: the forward pass twice."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results.cell import Cell
 from strategies.catalog import STRATEGIES, group_layout, microbatches
-from strategies.manual import blocks_of
+from strategies.fsdp.block_choices import blocks_of
 from workloads.catalog import WORKLOADS, facts
 
 

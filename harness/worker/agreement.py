@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.control import Control
-from strategies.trainer import Trainer
+from strategies.training.trainer import Trainer
 
 
 def parameters_hash(trainer: Trainer) -> str:

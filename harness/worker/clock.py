@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from results.record import StepColumns
-from strategies.observer import Phase
+from strategies.training.observer import Phase
 
 _PHASES = tuple(Phase)
 

@@ -20,7 +20,7 @@ from harness.worker.findings import TOLERANCE, Finding, Tensors, distance
 from harness.worker.reference import UNIT_ROUNDOFF, Reference
 from results.cell import Cell
 from strategies.catalog import COMPRESSIONS
-from strategies.parallel import ParallelModel
+from strategies.training.parallel import ParallelModel
 
 CAST_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """Unit roundoff of what is summed, where it is not single precision."""

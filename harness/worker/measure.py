@@ -33,9 +33,9 @@ from results.cell import StepPolicy
 from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
-from strategies.parallel import Batch
-from strategies.snapshot import Snapshot
-from strategies.trainer import Trainer
+from strategies.training.parallel import Batch
+from strategies.training.snapshot import Snapshot
+from strategies.training.trainer import Trainer
 
 STEADY_WITHIN = 0.05
 """Warm-up has ended when a block differs from the one before it by no more than this share."""

@@ -13,8 +13,8 @@ from harness.worker.rank import Rank
 from results.cell import Cell
 from results.errors import UsageError
 from strategies.catalog import group_layout
-from strategies.parallel import Batch
-from strategies.trainer import Trainer, TrainSettings
+from strategies.training.parallel import Batch
+from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import DATASETS, WORKLOADS
 from workloads.data import DataRequest, open_batches

@@ -61,8 +61,8 @@ from harness.worker.reference import (
 from harness.worker.verdict import verdict, weaker
 from results.cell import Cell
 from results.record import Proof
-from strategies.parallel import Batch, ParallelModel
-from strategies.trainer import Trainer
+from strategies.training.parallel import Batch, ParallelModel
+from strategies.training.trainer import Trainer
 
 Beat = Callable[[], None]
 

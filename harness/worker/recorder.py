@@ -40,7 +40,7 @@ import torch.distributed as dist
 from harness.worker.clock import cuda_event, elapsed_ns
 from results.record import StepColumns
 from results.recorded import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded
-from strategies.observer import Phase, StepObserver
+from strategies.training.observer import Phase, StepObserver
 
 _LATE_S = 1.0
 """How long a callback may come after the work that it is of."""

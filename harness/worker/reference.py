@@ -19,10 +19,10 @@ from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.parts import Parts
 from results.cell import Cell
 from strategies.catalog import microbatches
-from strategies.optimizer import build_optimizer
-from strategies.parallel import Batch, OptimizerState
-from strategies.precision import autocast
-from strategies.trainer import Trainer
+from strategies.training.optimizer import build_optimizer
+from strategies.training.parallel import Batch, OptimizerState
+from strategies.training.precision import autocast
+from strategies.training.trainer import Trainer
 from workloads.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24

@@ -40,8 +40,8 @@ from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
-from strategies.parallel import Batch
-from strategies.trainer import Trainer
+from strategies.training.parallel import Batch
+from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
 

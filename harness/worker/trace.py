@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.worker.control import Control
 from results.files import write_once
-from strategies.observer import Phase, SilentObserver
-from strategies.parallel import Batch
-from strategies.trainer import Trainer
+from strategies.training.observer import Phase, SilentObserver
+from strategies.training.parallel import Batch
+from strategies.training.trainer import Trainer
 
 STEPS = 3
 WARM_UP_STEPS = 1

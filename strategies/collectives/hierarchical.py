@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from strategies.buckets import Bucket
 from strategies.collectives.link import Link
 from strategies.collectives.route import Flat, Route
 from strategies.compression.base import Compressor
 from strategies.compression.dense import Dense
+from strategies.exchange.buckets import Bucket
 
 
 def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
+from strategies.exchange.buckets import Bucket
 
 
 class Route(Protocol):

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
+from strategies.exchange.buckets import Bucket
 
 Need = Literal["all_reduce", "all_gather", "all_to_all"]
 State = dict[str, object]

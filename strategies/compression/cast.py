@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
+from strategies.exchange.buckets import Bucket
 
 _LARGEST = torch.finfo(torch.float16).max
 _UNIT_ROUNDOFF = torch.finfo(torch.float16).eps / 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
+from strategies.exchange.buckets import Bucket
 
 
 class Dense(Compressor):

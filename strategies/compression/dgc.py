@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.memory import BucketMemory
 from strategies.compression.selection import Select, count_sent
 from strategies.compression.streams import Streams
 from strategies.compression.topk import sum_chosen
+from strategies.exchange.buckets import Bucket
 
 _FIRST_RATIO = 0.25
 

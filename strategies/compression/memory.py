@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket, Piece
+from strategies.exchange.buckets import Bucket, Piece
 
 
 class BucketMemory:

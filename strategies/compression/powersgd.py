@@ -13,10 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket, Piece
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.draw import generator_of
+from strategies.exchange.buckets import Bucket, Piece
 
 
 class PowerSGD(Compressor):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.selection import count_sent, equal_blocks
 from strategies.compression.streams import Streams
+from strategies.exchange.buckets import Bucket
 
 
 class RandomK(Compressor):

@@ -7,9 +7,9 @@ from typing import cast
 
 import torch
 
-from strategies.buckets import Bucket
 from strategies.compression.base import State
 from strategies.compression.draw import generator_of
+from strategies.exchange.buckets import Bucket
 
 
 class Streams:

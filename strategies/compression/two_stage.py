@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from strategies.buckets import Bucket
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
+from strategies.exchange.buckets import Bucket
 
 SCALE_BYTES = 4
 """A scale travels as fp32, beside its codes."""

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.leave import leave_after
 from strategies import ExchangeSettings, GradientExchange
-from strategies.buckets import Bucket, pieces_of
-from strategies.reducer import Bucketing, fill_buckets
+from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.scratch_ddp.reducer import Bucketing, fill_buckets
 from workloads.build import build_workload
 
 COMPRESSIONS = ("none", "bf16", "topk:0.01", "topk:0.01:select=sampled", "powersgd:4", "int8")

@@ -20,7 +20,7 @@ from harness.worker.clock import step_clock
 from harness.worker.exchange import open_exchange
 from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
-from strategies.optimizer import build_optimizer
+from strategies.training.optimizer import build_optimizer
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from strategies.buckets import Bucket
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.route import Route
 from strategies.compression.dense import Dense
+from strategies.exchange.buckets import Bucket
 
 Ranks = Callable[..., list[Any]]
 

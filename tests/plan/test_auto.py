@@ -17,8 +17,8 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.footprint import Footprint, footprint
-from strategies.traffic import traffic
+from strategies.closed_form.footprint import Footprint, footprint
+from strategies.closed_form.traffic import traffic
 from workloads.activations import model_parts
 from workloads.catalog import WORKLOADS
 

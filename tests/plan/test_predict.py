@@ -9,7 +9,7 @@ import pytest
 from harness.plan.predict import predicted_times
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import Cell
-from strategies.traffic import Overlap, Term
+from strategies.closed_form.traffic import Overlap, Term
 from workloads.activations import model_parts
 from workloads.catalog import WORKLOADS
 

@@ -9,7 +9,7 @@ import pytest
 from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surroundings, leaving_bytes
 from results.cell import Cell
 from strategies.catalog import group_layout
-from strategies.traffic import Term, traffic
+from strategies.closed_form.traffic import Term, traffic
 from workloads.activations import model_parts
 from workloads.catalog import WORKLOADS
 

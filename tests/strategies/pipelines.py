@@ -19,7 +19,7 @@ from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 from workloads.gpt import GPT, build_gpt, token_loss
 from workloads.shapes import GPTShape
 

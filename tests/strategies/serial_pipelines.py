@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from strategies import TrainSettings
 from strategies.catalog import group_layout, microbatches
-from strategies.optimizer import build_optimizer
+from strategies.training.optimizer import build_optimizer
 
 
 class Serial:

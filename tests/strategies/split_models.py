@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 from workloads.gpt import build_gpt
 from workloads.llama import build_llama
 from workloads.shapes import GPTShape, LlamaShape

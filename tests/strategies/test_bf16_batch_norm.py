@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from harness.worker.exchange import open_exchange
 from results.errors import UsageError
 from strategies import Trainer, TrainSettings
-from strategies.precision import require_bf16_parameters
+from strategies.training.precision import require_bf16_parameters
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket, pieces_of
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
 from strategies.compression.build import build_compressor
 from strategies.compression.cast import Fp16
+from strategies.exchange.buckets import Bucket, pieces_of
 
 Threads = Callable[..., list[Any]]
 U16 = 2.0**-11

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.worker.exchange import ExchangeGroup
-from strategies import clipping
-from strategies.clipping import EPSILON, clip_shards
 from strategies.collectives.link import Link
+from strategies.training import clipping
+from strategies.training.clipping import EPSILON, clip_shards
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

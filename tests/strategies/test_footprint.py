@@ -16,9 +16,9 @@ from harness.worker.exchange import open_exchange
 from harness.worker.usage import reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.cut import in_flight, stages_of
-from strategies.footprint import deal, footprint, updated_bytes
-from strategies.trainer import Trainer, TrainSettings
+from strategies.closed_form.footprint import deal, footprint, updated_bytes
+from strategies.pipeline.cut import in_flight, stages_of
+from strategies.training.trainer import Trainer, TrainSettings
 from workloads.activations import parts_of
 from workloads.gpt import build_gpt
 from workloads.shapes import GPTShape, ResNetShape

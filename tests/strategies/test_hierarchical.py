@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.buckets import Bucket, Piece
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
 from strategies.compression.dense import Dense
+from strategies.exchange.buckets import Bucket, Piece
 
 Threads = Callable[..., list[Any]]
 

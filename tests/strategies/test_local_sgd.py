@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
-from strategies import Trainer, TrainSettings, buckets
+from strategies import Trainer, TrainSettings
+from strategies.exchange import buckets
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

@@ -17,9 +17,10 @@ from harness.worker.exchange import open_exchange
 from results.cell import Cell
 from results.errors import SpecError, UsageError
 from results.layout import ModelLayout
-from strategies import Trainer, TrainSettings, fsdp
+from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
-from strategies.manual import BlockChoice, blocks_of, canonical, read_choices
+from strategies.fsdp import model as fsdp
+from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
 from strategies.refusal import refusal
 from workloads.gpt import build_gpt
 from workloads.shapes import GPTShape

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.buckets import Bucket, pieces_of
 from strategies.compression.memory import BucketMemory
+from strategies.exchange.buckets import Bucket, pieces_of
 
 SHAPES = {"a": (2,), "b": (3,), "c": (2, 2), "d": ()}
 

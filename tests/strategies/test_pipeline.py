@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from strategies.pipeline import _own_errors
+from strategies.pipeline.model import _own_errors
 from workloads.gpt import token_loss
 
 Ranks = Callable[..., list[Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strategies.pipeline import ideal_bubble
+from strategies.pipeline.model import ideal_bubble
 
 Ranks = Callable[..., list[Any]]
 

@@ -15,7 +15,7 @@ from harness.worker.exchange import open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
-from strategies.gathered import CopiesDifferError
+from strategies.training.gathered import CopiesDifferError
 
 Ranks = Callable[..., list[Any]]
 WIDTH, VOCABULARY, BLOCKS = 4, 7, 6

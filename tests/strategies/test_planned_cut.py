@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from results.cell import Cell
-from strategies.cut import stages_of
-from strategies.stages import Twin, cut_model
+from strategies.pipeline.cut import stages_of
+from strategies.pipeline.stages import Twin, cut_model
 from workloads.activations import model_parts
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.buckets import Bucket, pieces_of
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 Named = dict[str, Tensor]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
 
-from strategies.buckets import Bucket, pieces_of
 from strategies.compression.build import build_compressor
 from strategies.compression.randomk import draw
 from strategies.compression.streams import Streams
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

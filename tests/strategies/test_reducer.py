@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from harness.worker.exchange import ExchangeGroup
 from results.errors import UsageError
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.reducer import Bucketing, GradientReducer, fill_buckets
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.scratch_ddp.reducer import Bucketing, GradientReducer, fill_buckets
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.buckets import Bucket
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.ring import Ring
 from strategies.compression.dense import Dense
+from strategies.exchange.buckets import Bucket
 
 Threads = Callable[..., list[Any]]
 

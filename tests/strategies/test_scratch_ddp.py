@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.errors import UsageError
 from strategies import ExchangeSettings, ParallelModel, Trainer, TrainSettings, parallelize
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 Threads = Callable[..., list[Any]]

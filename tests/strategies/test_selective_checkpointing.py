@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies.checkpointing import checkpoint_blocks
+from strategies.training.checkpointing import checkpoint_blocks
 
 aten = torch.ops.aten
 

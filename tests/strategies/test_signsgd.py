@@ -15,9 +15,9 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.buckets import Bucket, pieces_of
 from strategies.compression.signsgd import ScaledSign
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 Array = np.ndarray[Any, np.dtype[np.float64]]

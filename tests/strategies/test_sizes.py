@@ -13,10 +13,10 @@ from harness.worker.exchange import ExchangeGroup
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import state_values
+from strategies.closed_form.footprint import footprint, updated_bytes
 from strategies.collectives.link import Link
-from strategies.flat import FlatParameters, Sharding
-from strategies.footprint import footprint, updated_bytes
-from strategies.optimizer import build_optimizer
+from strategies.scratch_fsdp.flat import FlatParameters, Sharding
+from strategies.training.optimizer import build_optimizer
 from workloads.activations import parts_of
 from workloads.shapes import ResNetShape
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies.checkpointing import checkpoint_blocks
-from strategies.cut import balanced_cut
-from strategies.stages import Cut, StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.pipeline.cut import balanced_cut
+from strategies.pipeline.stages import Cut, StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.training.checkpointing import checkpoint_blocks
 
 
 @st.composite

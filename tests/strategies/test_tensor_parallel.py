@@ -18,7 +18,7 @@ from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.refusal import refusal
-from strategies.tensor_parallel import Slicing, TensorSplit
+from strategies.tensor_parallel.model import Slicing, TensorSplit
 from workloads.build import build_workload
 
 Ranks = Callable[..., list[Any]]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.buckets import Bucket, pieces_of
 from strategies.collectives.link import Link
 from strategies.compression.build import build_compressor
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

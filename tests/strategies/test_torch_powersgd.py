@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")

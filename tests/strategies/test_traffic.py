@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.traffic import Term, traffic
-from strategies.trainer import Trainer, TrainSettings
+from strategies.closed_form.traffic import Term, traffic
+from strategies.training.trainer import Trainer, TrainSettings
 from workloads.activations import parts_of
 from workloads.gpt import build_gpt
 from workloads.llama import build_llama

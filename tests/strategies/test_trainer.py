@@ -15,7 +15,7 @@ from results.cell import Cell, Checkpointing
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 
 CPU = torch.device("cpu")
 STEPS = 4

@@ -19,7 +19,7 @@ from harness.worker.parts import Parts
 from harness.worker.rank import Rank
 from results.cell import Cell
 from strategies.catalog import group_layout
-from strategies.gathered import CopiesDifferError
+from strategies.training.gathered import CopiesDifferError
 
 Fields = dict[str, Any]
 Ranks = Callable[..., list[Any]]

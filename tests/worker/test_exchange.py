@@ -24,7 +24,7 @@ from harness.worker.measure import Stopwatch
 from harness.worker.vigil import Vigil
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
-from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")

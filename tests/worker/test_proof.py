@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.worker import proof
-from strategies.parallel import ParallelModel
-from strategies.trainer import Trainer
+from strategies.training.parallel import ParallelModel
+from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]

@@ -12,15 +12,15 @@ import pytest
 from torch import Tensor, nn
 
 from harness.worker.proof import first_steps
-from strategies.buckets import Bucket
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
 from strategies.compression.memory import BucketMemory
 from strategies.compression.topk import TopK
-from strategies.gradient_exchange import GradientExchange
-from strategies.local_sgd import LocalSgdModel
-from strategies.parallel import ParallelModel
-from strategies.trainer import Trainer
+from strategies.exchange.buckets import Bucket
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.local_sgd.model import LocalSgdModel
+from strategies.training.parallel import ParallelModel
+from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]

@@ -16,9 +16,9 @@ from torch import Tensor
 from harness.worker import proof, reference
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.parts import Parts
-from strategies.ddp import DdpModel
-from strategies.parallel import GradientTask, ParallelModel
-from strategies.trainer import Trainer
+from strategies.ddp.model import DdpModel
+from strategies.training.parallel import GradientTask, ParallelModel
+from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]

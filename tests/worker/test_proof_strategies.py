@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from harness.worker.parts import Parts
-from strategies import scratch_fsdp, tensor_parallel
-from strategies.pipeline import PipelineModel
-from strategies.trainer import Trainer
+from strategies.pipeline.model import PipelineModel
+from strategies.scratch_fsdp import model as scratch_fsdp
+from strategies.tensor_parallel import model as tensor_parallel
+from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]

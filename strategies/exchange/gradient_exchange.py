@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from strategies.buckets import Bucket, buckets_of
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.build import build_compressor
 from strategies.compression.memory import BucketMemory
-from strategies.lane import Pending, open_lane
+from strategies.exchange.buckets import Bucket, buckets_of
+from strategies.exchange.lane import Pending, open_lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.catalog import COMPRESSIONS
-from strategies.ddp_hook import BucketLayout, Hook, SharedAverage
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.parallel import ParallelModel, Setting
-from strategies.torch_powersgd import RAMP_STEPS, TorchPowerSgd
+from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
+from strategies.ddp.torch_powersgd import RAMP_STEPS, TorchPowerSgd
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.training.parallel import ParallelModel, Setting
 
 TORCHS_BUCKET_MB = 25.0
 """torch's own default."""

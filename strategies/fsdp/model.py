@@ -34,15 +34,15 @@ from torch.distributed.tensor import DTensor
 from results.errors import UsageError
 from results.layout import ModelLayout
 from results.spec import Spec
-from strategies.checkpointing import checkpoint_blocks
-from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
-from strategies.device_grid import DeviceGrid
-from strategies.manual import BlockChoice, read_choices
-from strategies.parallel import OptimizerState, ParallelModel, Setting
-from strategies.precision import require_bf16_parameters
-from strategies.replicas import Buffers, take_from_first
-from strategies.tensor_parallel import TensorSplit
+from strategies.fsdp.block_choices import BlockChoice, read_choices
+from strategies.fsdp.device_grid import DeviceGrid
+from strategies.tensor_parallel.model import TensorSplit
+from strategies.training.checkpointing import checkpoint_blocks
+from strategies.training.clipping import clip_shards
+from strategies.training.parallel import OptimizerState, ParallelModel, Setting
+from strategies.training.precision import require_bf16_parameters
+from strategies.training.replicas import Buffers, take_from_first
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Whole parameters in bf16, sums of gradients in full precision."""

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies.cut import balanced_cut
+from strategies.pipeline.cut import balanced_cut
 
 Piece = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]

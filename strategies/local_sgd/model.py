@@ -30,14 +30,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from strategies.buckets import Bucket, buckets_of
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.memory import BucketMemory
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.lane import Pending
-from strategies.parallel import Batch, GradientTask, ParallelModel, Setting
-from strategies.replicas import take_from_first
+from strategies.exchange.buckets import Bucket, buckets_of
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.exchange.lane import Pending
+from strategies.training.parallel import Batch, GradientTask, ParallelModel, Setting
+from strategies.training.replicas import take_from_first
 
 
 class LocalSgdModel(ParallelModel):

@@ -1,6 +1,6 @@
 """Bytes of what a rank holds, piece by piece: parameters, units of shards, optimizer state, activations.
 
-`strategies.footprint` says which of them a training step holds at once.
+`strategies.closed_form.footprint` says which of them a training step holds at once.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from results.cell import Cell, Checkpointing
 from results.parts import VALUE_BYTES, ModelParts, Part
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout, state_values
-from strategies.cut import Stage
-from strategies.manual import read_choices
+from strategies.fsdp.block_choices import read_choices
+from strategies.pipeline.cut import Stage
 
 _HALF_BYTES = 2
 _GRADIENT_SHARE = 0.5

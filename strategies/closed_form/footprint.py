@@ -26,8 +26,8 @@ from typing import Literal
 from results.cell import Cell
 from results.parts import VALUE_BYTES, ModelParts
 from strategies.catalog import STRATEGIES, microbatches
-from strategies.cut import Stage, in_flight, stages_of
-from strategies.sizes import Activations, Sizes, Units, stage_values
+from strategies.closed_form.sizes import Activations, Sizes, Units, stage_values
+from strategies.pipeline.cut import Stage, in_flight, stages_of
 
 Moment = Literal["model built", "backward begins", "backward ends", "update"]
 

@@ -22,10 +22,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from results.errors import UsageError
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
-from strategies.ddp import DdpModel
-from strategies.gathered import gathered
-from strategies.optimizer import optimizer_call
-from strategies.parallel import OptimizerState, Setting
+from strategies.ddp.model import DdpModel
+from strategies.training.gathered import gathered
+from strategies.training.optimizer import optimizer_call
+from strategies.training.parallel import OptimizerState, Setting
 
 
 class Zero1Model(DdpModel):

@@ -11,8 +11,8 @@ from torch import nn
 from results.layout import ModelLayout
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import PLAIN, ExchangeSettings
-from strategies.parallel import ParallelModel, Setting
+from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
+from strategies.training.parallel import ParallelModel, Setting
 
 
 def parallelize(
@@ -54,14 +54,14 @@ def _builder(name: str) -> Builder:
 
 
 _HOMES = {
-    "ddp": ("ddp", "DdpModel"),
-    "scratch-ddp": ("scratch_ddp", "ScratchDdpModel"),
-    "local-sgd": ("local_sgd", "LocalSgdModel"),
-    "fsdp": ("fsdp", "FsdpModel"),
-    "hsdp": ("fsdp", "FsdpModel"),
-    "manual": ("fsdp", "FsdpModel"),
-    "zero1": ("zero1", "Zero1Model"),
-    "scratch-fsdp": ("scratch_fsdp", "ScratchFsdpModel"),
-    "pipeline": ("pipeline", "PipelineModel"),
-    "tp": ("tensor_parallel", "TensorParallelModel"),
+    "ddp": ("ddp.model", "DdpModel"),
+    "scratch-ddp": ("scratch_ddp.model", "ScratchDdpModel"),
+    "local-sgd": ("local_sgd.model", "LocalSgdModel"),
+    "fsdp": ("fsdp.model", "FsdpModel"),
+    "hsdp": ("fsdp.model", "FsdpModel"),
+    "manual": ("fsdp.model", "FsdpModel"),
+    "zero1": ("zero1.model", "Zero1Model"),
+    "scratch-fsdp": ("scratch_fsdp.model", "ScratchFsdpModel"),
+    "pipeline": ("pipeline.model", "PipelineModel"),
+    "tp": ("tensor_parallel.model", "TensorParallelModel"),
 }

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from results.errors import UsageError
-from strategies.buckets import Bucket, Piece, own_stride, pieces_of
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import GradientExchange
-from strategies.lane import Pending
+from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.exchange.lane import Pending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

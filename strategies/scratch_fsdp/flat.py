@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed import Work
 
 from results.parts import ALIGNED_BYTES
-from strategies.buckets import Piece
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
+from strategies.exchange.buckets import Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from strategies.buckets import Bucket, Piece, own_stride, pieces_of
-from strategies.gradient_exchange import GradientExchange
-from strategies.lane import open_lane
+from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.exchange.lane import open_lane
 
 
 class BucketAverage(Protocol):

@@ -16,10 +16,10 @@ from results.layout import ModelLayout
 from results.spec import Spec
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.gradient_exchange import ExchangeSettings
-from strategies.observer import Phase, StepObserver
-from strategies.optimizer import build_optimizer
-from strategies.precision import autocast
+from strategies.exchange.gradient_exchange import ExchangeSettings
+from strategies.training.observer import Phase, StepObserver
+from strategies.training.optimizer import build_optimizer
+from strategies.training.precision import autocast
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -30,16 +30,16 @@ from torch.distributed.pipelining import (
 
 from results.errors import UsageError
 from results.groups import GroupLayout
-from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
-from strategies.gathered import gathered
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.missing import MissingGradients
-from strategies.observer import Phase
-from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
-from strategies.precision import autocast
-from strategies.replicas import Buffers, take_from_first
-from strategies.stages import StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.training.clipping import clip_shards
+from strategies.training.gathered import gathered
+from strategies.training.missing_gradients import MissingGradients
+from strategies.training.observer import Phase
+from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.training.precision import autocast
+from strategies.training.replicas import Buffers, take_from_first
 
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 

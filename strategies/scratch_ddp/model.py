@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 
 from strategies.collectives.link import Link
-from strategies.gradient_exchange import GradientExchange
-from strategies.parallel import ParallelModel, Setting
-from strategies.reducer import Bucketing, GradientReducer
-from strategies.replicas import Buffers, take_from_first
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
+from strategies.training.parallel import ParallelModel, Setting
+from strategies.training.replicas import Buffers, take_from_first
 
 MIB = 2**20
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from results.layout import ModelLayout
-from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
-from strategies.flat import FlatParameters, Sharding
-from strategies.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
-from strategies.precision import require_bf16_parameters
-from strategies.replicas import Buffers, take_from_first
-from strategies.units import Unit, UnitSchedule
+from strategies.scratch_fsdp.flat import FlatParameters, Sharding
+from strategies.scratch_fsdp.units import Unit, UnitSchedule
+from strategies.training.clipping import clip_shards
+from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.training.precision import require_bf16_parameters
+from strategies.training.replicas import Buffers, take_from_first
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16}
 

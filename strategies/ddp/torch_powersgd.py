@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from strategies.buckets import Piece
 from strategies.compression.base import State
-from strategies.ddp_hook import BucketLayout
+from strategies.ddp.hook import BucketLayout
+from strategies.exchange.buckets import Piece
 
 RAMP_STEPS = 2
 """Dense ones at the start: the fewest that torch allows, as it forms buckets anew after the first step."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from strategies.trainer import Trainer
+from strategies.training.trainer import Trainer
 
 
 class Snapshot:

@@ -11,12 +11,12 @@ from torch.distributed import ProcessGroup
 
 from results.cell import Cell, Checkpointing, MemoryFormat, Precision
 from results.layout import ModelLayout
-from strategies.builders import parallelize
-from strategies.checkpointing import checkpoint_blocks
-from strategies.gradient_exchange import ExchangeSettings
-from strategies.observer import Phase, SilentObserver, StepObserver
-from strategies.parallel import Batch, GradientTask, Loss
-from strategies.precision import loss_scaler, set_float32_math
+from strategies.build import parallelize
+from strategies.exchange.gradient_exchange import ExchangeSettings
+from strategies.training.checkpointing import checkpoint_blocks
+from strategies.training.observer import Phase, SilentObserver, StepObserver
+from strategies.training.parallel import Batch, GradientTask, Loss
+from strategies.training.precision import loss_scaler, set_float32_math
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from results.groups import Dimension
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Spec
 from strategies.catalog import STRATEGIES, group_layout, microbatches
-from strategies.cut import Stage, stages_of
-from strategies.footprint import deal, updated_bytes
-from strategies.manual import read_choices
+from strategies.closed_form.footprint import deal, updated_bytes
+from strategies.fsdp.block_choices import read_choices
+from strategies.pipeline.cut import Stage, stages_of
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
 Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
@@ -31,7 +31,7 @@ them, both, or none."""
 MIB = 2**20
 _LOSS_BYTES = 8
 _BUCKET_BYTES = 25 * MIB
-"""Of what `local-sgd`, and a pipeline after its last microbatch, average at once (strategies/buckets.py)."""
+"""As in `strategies.exchange.buckets`: what `local-sgd` and a pipeline with copies average at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

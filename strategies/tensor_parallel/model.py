@@ -28,10 +28,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout
-from strategies.clipping import clip_shards
 from strategies.collectives.link import Link
-from strategies.parallel import OptimizerState, ParallelModel, Setting
-from strategies.replicas import take_from_first
+from strategies.training.clipping import clip_shards
+from strategies.training.parallel import OptimizerState, ParallelModel, Setting
+from strategies.training.replicas import take_from_first
 
 _OTHERWISE = "use fsdp, which splits any model"
 

@@ -1,0 +1,1 @@
+"""The exchange of gradients in buckets: any compressor over any collective, beside the backward pass."""

@@ -1,0 +1,1 @@
+"""`fsdp`, `hsdp` and `manual`: torch's FSDP2."""

@@ -1,0 +1,1 @@
+"""`pipeline`: the blocks of a model in stages, one after another."""

@@ -1,0 +1,1 @@
+"""`scratch-ddp`: data parallelism on raw collectives."""

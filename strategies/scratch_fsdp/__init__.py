@@ -1,0 +1,1 @@
+"""`scratch-fsdp`: ZeRO stages 1 to 3 on raw collectives."""

@@ -1,0 +1,1 @@
+"""`tp`: tensor parallelism within layers."""

@@ -1,0 +1,1 @@
+"""`zero1`: torch's ZeroRedundancyOptimizer over `ddp`."""
