@@ -130,9 +130,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
         return self.gpus // self.model_parallel
 
     @property
+    def batch_per_replica(self) -> int:
+        """Samples of one update on one replica: all of its micro-batches."""
+        return self.micro_batch * self.accumulation
+
+    @property
     def global_batch(self) -> int:
         """Samples of one update, over all replicas."""
-        return self.micro_batch * self.accumulation * self.replicas
+        return self.batch_per_replica * self.replicas
 
     @cached_property
     def id(self) -> str:

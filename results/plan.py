@@ -92,7 +92,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = "default"
     link: str = NO_LINK
     batch_size: int
-    """Samples per replica and update under weak scaling; the user's `--batch-size` under strong."""
+    """Batch per replica under weak scaling; the user's `--batch-size` under strong."""
     global_batch: int | None
     """The constant global batch of a strong series; None for weak."""
     cells: tuple[str, ...]

@@ -147,7 +147,7 @@ def replica_seconds(cell: Cell, hardware: Hardware) -> float | None:
     rate = _rate(cell, hardware)
     if forward is None or rate is None:
         return None
-    return BACKWARD_AND_FORWARD * forward * cell.micro_batch * cell.accumulation / rate
+    return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
 
 
 def bubble(cell: Cell) -> float:

@@ -57,18 +57,18 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(
         name="link", kind="names", help="network between virtual nodes of CPU ranks: none,100mbit,2.5gbit"
     ),
-    PlanOption(name="batch_size", kind="counts", minimum=1, help="samples per replica and update"),
+    PlanOption(name="batch_size", kind="counts", minimum=1, help="batch per replica: samples of one update"),
     PlanOption(
         name="global_batch_size",
         kind="counts",
         minimum=1,
-        help="samples of one update over all replicas, kept under strong scaling",
+        help="global batch: samples of one update over all replicas; kept under strong scaling",
     ),
     PlanOption(
         name="scaling",
         kind="names",
         choices=("weak", "strong"),
-        help="weak keeps the batch of a replica, strong the global batch",
+        help="weak keeps the batch per replica, strong the global batch",
     ),
     PlanOption(name="repeats", kind="int", minimum=1, maximum=1000, help="runs of each cell"),
     PlanOption(name="dataset", kind="text", help="synthetic, digits or text[:PATH]"),

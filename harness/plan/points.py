@@ -28,7 +28,7 @@ class SeriesKey:
     link: str
     scaling: Scaling
     batch_size: int
-    """Samples per replica; of a strong series with its own `--global-batch-size`, that global batch."""
+    """Batch per replica; of a strong series with its own `--global-batch-size`, the global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

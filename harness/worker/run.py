@@ -267,7 +267,7 @@ class Run:
 
     def _work(self, workload: Workload, trainer: Trainer, *, payload_bytes: int, operations: float) -> Work:
         cell = self._cell
-        samples = cell.micro_batch * cell.accumulation
+        samples = cell.batch_per_replica
         return Work(
             samples=samples,
             units=samples * workload.units_per_sample,

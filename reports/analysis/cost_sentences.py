@@ -52,7 +52,7 @@ def _epoch(frontier: Frontier, assumptions: Assumptions, within_s: float) -> str
 def _named(cost: CellCost) -> str:
     cell = cost.cell
     where = devices(cell.gpus, cell.device)
-    return f"{label(cell)} on {where}, batch {cell.global_batch // cell.replicas:,} per replica,"
+    return f"{label(cell)} on {where}, batch {cell.batch_per_replica:,} per replica,"
 
 
 def _usd_and_time(cost: CellCost) -> str:

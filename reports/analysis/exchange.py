@@ -145,11 +145,11 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
 
 Names = Mapping[str, str]
 Point = tuple[Setting, int, int]
-"""What cells must share before their exchanges are compared: the setting, the size and a replica's batch."""
+"""What cells must share before their exchanges are compared: setting, size and batch per replica."""
 
 
 def _point(cell: Cell) -> Point:
-    return setting_of(cell), cell.gpus, cell.micro_batch * cell.accumulation
+    return setting_of(cell), cell.gpus, cell.batch_per_replica
 
 
 def _is_dense(cell: Cell) -> bool:

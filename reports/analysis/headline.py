@@ -32,7 +32,7 @@ class HeadlineRow:
 
     @property
     def batch_per_replica(self) -> int:
-        return self.figures.cell.micro_batch * self.figures.cell.accumulation
+        return self.figures.cell.batch_per_replica
 
     @property
     def global_batch(self) -> int:
@@ -87,7 +87,7 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         words("setting", lambda row: row.setting),
         figures(devices_word, lambda row: f"{row.gpus:,}", anchor="method-sizes"),
         words("scaling", lambda row: ", ".join(row.kinds), anchor="method-scaling"),
-        figures("batch: replica / global", _batch, anchor="method-scaling"),
+        figures("batch per replica / global", _batch, anchor="method-scaling"),
         figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),
         figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),
         figures("throughput", lambda row: metric(row.figures.throughput).value, anchor="method-throughput"),

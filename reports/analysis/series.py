@@ -31,7 +31,7 @@ class SeriesKey:
     workload: str
     kind: Scaling
     batch: int
-    """Samples per replica and update (weak), or of all replicas together (strong)."""
+    """Batch per replica (weak), or the global batch (strong)."""
     setting: Setting
     """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
     strategy: str

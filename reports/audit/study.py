@@ -25,7 +25,7 @@ _CELL: Mapping[str, Callable[[Cell], object]] = {
     "optimizer": lambda cell: cell.optimizer,
     "micro_batch": lambda cell: cell.micro_batch,
     "accumulation": lambda cell: cell.accumulation,
-    "batch_per_replica": lambda cell: cell.micro_batch * cell.accumulation,
+    "batch_per_replica": lambda cell: cell.batch_per_replica,
     "global_batch": lambda cell: cell.global_batch,
     "cell_id": lambda cell: cell.id,
 }

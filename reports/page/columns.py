@@ -11,7 +11,6 @@ from functools import partial
 from typing import Literal
 
 from reports.page.rows import CellRow, RankRow, RunRow, at
-from results.cell import Cell
 from results.plan import Scaling
 from results.run import PHASES, RunResult
 
@@ -120,7 +119,7 @@ _CELL = (
     text("optimizer", "cell.optimizer"),
     whole("micro_batch", "cell.micro_batch"),
     whole("accumulation", "cell.accumulation"),
-    Column("batch_per_replica", "Int64", lambda row: _batch(at("cell", row))),
+    whole("batch_per_replica", "cell.batch_per_replica"),
     whole("global_batch", "cell.global_batch"),
     whole("seed", "cell.seed"),
 )
@@ -259,7 +258,3 @@ RANKS = (
     own("blocked_ns", "Int64"),
 )
 """Of a rank of a counted run."""
-
-
-def _batch(cell: object) -> int | None:
-    return cell.micro_batch * cell.accumulation if isinstance(cell, Cell) else None

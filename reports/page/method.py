@@ -43,9 +43,9 @@ _SHARED = (
         "method-scaling",
         "Scaling and batch",
         Markup(
-            "<code>Global batch = micro-batch x accumulation x replicas</code>, in samples of one update; a "
-            "replica's batch is its share. Weak scaling keeps the batch of a replica, strong scaling keeps "
-            "the global batch."
+            "<code>Batch per replica = micro-batch x accumulation</code> and <code>global batch = batch per "
+            "replica x replicas</code>, in samples of one update. Weak scaling keeps the batch per replica, "
+            "strong scaling keeps the global batch."
         ),
     ),
     Definition(

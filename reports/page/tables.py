@@ -34,7 +34,7 @@ class CellWords:
             words("workload", lambda row: cell(row).workload),
             words("strategy", lambda row: label(cell(row))),
             figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}", anchor="method-sizes"),
-            figures("batch: replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
+            figures("batch per replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
         ]
         if any(self.study.settings.values()):
             plain.insert(2, words("setting", lambda row: self.study.settings[setting_of(cell(row))]))
@@ -47,8 +47,8 @@ class CellWords:
 
 
 def batch(cell: Cell) -> str:
-    """Samples per replica and of all replicas."""
-    return f"{cell.micro_batch * cell.accumulation:,} / {cell.global_batch:,}"
+    """Batch per replica / global batch."""
+    return f"{cell.batch_per_replica:,} / {cell.global_batch:,}"
 
 
 def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
@@ -111,7 +111,7 @@ def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
     columns: list[Shown[ExchangeRow]] = [
         words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
         figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch: replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
         words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ()))),
         figures("step time", lambda row: _value(row.figures.step_ns), anchor="method-step-time"),
         figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),

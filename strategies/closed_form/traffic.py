@@ -220,7 +220,7 @@ def _tensor(cell: Cell, parts: ModelParts, spec: Spec) -> Iterator[Term]:
     so one of them."""
     tensor = group_layout(cell.strategy, cell.gpus, cell.node_size).tensor
     sums = 5 if cell.activation_checkpointing else 4
-    each = cell.accumulation * cell.micro_batch
+    each = cell.batch_per_replica
     payload = each * sum(sums * block.input for block in parts.blocks)
     operations = cell.accumulation * sums * len(parts.blocks)
     yield _term("activations", "all-reduce", ("tensor", tensor), payload, operations, "none")

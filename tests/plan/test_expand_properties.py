@@ -115,7 +115,7 @@ def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request: Re
         members = [cells[id] for id in series.cells]
         assert [cell.gpus for cell in members] == sorted({cell.gpus for cell in members})
         if series.kind == "weak":
-            assert {cell.micro_batch * cell.accumulation for cell in members} == {series.batch_size}
+            assert {cell.batch_per_replica for cell in members} == {series.batch_size}
         else:
             assert {cell.global_batch for cell in members} == {series.batch_size * max(request.gpus)}
 

@@ -275,7 +275,7 @@ def _quads_with_steps(timing: Timing, off: list[int]) -> Quads:
 
 
 def _work(cell: Cell, timing: Timing) -> Work:
-    samples = cell.micro_batch * cell.accumulation
+    samples = cell.batch_per_replica
     return Work(
         samples=samples,
         units=samples * timing.units_per_sample,

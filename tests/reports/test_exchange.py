@@ -427,7 +427,7 @@ def test_the_table_shows_every_row_in_words(planted, plant) -> None:
     assert other == {
         "exchange": "ddp + bf16, ring",
         "ranks (CPU)": "2",
-        "batch: replica / global": "8 / 16",
+        "batch per replica / global": "8 / 16",
         "scaling": "weak",
         "step time": "5.50 ms",
         "interval": "5.00 to 6.00, range of 3",

@@ -25,7 +25,7 @@ def test_the_headline_of_the_small_study_in_full(small) -> None:
         "strategy",
         "ranks (CPU)",
         "scaling",
-        "batch: replica / global",
+        "batch per replica / global",
         "step time",
         "interval",
         "throughput",

@@ -94,7 +94,7 @@ def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
 
 
 def test_the_tables_have_the_columns_that_have_values(hosts, gpus) -> None:
-    shared = ["workload", "strategy", "ranks (CPU)", "batch: replica / global"]
+    shared = ["workload", "strategy", "ranks (CPU)", "batch per replica / global"]
     host = ["peak, host", "over idle"]
     shares = ["ranks a host", "memory of the host", "share of the host, at most"]
     titles, row = _table(analysed(hosts))

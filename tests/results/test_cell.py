@@ -186,8 +186,12 @@ def test_names_that_look_alike_in_the_prefix_differ_in_the_id(cell_of: CellOf) -
 
 
 def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_of: CellOf) -> None:
-    # 8 samples x 4 micro-batches x 16 replicas = 512
-    assert cell_of(micro_batch=8, accumulation=4, gpus=16).global_batch == 512
+    # 8 samples x 4 micro-batches = 32 per replica, x 16 replicas = 512
+    cell = cell_of(micro_batch=8, accumulation=4, gpus=16)
+    assert (cell.batch_per_replica, cell.global_batch) == (32, 512)
+    # Two ranks a replica: half of the replicas, and the batch per replica stays.
+    split = cell_of(micro_batch=8, accumulation=4, gpus=16, model_parallel=2)
+    assert (split.batch_per_replica, split.global_batch) == (32, 256)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from reports.analysis.headline import efficiency_text, runs_text
 from reports.analysis.series import Setting, setting_labels, setting_of
 from reports.analysis.side_by_side import Comparison, Entry
 from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
+from reports.page.tables import batch
 from reports.table import Shown, TextTable, figures, table, words
 from reports.text import NOTHING, devices_word, metric
 from results.cell import Cell
@@ -64,7 +65,7 @@ def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_R
         words("strategy", lambda row: label(row.cell)),
         *([setting] if any(settings.values()) else []),
         figures(size, lambda row: f"{row.cell.gpus:,}"),
-        figures("batch: replica / global", _batch, anchor="method-scaling"),
+        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
         words("study", lambda row: row.entry.study),
         figures("step time", lambda row: metric(row.entry.figures.step_ns).value, anchor="method-step-time"),
         figures("interval", lambda row: metric(row.entry.figures.step_ns).note, anchor="method-interval"),
@@ -76,10 +77,6 @@ def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_R
         words("differs in", _differs, anchor=DEFINITION.anchor),
         words("runs", lambda row: runs_text(row.entry.figures), anchor="method-evidence"),
     ]
-
-
-def _batch(row: _Row) -> str:
-    return f"{row.cell.micro_batch * row.cell.accumulation:,} / {row.cell.global_batch:,}"
 
 
 def _efficiency(row: _Row) -> str:

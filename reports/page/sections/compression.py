@@ -52,7 +52,7 @@ def costs_table(study: StudyFigures, part: ExchangePart) -> TextTable:
     columns: list[Shown[ExchangeRow]] = [
         words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
         figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch: replica / global", lambda row: tables.batch(row.cell), anchor="method-scaling"),
+        figures("batch per replica / global", lambda row: tables.batch(row.cell), anchor="method-scaling"),
         figures("payload of the dense", _ratio, anchor="method-payload-ratio"),
         figures("encode and decode, CPU", _cpu, anchor="method-exchange-cpu"),
         words("loss against the dense", _loss, anchor="method-loss-guard"),

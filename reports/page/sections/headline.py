@@ -26,7 +26,7 @@ EMULATED = (
 )
 
 
-_LATER = "batch: replica / global"
+_LATER = "batch per replica / global"
 """Behind the results: what comes first is what a narrow screen shows."""
 
 

@@ -17,7 +17,7 @@ from reports.page.works import works
 from results.plan import Scaling
 
 _ABOUT = {
-    "weak": "The batch of a replica stays, and the work grows with the size.",
+    "weak": "The batch per replica stays, and the work grows with the size.",
     "strong": "The global batch stays, and each replica's share of it shrinks with the size.",
 }
 _BARS = Markup(

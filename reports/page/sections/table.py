@@ -58,7 +58,7 @@ def _cell(study: StudyFigures) -> list[Shown[CellRow]]:
         words("precision", lambda row: row.cell.precision),
         words("optimizer", lambda row: row.cell.optimizer),
         figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch: replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
         words("scaling", lambda row: row.scaling.replace(" ", ", "), anchor="method-scaling"),
         words(
             "outcome", lambda row: outcome_words(row.outcome), hint="of the newest run, where none succeeded"
