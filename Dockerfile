@@ -4,7 +4,8 @@
 #   docker build --build-arg VARIANT=cuda --tag bench:0.1.0-cuda .
 #
 # VARIANT is cpu, or cuda: then torch's wheels bring CUDA and NCCL along, and the host only the driver.
-# Images are pinned by version; whoever must build the same bits again pins their digests.
+# Python packages are those of constraints.txt; images are pinned by version, and whoever must build the same
+# bits again pins their digests.
 # There is no compiler in it: studies with --compile need an image made from this one with g++ in it.
 ARG VARIANT=cpu
 ARG PYTHON=3.11.13-slim-bookworm
@@ -14,20 +15,21 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /opt/bench
 ENV PATH=/opt/bench/bin:$PATH
 
+COPY constraints.txt /src/
+
 FROM venv AS torch-cpu
-ARG TORCH=2.13.0
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==${TORCH}
+RUN pip install --no-cache-dir --constraint /src/constraints.txt \
+    --index-url https://download.pytorch.org/whl/cpu torch
 
 FROM venv AS torch-cuda
-ARG TORCH=2.13.0
-RUN pip install --no-cache-dir torch==${TORCH}
+RUN pip install --no-cache-dir --constraint /src/constraints.txt torch
 
 # Only the stage that is named here is built.
 # hadolint ignore=DL3006
 FROM torch-${VARIANT} AS build
 WORKDIR /src
 COPY . .
-RUN pip install --no-cache-dir '.[tensorboard]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[tensorboard]'
 
 FROM python:${PYTHON}
 # By number, so that Kubernetes can tell that it is not root.

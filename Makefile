@@ -6,19 +6,21 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
-PACKAGES := results workloads strategies slurm reports harness
+# Groups of tests that run beside each other (tests/conftest.py); one more than cores, since launches wait.
+WORKERS ?= 3
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint types contracts perf format clean
+.PHONY: demo test quick lint types contracts perf format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
 
 test: lint types contracts
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(if $(SLOW),,-m "not slow")
+	$(PYTEST) $(if $(SLOW),,-m "not slow")
 
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -q
+	$(PYTEST) -m "not slow" -q
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -38,14 +40,23 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(VENV)/.installed: pyproject.toml
+# The versions that everything is installed with: those that an installation without them gets today.
+constraints:
+	rm -rf $(VENV)-new
+	$(PYTHON) -m venv $(VENV)-new
+	$(VENV)-new/bin/pip --disable-pip-version-check install --quiet '.[dev]'
+	{ echo '# Written by `make constraints`.'; \
+	  $(VENV)-new/bin/pip freeze --exclude bench | sed 's/+cpu$$//'; } > constraints.txt
+	rm -rf $(VENV)-new
+
+$(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[dev]'
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -89,6 +89,24 @@ def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
     return good, value
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests for processes that run beside each other: a group runs in one process.
+
+    A file is a group, so that what its tests share is made once; the tests of Slurm are one, since each
+    process would start a cluster of its own. The longest groups come first.
+    """
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        if "running_lab" in getattr(item, "fixturenames", ()):
+            return 0, "slurm"
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return {"harness": 1, "worker": 2, "strategies": 3}.get(folder, 4), str(item.path)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(place(item)[1]))
+    items.sort(key=lambda item: place(item)[0])
+
+
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
     """`ranks(2, function, *arguments)` runs a module-level function on two ranks, and gives their results.
