@@ -31,28 +31,31 @@ class Serial:
         self.optimizer = build_optimizer(self.settings.optimizer, self.module.parameters())
 
     def step(self, step: int) -> dict[str, Any]:
+        """Losses, mean gradients and buffers of the replicas' step; `update` ends it."""
         twins, losses = [], []
         for replica in range(self.replicas):
             twin = copy.deepcopy(self.module)
             losses.append(self._backward(twin, step, replica))
             twins.append(twin)
-        self.optimizer.zero_grad()
-        for name, parameter in self.module.named_parameters():
+        gradients = {}
+        for name, _ in self.module.named_parameters():
             shares = [twin.get_parameter(name).grad for twin in twins]
             if shares[0] is not None:
-                parameter.grad = sum(shares) / self.replicas  # type: ignore[arg-type,operator]
-        gradients = copied((n, p.grad) for n, p in self.module.named_parameters() if p.grad is not None)
+                gradients[name] = sum(shares) / self.replicas  # type: ignore[arg-type,operator]
+        buffers = [copied(twin.named_buffers()) for twin in twins]
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[0][name])
+        return {"losses": losses, "gradients": gradients, "buffers": buffers}
+
+    def update(self, gradients: dict[str, Tensor]) -> None:
+        """Move by the gradients that the ranks moved by: AdamW divides by their size, and would make whole
+        steps of rounding where a gradient is rounding alone."""
+        for name, parameter in self.module.named_parameters():
+            parameter.grad = gradients[name].clone() if name in gradients else None
         if self.settings.clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip_norm)
             assert norm > 2 * self.settings.clip_norm
         self.optimizer.step()
-        buffers = [copied(twin.named_buffers()) for twin in twins]
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(buffers[0][name])
-        return {
-            "losses": losses, "gradients": gradients, "buffers": buffers,
-            "parameters": copied(self.module.named_parameters()),
-        }  # fmt: skip
 
     def _backward(self, twin: nn.Module, step: int, replica: int) -> float:
         total, accumulation = 0.0, self.settings.accumulation
@@ -65,11 +68,25 @@ class Serial:
         return total
 
 
-def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], bound: float) -> None:
-    """Each within `bound` of its L2 norm, in the same order."""
+BOUND = 1e-12
+"""About 10,000 units of rounding in double precision, of the size of what is summed."""
+
+
+def apart(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
+    """Names of those that differ by more than `BOUND` of the L2 norm of all.
+
+    Rounding is a share of the terms of a sum, not of the sum. The gradient of a bias sums what arrives at
+    its layer's outputs, and that of the layer's weights sums the same times inputs of order 1. In front of a
+    BatchNorm the first sum is zero but for rounding, of a size that only the norm of other gradients tells.
+    """
+    size = torch.stack([value.double().norm() for value in theirs.values()]).norm() if theirs else 0.0
+    return [name for name, value in theirs.items() if (ours[name] - value).double().norm() > BOUND * size]
+
+
+def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """The same names in the same order, and none `apart`."""
     assert list(ours) == list(theirs)
-    for name, value in theirs.items():
-        assert (ours[name].double() - value.double()).norm() <= bound * value.double().norm(), name
+    assert apart(ours, theirs) == []
 
 
 def assert_as_serial(results: list[Any], case: str, strategy: str) -> None:
@@ -79,13 +96,13 @@ def assert_as_serial(results: list[Any], case: str, strategy: str) -> None:
     for step in range(STEPS):
         expected = serial.step(step)
         for rank, steps in enumerate(found):
-            assert_near(steps[step]["gradients"], expected["gradients"], 1e-12)
-            assert steps[step]["loss"] == pytest.approx(expected["losses"][groups.replica(rank)], rel=1e-12)
+            assert_near(steps[step]["gradients"], expected["gradients"])
+            loss = expected["losses"][groups.replica(rank)]
+            assert steps[step]["loss"] == pytest.approx(loss, rel=BOUND)
+        serial.update(found[0][step]["gradients"])
     for rank, steps in enumerate(found):
-        # AdamW divides by a root of gradients, some of which are rounding alone.
-        bound = 1e-9 if "AdamW" in case else 1e-12
-        assert_near(steps[-1]["parameters"], expected["parameters"], bound)
-        assert_near(steps[-1]["buffers"], expected["buffers"][groups.replica(rank)], 1e-12)
+        assert_near(steps[-1]["parameters"], copied(serial.module.named_parameters()))
+        assert_near(steps[-1]["buffers"], expected["buffers"][groups.replica(rank)])
     assert_all_have_the_same(serial, [steps[-1] for steps in found])
 
 
@@ -103,5 +120,7 @@ def assert_all_have_the_same(serial: Serial, found: list[dict[str, Any]]) -> Non
         for name, state in theirs.items():
             assert other["state"][name].keys() == state.keys()
             for key, value in state.items():
-                assert torch.equal(other["state"][name][key], found[0]["state"][name][key])
-                torch.testing.assert_close(other["state"][name][key], value, rtol=1e-9, atol=1e-14)
+                ours = other["state"][name][key]
+                assert torch.equal(ours, found[0]["state"][name][key])
+                # From the same gradients, element by element: what may differ is the factor that clips.
+                assert (ours - value).norm() <= BOUND * value.norm(), (name, key)
