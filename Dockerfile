@@ -36,6 +36,9 @@ FROM python:${PYTHON}
 RUN useradd --uid 1000 --user-group --create-home bench
 COPY --from=build /opt/bench /opt/bench
 ENV PATH=/opt/bench/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+# By these NVIDIA's container runtime hands devices in: torch and NCCL need the driver's compute libraries, and
+# NVML and nvidia-smi are in `utility`. A Python image, unlike CUDA's own, does not set them.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000:1000
 WORKDIR /results
 ENTRYPOINT ["bench"]

@@ -47,11 +47,9 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # Ranks may wait for each other from here on.
     log.event("joining")
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
-    dist.init_process_group(
-        launch.backend,
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
-    )
+    # Without `device_id`: every `new_group` would inherit it and ask the exchange, a group in Python, for a
+    # CUDA backend. Nothing needs it: the current device is set, and NCCL connects at the first collective.
+    dist.init_process_group(launch.backend, timeout=timeout)
     surroundings = Surroundings(
         study=study,
         launch=launch,

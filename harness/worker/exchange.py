@@ -26,7 +26,11 @@ _BACKEND = "bench_exchange"
 
 # Options of a collective are opaque C++ structs that are only handed on.
 Options = Any
-Operation = Callable[..., dist.Work]
+# NCCL returns None for a synchronous operation (`options.asyncOp` False): it runs on the current stream, and
+# torch waits for nothing. Only torch's Python functions with `async_op=False` ask for one, as FSDP2 does; its
+# C++ and our own calls leave asyncOp True, and always get a work to wait for.
+MaybeWork = dist.Work | None
+Operation = Callable[..., MaybeWork]
 
 
 @dataclass(slots=True)
@@ -123,28 +127,30 @@ class ExchangeGroup(dist.ProcessGroup):
 
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
-    ) -> dist.Work:
+    ) -> MaybeWork:
         return self._run("allreduce", tensors, tensors, (tensors,), options)
 
     def reduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
-    ) -> dist.Work:
+    ) -> MaybeWork:
         return self._run("reduce", tensors, tensors, (tensors,), options)
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
-    ) -> dist.Work:
+    ) -> MaybeWork:
         return self._run("broadcast", tensors, tensors, (tensors,), options)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Options = None
-    ) -> dist.Work:
+    ) -> MaybeWork:
         if not self.traffic.enabled:
             for output in outputs[0]:
                 output.copy_(inputs[0])
         return self._run("allgather", inputs, outputs, (outputs, inputs), options)
 
-    def _allgather_base(self, output: Tensor, values: Tensor, options: Options = None) -> dist.Work:
+    def _allgather_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, options: Options = None
+    ) -> MaybeWork:
         if not self.traffic.enabled:
             output.view(self._size, -1).copy_(values.view(1, -1).expand(self._size, -1))
         return self._run("_allgather_base", [values], [output], (output, values), options)
@@ -152,7 +158,9 @@ class ExchangeGroup(dist.ProcessGroup):
     # What torch calls the two from version 2.13 on.
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
-    def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> dist.Work:
+    def _reduce_scatter_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, options: Options = None
+    ) -> MaybeWork:
         if not self.traffic.enabled:
             output.copy_(values.view(self._size, -1)[self._rank])
         return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
@@ -161,26 +169,30 @@ class ExchangeGroup(dist.ProcessGroup):
 
     def alltoall_base(  # type: ignore[override]
         self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
-    ) -> dist.Work:
+    ) -> MaybeWork:
         if not self.traffic.enabled:
             output.copy_(values)
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work:
+    def send(  # type: ignore[override]
+        self, tensors: list[Tensor], to: int, tag: int
+    ) -> MaybeWork:
         return self._run("send", tensors, tensors, (tensors, to, tag), None)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work:
+    def recv(  # type: ignore[override]
+        self, tensors: list[Tensor], source: int, tag: int
+    ) -> MaybeWork:
         # The sender counts.
         if not self.traffic.enabled:
             return _finished(tensors)
         if self.traffic.recorder is not None:
             return self._recorded("recv", tensors, self._backend.recv, (tensors, source, tag))
-        work: dist.Work = self._backend.recv(tensors, source, tag)
+        work: MaybeWork = self._backend.recv(tensors, source, tag)
         return work
 
     def _run(
         self, name: str, sent: list[Tensor], result: Any, arguments: tuple[object, ...], options: Options
-    ) -> dist.Work:
+    ) -> MaybeWork:
         if not self.traffic.enabled:
             return _finished(result)
         self.traffic.payload_bytes += _bytes(sent)
@@ -190,12 +202,12 @@ class ExchangeGroup(dist.ProcessGroup):
             arguments = (*arguments, options)
         if self.traffic.recorder is not None:
             return self._recorded(name, sent, collective, arguments)
-        work: dist.Work = collective(*arguments)
+        work: MaybeWork = collective(*arguments)
         return work
 
     def _recorded(
         self, name: str, buffers: list[Tensor], operation: Operation, arguments: tuple[object, ...]
-    ) -> dist.Work:
+    ) -> MaybeWork:
         assert self.traffic.recorder is not None
         call = partial(operation, *arguments)
         return self.traffic.recorder.issue(name, self._recorded_as, _bytes(buffers), call)

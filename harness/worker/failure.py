@@ -10,9 +10,18 @@ import torch
 from harness.worker.measure import DivergedError
 from results.outcome import Outcome
 
-# What the CPU allocator and C++ say; torch makes plain RuntimeErrors of both.
-_HOST_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|DefaultCPUAllocator|std::bad_alloc", re.IGNORECASE
+# What RuntimeErrors say. torch's allocator on CUDA raises OutOfMemoryError; contexts, libraries and
+# communicators, which take device memory beside it, raise AcceleratorError, DistBackendError or a plain one.
+_NO_MEMORY = re.compile(
+    # The CPU allocator and C++.
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|std::bad_alloc"
+    # The runtime and the driver, by torch, and the driver by Triton.
+    r"|CUDA (driver )?error: out of memory|Triton Error \[CUDA\]: out of memory"
+    # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED, and so cuSOLVER, cuSPARSE, cuFFT and cuRAND.
+    r"|\bCU[A-Z]+_(STATUS_)?ALLOC(ATION)?_FAILED\b"
+    # NCCL's last error behind ncclUnhandledCudaError; older versions leave the number out.
+    r"|Cuda failure (\d+ )?'out of memory'|Failed to CUDA (host )?[cm]?alloc\b",
+    re.IGNORECASE,
 )
 # What is seen of a peer that went away: the peer's own record tells why.
 _PEER_LOST = re.compile(
@@ -46,6 +55,6 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether a device or the host had no memory left."""
-    host = isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)) is not None
+    told = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
     system = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return host or system or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return told or system or isinstance(error, torch.OutOfMemoryError | MemoryError)

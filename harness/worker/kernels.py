@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from results.intervals import Interval, intersection, length
@@ -64,9 +65,15 @@ def profiled_kernels(device: torch.device) -> Iterator[list[Kernel]]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         yield kernels
         torch.cuda.synchronize(device)
-    for event in profiler.events() or []:
-        on_device = event.device_type is DeviceType.CUDA and event.device_index == device.index
+    kernels += kernels_on(device, profiler.events() or [])
+
+
+def kernels_on(device: torch.device, events: Iterable[FunctionEvent]) -> Iterator[Kernel]:
+    """The kernels of one CUDA device among the profiler's events."""
+    for event in events:
+        # Not `is`: torch makes a new object for the same device type at each call.
+        on_device = event.device_type == DeviceType.CUDA and event.device_index == device.index
         # A range that somebody has named is no kernel, though it stands among them.
         if on_device and not event.is_user_annotation:
             span = event.time_range
-            kernels.append(Kernel(event.name, round(span.start * 1e3), round(span.end * 1e3)))
+            yield Kernel(event.name, round(span.start * 1e3), round(span.end * 1e3))

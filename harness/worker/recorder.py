@@ -13,7 +13,8 @@ is where communication is exposed, nothing delays it. Of torch 2.13's Gloo, send
 others were waited for first.
 
 The end on CUDA (not run on a device so far). The callback of a future runs on a stream that waits for the
-collective, so that an event recorded there is its end.
+collective, so that an event recorded there is its end. NCCL has no work for a synchronous operation, as FSDP2
+asks for: it runs on the current stream, and an event recorded after the call is its end.
 
 A pipeline's stage idles where the thread that trains waits for a neighbour: for what it is to receive, and
 for what it sends to be taken, as Gloo sends to who receives already. What of it is transfer cannot be told
@@ -244,8 +245,14 @@ class Recorder:
         self._helpers_ns.append(self._helpers.step_ends())
         self._in_step = False
 
-    def issue(self, name: str, group: str, payload_bytes: int, call: Callable[[], dist.Work]) -> dist.Work:
-        """Make the `call` that issues an operation; on any thread. Returns its work, or one in its place."""
+    def issue(
+        self, name: str, group: str, payload_bytes: int, call: Callable[[], dist.Work | None]
+    ) -> dist.Work | None:
+        """Make the `call` that issues an operation; on any thread.
+
+        Returns its work, or one in its place; None where the call returns None (a synchronous operation of
+        NCCL).
+        """
         self._helpers.saw_this_thread()
         operation = _Operation(
             marks=self._marks,
@@ -258,7 +265,10 @@ class Recorder:
         self._operations.append(operation)
         return self._watched(operation, call())
 
-    def _watched(self, operation: _Operation, work: dist.Work) -> dist.Work:
+    def _watched(self, operation: _Operation, work: dist.Work | None) -> dist.Work | None:
+        if work is None:
+            operation.end()
+            return None
         if operation.name not in self._without_future:
             try:
                 future = work.get_future()

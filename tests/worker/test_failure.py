@@ -43,6 +43,27 @@ WATCHDOG = (
     " NumelOut=1, Timeout(ms)=960000) ran for 960012 milliseconds before timing out."
 )
 
+# As ProcessGroupNCCL.cpp words what NCCL says; the last line is NCCL's own last warning.
+NCCL_CUDA = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with"
+    " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function"
+    " failed.\nLast error:\n"
+)
+DEVICE_MEMORY: list[Exception] = [
+    torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    dist.DistBackendError(f"{NCCL_CUDA}Cuda failure 2 'out of memory'"),
+    dist.DistBackendError(f"{NCCL_CUDA}Cuda failure 'out of memory'"),
+    dist.DistBackendError(f"{NCCL_CUDA}Failed to CUDA calloc async 608 bytes"),
+    dist.DistBackendError(f"{NCCL_CUDA}Failed to CUDA calloc 6291456 bytes"),
+    dist.DistBackendError(f"{NCCL_CUDA}Failed to CUDA host alloc 4923392 bytes"),
+]
 
 ERRORS: list[tuple[Exception, Outcome, str]] = [
     (
@@ -58,6 +79,10 @@ ERRORS: list[tuple[Exception, Outcome, str]] = [
         "OSError: [Errno 12] Cannot allocate memory",
     ),
     (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
+    *(
+        (error, Outcome.OUT_OF_MEMORY, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        for error in DEVICE_MEMORY
+    ),
     (
         RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),
         Outcome.CANCELLED,
@@ -111,6 +136,16 @@ ERRORS: list[tuple[Exception, Outcome, str]] = [
         Outcome.DIVERGED,
         "the loss is not a finite number (NaN or infinity)",
     ),
+    # What a device says of something else than memory.
+    *(
+        (error, Outcome.CRASHED, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        for error in (
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"),
+            dist.DistBackendError(f"{NCCL_CUDA}Cuda failure 1 'invalid argument'"),
+        )
+    ),
+    (ValueError("CUDA error: out of memory"), Outcome.CRASHED, "ValueError: CUDA error: out of memory"),
     (ValueError("not a\n  shape"), Outcome.CRASHED, "ValueError: not a shape"),
     (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, "RuntimeError: mat1 and mat2 shapes"),
     (AssertionError(), Outcome.CRASHED, "AssertionError"),

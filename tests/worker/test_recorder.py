@@ -93,9 +93,31 @@ def apart(operations: Operations) -> bool:
     return True
 
 
-def recorded_rows(rank: int, settings: dict[str, Any], steps: int) -> dict[str, Any]:
+class LikeNccl:
+    """A backend that gives no work where torch asks for a synchronous operation, as NCCL does."""
+
+    def __init__(self, backend: dist.ProcessGroup) -> None:
+        self._backend = backend
+        self.synchronous = 0
+
+    def __getattr__(self, name: str) -> Callable[..., dist.Work | None]:
+        def call(*arguments: Any) -> dist.Work | None:
+            work: dist.Work = getattr(self._backend, name)(*arguments)
+            if getattr(arguments[-1], "asyncOp", True):
+                return work
+            work.wait()
+            self.synchronous += 1
+            return None
+
+        return call
+
+
+def recorded_rows(rank: int, settings: dict[str, Any], steps: int, like_nccl: bool = False) -> dict[str, Any]:
     """On a rank: the operations of some steps after two others, and what the group counted meanwhile."""
     exchange = open_exchange()
+    backend = LikeNccl(exchange.backend)
+    if like_nccl:
+        exchange._backend = backend
     trainer, data = trainer_of(exchange, **settings), batches(rank)
     for _ in range(2):
         trainer.step(data)
@@ -121,6 +143,7 @@ def recorded_rows(rank: int, settings: dict[str, Any], steps: int) -> dict[str, 
         "rows": rows_of(operations),
         "traffic": counted,
         "helpers": recorded.exchange_cpu_ns,
+        "synchronous": backend.synchronous,
     }
 
 
@@ -173,6 +196,23 @@ def test_operations_are_those_of_the_closed_form_in_the_same_order_on_all_ranks(
         assert found["traffic"] == (3 * sum(payload for _, payload in expected), 3 * len(expected))
         # Compressors run on a thread of their own; the backend's all-reduce needs none.
         assert (found["helpers"] is not None) == ("compression" in settings)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "synchronous"),
+    [("fsdp", True), ("ddp", False), ("zero1", False), ("scratch-fsdp", False)],
+)
+def test_synchronous_operations_are_recorded_where_the_backend_gives_no_work_for_them(
+    ranks: Ranks, strategy: str, synchronous: bool
+) -> None:
+    """FSDP2 asks for them; torch's C++ and our own strategies always wait for a work."""
+    as_gloo = ranks(2, recorded_rows, {"strategy": strategy}, 3)
+    as_nccl = ranks(2, recorded_rows, {"strategy": strategy}, 3, True)
+    for gloo, nccl in zip(as_gloo, as_nccl, strict=True):
+        assert nccl["rows"] == gloo["rows"]
+        assert nccl["traffic"] == gloo["traffic"]
+        assert len(nccl["rows"]) >= 3
+        assert (nccl["synchronous"] > 0) == synchronous
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -639,6 +679,18 @@ def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_h
     assert (recorded.blocked_ns, recorded.exchange_cpu_ns) == (None, None)
     assert recorded.dispatch_ns is not None
     assert len(recorded.dispatch_ns) == 2
+
+
+def test_a_synchronous_operation_ends_on_a_device_where_the_stream_is_after_the_call() -> None:
+    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
+    recorder = Recorder(clock, torch.device("cuda"))
+    # The step begins at 1000 and ends at 1200; the operation is issued at 1010, and done at 1100.
+    recorder._marks = Moments(1000, 1010, 1100, 1200)  # type: ignore[assignment]
+    recorder.begins(Phase.FORWARD)
+    assert recorder.issue("_allgather_base", "a", 4, lambda: None) is None
+    recorder.step_done(torch.tensor(0.0))
+    operations = recorder.take(columns(1)).operations
+    assert (operations.issued_ns, operations.duration_ns) == ([10], [90])
 
 
 def test_a_record_of_the_most_operations_is_not_a_quarter_of_a_mebibyte() -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from harness.worker import clock as clock_module
 from harness.worker import link_peak as link_peak_module
@@ -19,7 +21,7 @@ from harness.worker import run as run_module
 from harness.worker.clock import FirstStep
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
-from harness.worker.kernels import Kernel, kernel_times
+from harness.worker.kernels import Kernel, kernel_times, kernels_on
 from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
@@ -148,6 +150,25 @@ def test_kernels_that_communicate_are_told_from_those_that_compute() -> None:
         steps=3, compute_ns=120, communication_ns=80 + 30, overlap_ns=50
     )
     assert kernel_times([], 3) == KernelTimes(steps=3, compute_ns=0, communication_ns=0, overlap_ns=0)
+
+
+def event(name: str, device: DeviceType, index: int = 1, **options: Any) -> FunctionEvent:
+    """As the profiler makes it: microseconds, and a device type that is an object of its own each time."""
+    fresh = DeviceType(device.value)
+    assert fresh is not device
+    return FunctionEvent(0, name, 0, 2.5, 4.0, device_type=fresh, device_index=index, **options)
+
+
+def test_kernels_are_the_events_of_the_device_that_nobody_has_named() -> None:
+    events = [
+        event("gemm", DeviceType.CUDA),
+        event("gemm of another device", DeviceType.CUDA, index=0),
+        event("aten::mm", DeviceType.CPU),
+        event("forward", DeviceType.CUDA, is_user_annotation=True),
+        event(REDUCE, DeviceType.CUDA),
+    ]
+    found = list(kernels_on(torch.device("cuda", 1), events))
+    assert found == [kernel("gemm", 2500, 4000), kernel(REDUCE, 2500, 4000)]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))

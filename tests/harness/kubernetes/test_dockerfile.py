@@ -53,3 +53,13 @@ def test_the_image_installs_nothing_that_is_not_pinned() -> None:
     installs = [line for line in text.splitlines() if "pip install" in line]
     assert len(installs) == 3
     assert all("--constraint" in line for line in installs)
+
+
+def test_the_runtime_hands_devices_and_their_driver_into_the_image() -> None:
+    # Of the last stage: the one that is run.
+    lines = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2].splitlines()
+    given = [entry for line in lines if line.startswith("ENV ") for entry in line.split()[1:]]
+    environment = dict(entry.split("=", 1) for entry in given)
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    # Compute: CUDA. Utility: NVML, which telemetry reads, and nvidia-smi.
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"

@@ -1,0 +1,58 @@
+"""A launch from inside, as far as it can be had without torchrun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from harness.code import code_version
+from harness.worker.crew import work
+from harness.worker.rank import Rank
+from results.launch import Launch
+from results.outcome import Evidence
+from results.plan import Placement
+from results.store import Study
+
+Ranks = Callable[..., list[Any]]
+
+
+def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
+    """On a rank of its own: a launch on a CUDA device without cells, over gloo as there is no device here.
+
+    torch's view of the machine is that of one with a device. Returns the exit code, and what the log says.
+    """
+    dist.destroy_process_group()
+    study = Study(Path(folder))
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=1),
+        device="cuda",
+        backend="gloo",
+        evidence=Evidence.EMULATED,
+        slots=(),
+        code=code_version(),
+    )
+    study.add_launch(launch)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    who = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)
+    with (
+        patch.dict("os.environ", meeting),
+        patch("torch.cuda.set_device"),
+        patch("torch.accelerator.current_accelerator", lambda: torch.device("cuda")),
+        patch("torch.accelerator.device_count", lambda: 1),
+    ):
+        code = work(study.launch_folder("l") / "launch.json", who, pinned=(), cores=(0,))
+    log = (study.launch_folder("l") / "rank-00000.jsonl").read_text(encoding="utf-8")
+    return code, [json.loads(line)["event"] for line in log.splitlines()]
+
+
+def test_a_launch_on_cuda_comes_to_its_cells(ranks: Ranks, tmp_path: Path) -> None:
+    [(code, events)] = ranks(1, start_on_cuda, str(tmp_path), fresh=True)
+    assert code == 0
+    assert events == ["joining", "ready", "finished"]
