@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint types contracts perf format constraints clean
+.PHONY: demo test quick planted lint types contracts perf format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -21,6 +21,10 @@ test: lint types contracts
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" -q
+
+# Every defect of tests/planted/defects.toml, one at a time, against the tests that must catch it.
+planted: $(VENV)/.installed-dev
+	$(BIN)/python tests/planted/plant.py $(WORDS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

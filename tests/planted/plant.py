@@ -1,0 +1,206 @@
+"""Plants each defect of `defects.toml` in a copy of the checkout: the tests named beside it must fail.
+
+    python tests/planted/plant.py [WORD ...]      all defects, or those with a WORD in their name or place
+
+Run by `make planted`. Ends with 1 if a named test fails without its defect, or passes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from py_compile import PycInvalidationMode
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+DEFECTS = Path(__file__).with_name("defects.toml")
+TEST_TIMEOUT_S = 120
+"""For one test: a defect may make it wait for ever, which counts as a failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """One mistake in our code, and the tests that must fail with it."""
+
+    name: str
+    file: str
+    place: str
+    """Text that occurs exactly once in `file`."""
+    becomes: str
+    tests: tuple[str, ...]
+    """Ids as pytest takes them. Without parameters an id means the test with every one of its parameters."""
+
+    @property
+    def package(self) -> str:
+        return self.file.partition("/")[0]
+
+    def plant(self, root: Path) -> None:
+        """Replace the place. Raises ValueError unless it occurs exactly once."""
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.place) != 1:
+            raise ValueError(
+                f"{self.name}: the place occurs {text.count(self.place)} times in {self.file}, not once"
+            )
+        path.write_text(text.replace(self.place, self.becomes))
+
+
+def defects(path: Path = DEFECTS) -> list[Defect]:
+    """The whole list, in its order."""
+    entries = tomllib.loads(path.read_text())
+    return [
+        Defect(name=name, **fields | {"tests": tuple(fields["tests"])}) for name, fields in entries.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the named tests did: one word each, by the name that pytest gives them."""
+
+    words: tuple[tuple[str, str], ...]
+    output: str
+
+    def other_than(self, expected: str) -> str:
+        """The tests that did something else than expected, in one line; empty if all did."""
+        if not self.words:
+            return f"no test ran: {self.output.strip()[-400:]}"
+        return ", ".join(f"{name} {word}" for name, word in self.words if word != expected)
+
+
+class Copy:
+    """The checkout's tracked files in a folder of their own, where tests can run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "bench"
+        self._temporary = folder / "pytest"
+        self._report = folder / "report.xml"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                target = self.folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target)
+        # By time and size, Python would take a file that changed within a second for the one it compiled.
+        compileall.compile_dir(self.folder, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+
+    def with_defect(self, defect: Defect) -> Outcome:
+        path = self.folder / defect.file
+        whole = path.read_bytes()
+        try:
+            defect.plant(self.folder)
+            return self.run(defect.tests)
+        finally:
+            path.write_bytes(whole)
+
+    def run(self, tests: Iterable[str]) -> Outcome:
+        self._report.unlink(missing_ok=True)
+        options = ["-q", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", "--tb=line"]
+        written = [f"--basetemp={self._temporary}", f"--junitxml={self._report}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *written, *tests],
+            cwd=self.folder,
+            # Before the checkout itself, which is installed in editable form.
+            env=os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return Outcome(tuple(_words(self._report)) if self._report.exists() else (), done.stdout)
+
+
+def _words(report: Path) -> Iterable[tuple[str, str]]:
+    for case in ElementTree.parse(report).iter("testcase"):
+        tags = [child.tag for child in case]
+        word = next((tag for tag in ("error", "failure", "skipped") if tag in tags), "passed")
+        yield case.get("name", ""), {"failure": "failed"}.get(word, word)
+
+
+class Copies:
+    """As many copies as may be used at a time."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for index in range(number):
+            self._free.put(Copy(folder / str(index)))
+        self._pool = ThreadPoolExecutor(number)
+        self._number = number
+
+    def each(self, use: Callable[[Copy, Defect], bool], chosen: Sequence[Defect]) -> list[bool]:
+        def with_a_copy(defect: Defect) -> bool:
+            copy = self._free.get()
+            try:
+                return use(copy, defect)
+            finally:
+                self._free.put(copy)
+
+        return list(self._pool.map(with_a_copy, chosen))
+
+    def unbroken(self, tests: Sequence[str]) -> list[str]:
+        """What the tests say that do not pass without any defect."""
+        copies = [self._free.get() for _ in range(self._number)]
+        # Neighbours are of one file, and often share what they are slow to set up.
+        size = -(-len(tests) // len(copies))
+        parts = [tests[start : start + size] for start in range(0, len(tests), size)]
+        found = self._pool.map(lambda copy, part: copy.run(part).other_than("passed"), copies, parts)
+        said = [text for text in found if text]
+        for copy in copies:
+            self._free.put(copy)
+        return said
+
+
+def _is_caught(copy: Copy, defect: Defect) -> bool:
+    start = time.monotonic()
+    wrong = copy.with_defect(defect).other_than("failed")
+    verdict = "caught " if not wrong else "ESCAPED"
+    print(f"{verdict} {time.monotonic() - start:5.1f} s  {defect.file}: {defect.name}", flush=True)
+    if wrong:
+        print(f"        {wrong}", flush=True)
+    return not wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="plant those with one of these in their name or file")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="defects at once (all cores)")
+    given = parser.parse_args(arguments)
+    chosen = [
+        defect
+        for defect in defects()
+        if not given.words or any(word in f"{defect.file} {defect.name}" for word in given.words)
+    ]
+    if not chosen:
+        print(f"no defect has {' or '.join(given.words)} in its name or file")
+        return 2
+    start = time.monotonic()
+    with TemporaryDirectory(prefix="planted-") as folder:
+        copies = Copies(Path(folder), min(given.jobs, len(chosen)))
+        said = copies.unbroken(sorted({test for defect in chosen for test in defect.tests}))
+        for text in said:
+            print(f"without a defect: {text}")
+        caught = copies.each(_is_caught, chosen)
+    for package, number in Counter(defect.package for defect in chosen).items():
+        good = sum(found for found, defect in zip(caught, chosen, strict=True) if defect.package == package)
+        print(f"{package:12} {good:3} of {number:3} caught")
+    print(f"{sum(caught)} of {len(chosen)} defects caught, in {time.monotonic() - start:.0f} s")
+    return 0 if all(caught) and not said else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The list of planted defects fits the code and the tests; that the tests catch them, `make planted` says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LEAST = {"results": 8, "strategies": 15}
+"""Defects of each package."""
+
+
+def _load_plant() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("plant", HERE / "plant.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+plant = _load_plant()
+DEFECTS = plant.defects()
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    """The functions of a test file."""
+    tree = ast.parse((ROOT / file).read_text())
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def unfit(defect) -> Iterator[str]:
+    """What of a defect does not fit the code and the tests."""
+    times = (ROOT / defect.file).read_text().count(defect.place)
+    if times != 1 or defect.becomes == defect.place:
+        yield f"{defect.name}: its place occurs {times} times in {defect.file}"
+    for test in defect.tests:
+        file, _, name = test.partition("::")
+        if not (ROOT / file).is_file() or name.partition("[")[0] not in names_in(file):
+            yield f"{defect.name}: there is no test {test}"
+
+
+def test_every_place_is_there_once_and_every_named_test_exists() -> None:
+    assert all(defect.tests for defect in DEFECTS)
+    assert [sentence for defect in DEFECTS for sentence in unfit(defect)] == []
+
+
+def test_every_package_has_its_share() -> None:
+    found = Counter(defect.package for defect in DEFECTS)
+    assert {package: found[package] for package in LEAST if found[package] < LEAST[package]} == {}
+
+
+def test_a_defect_is_planted_in_a_copy_and_judged_by_what_its_tests_do(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("one = 1\ntwo = 2\n")
+    defect = plant.Defect(name="more", file="code.py", place="one = 1", becomes="one = 3", tests=("t",))
+    defect.plant(tmp_path)
+    assert (tmp_path / "code.py").read_text() == "one = 3\ntwo = 2\n"
+    with pytest.raises(ValueError, match=r"occurs 0 times in code\.py"):
+        defect.plant(tmp_path)
+    outcome = plant.Outcome((("test_a", "failed"), ("test_b", "passed"), ("test_c", "error")), "")
+    assert outcome.other_than("failed") == "test_b passed, test_c error"
+    assert plant.Outcome((), "ERROR: not found").other_than("failed") == "no test ran: ERROR: not found"
