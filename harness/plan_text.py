@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.console import Console
 from harness.group_text import group_lines
-from harness.launch.command import Rendezvous, local_command, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.plan.auto import COLUMNS, NUMERIC, Choice, rows
 from harness.plan.estimate import Estimate, estimate
@@ -86,11 +85,14 @@ def plan_tables(
     launches: Sequence[PlannedLaunch],
     known_step_ns: Mapping[str, float],
     *,
-    manual: bool,
+    line: Callable[[Launch, Path], str],
 ) -> None:
-    """Everything of a plan on stdout: cells, skips, launches with their commands, the estimate."""
-    for line in plan_summary(study, plan, launches, known_step_ns):
-        console.result(line)
+    """Everything of a plan on stdout: cells, skips, launches with their commands, the estimate.
+
+    `line` says how a launch whose file is at a path is started.
+    """
+    for text in plan_summary(study, plan, launches, known_step_ns):
+        console.result(text)
     workers = devices_word({plan.request.device})
     axes = _told_axes(plan.cells)
     console.result("\ncells")
@@ -110,8 +112,8 @@ def plan_tables(
     _choice_tables(console, plan)
     if groups := list(group_lines(plan)):
         console.result("\ngroups of ranks")
-        for line in groups:
-            console.result(line)
+        for text in groups:
+            console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     costs = _estimated(plan, launches, known_step_ns).launches
     for launch, cost in zip(launches, costs, strict=True):
@@ -122,7 +124,7 @@ def plan_tables(
             f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}, "
             f"about {duration(cost.seconds * 1e9)}"
         )
-        console.result(f"  {_command(study, launch, manual=manual)}")
+        console.result(f"  {_command(study, launch, line)}")
 
 
 def _choice_tables(console: Console, plan: Plan) -> None:
@@ -197,7 +199,7 @@ def _skip_row(skip: Skip, axes: Sequence[str]) -> list[str]:
     return [skip.workload, *named, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
 
 
-def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
+def _command(study: Study, planned: PlannedLaunch, line: Callable[[Launch, Path], str]) -> str:
     launch = Launch(
         launch_id=_LAUNCH_ID,
         placement=planned.placement,
@@ -209,9 +211,4 @@ def _command(study: Study, planned: PlannedLaunch, *, manual: bool) -> str:
         threads=Machine.here().threads(planned.device),
         link_mbit_per_s=planned.link_mbit_per_s,
     )
-    path = Path(study.launch_folder(_LAUNCH_ID)) / "launch.json"
-    if not manual:
-        return shell_line(launch, local_command(launch, path.resolve()))
-    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
-    command = torchrun_command(launch, path.resolve(), rendezvous=rendezvous, python="python")
-    return shell_line(launch, command)
+    return line(launch, (study.launch_folder(_LAUNCH_ID) / "launch.json").resolve())

@@ -11,6 +11,7 @@
     |   |   +-- NewerSchemaError  ... or newer than this program
     |   +-- StudyBusyError    another process works on the study
     +-- MachineError          1: this machine cannot do what was asked
+    +-- SchedulerError        1: a cluster's scheduler refused, failed or did not answer
 """
 
 from __future__ import annotations
@@ -54,3 +55,7 @@ class StudyBusyError(StoreError):
 
 class MachineError(BenchError):
     """This machine cannot do what was asked (no torch, no such device, no room)."""
+
+
+class SchedulerError(BenchError):
+    """A cluster's scheduler refused, failed, or did not answer."""

@@ -11,7 +11,6 @@ from results.outcome import Outcome
 from results.plan import Placement
 
 Isolation = Literal["launch", "cell"]
-Launcher = Literal["slurm", "kubernetes"]
 Purpose = Literal["run", "feed", "report"]
 
 SILENCE_S = 900.0
@@ -45,7 +44,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`run`: its cells; `feed`: to submit what there was no room for; `report`: to write the page."""
     name: str
     """As the scheduler shows it; no other job of the user has it."""
-    launcher: Launcher
+    launcher: str
+    """The name of the launcher that has made it."""
     placement: Placement
     plan: int
     """Number of the plan that it is a part of, from 1."""

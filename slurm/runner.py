@@ -2,7 +2,7 @@
 
 ::
 
-    BenchError
+    SchedulerError
     +-- SlurmError           a Slurm command failed; the message has the command and Slurm's own words
         +-- RefusedError     the scheduler said no: nothing was submitted
         |   +-- QueueFullError   ... because of a limit on queued jobs: later it may say yes
@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from results.errors import BenchError
+from results.errors import SchedulerError
 
 
-class SlurmError(BenchError):
+class SlurmError(SchedulerError):
     """A Slurm command failed."""
 
 

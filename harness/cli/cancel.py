@@ -13,22 +13,19 @@ import click
 def command(study: str, *, forget: bool) -> int:
     """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
     from harness.console import Console
-    from harness.jobs import standing
-    from harness.jobs.documents import MANIFEST
+    from harness.launchers import study_jobs
     from reports.text import count
-    from results.job_store import JobStore
     from results.lock import study_lock
     from results.store import Study
-    from slurm.client import Client
 
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
         if forget:
-            console.result(f"{count(standing.forget(folder), 'job')} closed")
+            console.result(f"{count(study_jobs.forget(folder), 'job')} closed")
             return 0
-        numbers, pods = standing.cancel(folder, Client())
-    told = ", ".join(map(str, numbers))
-    console.result(f"{count(len(numbers) + len(pods), 'job')} cancelled{': ' if told else ''}{told}")
-    for job_id in pods:
-        console.result(f"kubectl delete -f {JobStore(folder.root).folder(job_id) / MANIFEST}")
+        done = study_jobs.cancel(folder)
+    told = f": {', '.join(done.told)}" if done.told else ""
+    console.result(f"{count(len(done.told) + len(done.by_hand), 'job')} cancelled{told}")
+    for line in done.by_hand:
+        console.result(line)
     return 0

@@ -15,18 +15,17 @@ def command(study: str) -> int:
     Jobs that have ended without a word are closed first, in the scheduler's words.
     """
     from harness.console import Console
-    from harness.jobs.standing import standings
+    from harness.launchers.study_jobs import job_statuses
     from reports.text import count
+    from results.errors import SchedulerError
     from results.lock import study_lock
     from results.store import Study
-    from slurm.client import Client
-    from slurm.runner import SlurmError
 
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
         try:
-            standings(folder, Client())
-        except SlurmError as error:
+            job_statuses(folder)
+        except SchedulerError as error:
             # A study that was copied here has jobs that this machine cannot ask about.
             console.warn(f"the scheduler was not asked: {error}")
         folder.forget_derived()

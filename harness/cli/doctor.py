@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 
@@ -11,15 +12,10 @@ from harness.code import PACKAGES, checkout
 from harness.console import Console
 from harness.device import cgroup_quota, cpu_model, usable_cores, visible_gpus
 from harness.launch.preflight import warnings
+from harness.launchers.launcher import SiteCheck
+from harness.launchers.registry import launchers
 from results.catalogue.gpus import catalogue_name
-from results.plan import Placement
-from slurm.client import Client
-from slurm.durations import seconds
-from slurm.findings import Finding, findings
-from slurm.runner import QueueFullError, RefusedError
-from slurm.script import Job, job_script
-from slurm.site import SiteProfile
-from slurm.site_file import read_site
+from results.errors import UsageError
 
 
 @click.command(name="doctor")
@@ -30,7 +26,7 @@ def command(site: str | None) -> int:
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.
     """
     # First, because its errors are all there is to say.
-    found = None if site is None else _examined(read_site(Path(site)), Client())
+    found = None if site is None else _site_checks(Path(site))
     console = Console()
     _show_machine(console)
     if found is None:
@@ -41,30 +37,13 @@ def command(site: str | None) -> int:
     return 1 if any(each.level == "wrong" for each in found) else 0
 
 
-def _examined(site: SiteProfile, client: Client) -> list[Finding]:
-    return [*findings(site, client.cluster()), _scheduler_says(site, client)]
-
-
-def _scheduler_says(site: SiteProfile, client: Client) -> Finding:
-    """What the scheduler says of a job of one node that asks for all that the profile may ask for."""
-    limit = site.time.maximum if site.time.fixed is None else site.time.fixed
-    job = Job(
-        name="bench-doctor",
-        placement=Placement(nodes=1, gpus_per_node=site.gpus_per_node or 1),
-        time_limit_s=seconds(limit),
-        # Nothing is run, nothing is written.
-        folder=Path("/"),
-        log_folder=Path("/"),
-        command=("true",),
-    )
-    about = "the scheduler"
-    try:
-        client.check(job_script(site, job))
-    except QueueFullError as error:
-        return Finding(level="doubtful", about=about, words=f"{error}; ask again when jobs have ended")
-    except RefusedError as error:
-        return Finding(level="wrong", about=about, words=str(error))
-    return Finding(level="fine", about=about, words=f"would take a job of one node for {limit}")
+def _site_checks(path: Path) -> Sequence[SiteCheck]:
+    """What the first launcher that can check profiles of clusters says of this one."""
+    for each in launchers():
+        found = each.check_site(path)
+        if found is not None:
+            return found
+    raise UsageError(f"--site {path}: no launcher checks profiles; leave it out")
 
 
 def _show_machine(console: Console) -> None:

@@ -11,14 +11,14 @@ import click
 
 from harness.code import code_version
 from harness.console import Console
+from harness.jobs.job_status import JobStatus
 from harness.jobs.progress import CellProgress, progress
-from harness.jobs.standing import JobStanding, kept_standings, standings
-from harness.jobs.words import STANDING_HEADS, STANDING_NUMERIC, standing_rows
+from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
+from harness.launchers.study_jobs import job_statuses, kept_job_statuses
+from results.errors import SchedulerError
 from results.job_store import JobStore
 from results.store import Study
-from slurm.client import Client
-from slurm.runner import SlurmError
 
 WATCH_S = 10.0
 CELL_HEADS = ("cell", "state", "ok", "planned", "others")
@@ -42,19 +42,19 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
             console.result(json.dumps(_json(cells, jobs)))
         else:
             _show(console, cells, jobs)
-        if not watch or not any(standing.is_live for standing in jobs):
+        if not watch or not any(status.is_live for status in jobs):
             return int(any(cell.ok < cell.planned for cell in cells))
         time.sleep(WATCH_S)
         console.result()
 
 
-def _jobs(study: Study, console: Console) -> list[JobStanding]:
+def _jobs(study: Study, console: Console) -> list[JobStatus]:
     try:
-        return standings(study, Client())
-    except SlurmError as error:
+        return job_statuses(study)
+    except SchedulerError as error:
         # The cells can be told all the same.
         console.warn(f"the scheduler did not say where the jobs stand: {error}")
-        return kept_standings(study)
+        return kept_job_statuses(study)
 
 
 def _conditions(study: Study) -> Conditions:
@@ -63,17 +63,17 @@ def _conditions(study: Study) -> Conditions:
     return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
 
 
-def _show(console: Console, cells: list[CellProgress], jobs: list[JobStanding]) -> None:
+def _show(console: Console, cells: list[CellProgress], jobs: list[JobStatus]) -> None:
     if jobs:
-        console.table(STANDING_HEADS, standing_rows(jobs), numeric=STANDING_NUMERIC)
+        console.table(STATUS_HEADS, status_rows(jobs), numeric=STATUS_NUMERIC)
         console.result()
     rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
     console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
 
 
-def _json(cells: list[CellProgress], jobs: list[JobStanding]) -> dict[str, Any]:
+def _json(cells: list[CellProgress], jobs: list[JobStatus]) -> dict[str, Any]:
     return {
-        "jobs": [dict(zip(STANDING_HEADS, row, strict=True)) for row in standing_rows(jobs)],
+        "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
         "cells": [
             {name: getattr(cell, name) for name in ("cell", "state", "ok", "planned", "others")}
             for cell in cells

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.jobs.standing import JobStanding
+from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
@@ -15,7 +15,6 @@ from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.store import Study
-from slurm.states import Phase
 
 State = Literal["done", "running", "waiting", "failed", "skipped", "to do"]
 OTHER_CONDITIONS = "ok under other conditions"
@@ -34,7 +33,7 @@ class CellProgress:
 
 
 def progress(
-    study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStanding]
+    study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStatus]
 ) -> list[CellProgress]:
     """All planned cells, in the order of the plans. Writes nothing.
 
@@ -94,17 +93,13 @@ def _state(
     return "to do" if last is Outcome.OK or last.runs_again else "failed"
 
 
-def _in_hand(study: Study, jobs: Sequence[JobStanding]) -> dict[str, State]:
+def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, State]:
     """The cells of live jobs: the one that runs, and those that wait."""
     cells: dict[str, State] = {}
-    for standing in jobs:
-        if standing.is_live:
-            cells |= dict.fromkeys(standing.job.cells, "waiting")
-    running = {
-        standing.job.job_id
-        for standing in jobs
-        if standing.is_live and standing.view is not None and standing.view.phase is Phase.RUNNING
-    }
+    for status in jobs:
+        if status.is_live:
+            cells |= dict.fromkeys(status.job.cells, "waiting")
+    running = {status.job.job_id for status in jobs if status.is_live and status.is_running}
     for launch in study.launches() if running else []:
         if launch.job_id in running and not study.has_attempt(launch.launch_id):
             state = LaunchState()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.jobs.documents import Document
-from harness.jobs.standing import JobStanding
+from harness.jobs.job_status import JobStatus
 from reports.text import count, duration
 from results.errors import UsageError
 from results.plan import Placement
@@ -13,8 +13,8 @@ from slurm.site import Price
 
 COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
 COST_NUMERIC = (False, False, True, True, True, True, True)
-STANDING_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
-STANDING_NUMERIC = (False, True, False, False, True, False)
+STATUS_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
+STATUS_NUMERIC = (False, True, False, False, True, False)
 
 
 def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
@@ -96,18 +96,18 @@ def _price(expected: float, most: float, price: Price | None) -> str:
     )
 
 
-def standing_rows(standings: Sequence[JobStanding]) -> list[list[str]]:
+def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:
     """A row a job."""
     return [
         [
-            standing.job.job_id,
-            "" if standing.submission is None else standing.submission.scheduler_id,
-            place(standing.job.placement) if standing.job.purpose == "run" else "",
-            standing.state,
-            str(len(standing.job.cells)) if standing.job.purpose == "run" else "",
-            standing.words,
+            status.job.job_id,
+            "" if status.submission is None else status.submission.scheduler_id,
+            place(status.job.placement) if status.job.purpose == "run" else "",
+            status.state,
+            str(len(status.job.cells)) if status.job.purpose == "run" else "",
+            status.words,
         ]
-        for standing in standings
+        for status in statuses
     ]
 
 

@@ -32,7 +32,7 @@ LOG_LINES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CampaignContext:
     """Where a campaign runs: what starts its launches, and the allocation they are in."""
 
     starter: Starter
@@ -82,23 +82,23 @@ class Campaign:
         """The launches that are left, in order."""
         return so_far.planned(self._options.isolation)
 
-    def run(self, around: Surroundings) -> None:
+    def run(self, context: CampaignContext) -> None:
         """Run all launches that are left.
 
         Raises Interrupted when this process is asked to end, and MachineError if workers do not start.
         """
         cells = {cell.id for cell in self._plan.cells}
-        conditions = around.conditions or Conditions.here(around.code)
+        conditions = context.conditions or Conditions.here(context.code)
         so_far = self.tally(self._study.results(keep=True, cells=cells), conditions)
         launches = self.planned(so_far)
-        if around.only is not None:
-            launches, cells = _only(launches, around.only), cells & around.only
+        if context.only is not None:
+            launches, cells = _only(launches, context.only), cells & context.only
         for cell_id, reason in so_far.closed.items():
             if cell_id in cells:
                 self._console.note(f"{cell_id} is left out: {reason}")
         if not launches:
             return
-        launches = [*around.first, *launches]
+        launches = [*context.first, *launches]
         found = warnings(self._plan.request.device)
         for warning in found:
             self._console.warn(warning)
@@ -110,7 +110,7 @@ class Campaign:
         runs = [len(launch.cells) for launch in launches]
         with self._console.progress(sum(runs)) as line:
             pace = Pace(line, costs.launches, runs, deadline=self._deadline)
-            crew = Crew(self._plan, self._options, self._machine, around, found)
+            crew = Crew(self._plan, self._options, self._machine, context, found)
             for planned in launches:
                 self._run_launch(planned, crew, so_far, pace)
                 if self._deadline.is_over:
@@ -123,9 +123,9 @@ class Campaign:
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
             launch = crew.launch(planned, pending, so_far)
-            watch = Watch(report=pace.report, deadline=self._deadline, lock=crew.around.lock)
+            watch = Watch(report=pace.report, deadline=self._deadline, lock=crew.context.lock)
             attempt, state = Supervisor(
-                self._study, launch, crew.around.checkout, crew.around.starter, watch
+                self._study, launch, crew.context.checkout, crew.context.starter, watch
             ).run()
             if not state.started:
                 if attempt.stopped_by is not None:
@@ -176,12 +176,12 @@ class Crew:
     plan: Plan
     options: RunOptions
     machine: Machine
-    around: Surroundings
+    context: CampaignContext
     warnings: tuple[str, ...] = ()
 
     def launch(self, planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> Launch:
         """The workers' input for a new launch of these cells."""
-        starter, placement = self.around.starter, planned.placement
+        starter, placement = self.context.starter, planned.placement
         here = placement.gpus_per_node if starter.hosts else placement.gpus
         room = here <= self.machine.devices(planned.device)
         return Launch(
@@ -191,21 +191,21 @@ class Crew:
             backend=planned.backend,
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
             slots=self._slots(planned, cells, so_far),
-            code=self.around.code,
+            code=self.context.code,
             threads=self._threads(planned.device),
             pin=room and starter.pins,
             link_mbit_per_s=planned.link_mbit_per_s,
             source_folder=self.plan.request.source_folder,
             supervisor_pid=starter.supervisor_pid,
             warnings=self.warnings,
-            job_id=self.around.job_id,
+            job_id=self.context.job_id,
             silence_s=self.options.silence_s,
             trace=self.options.trace,
             tensorboard=self.options.tensorboard,
         )
 
     def _threads(self, device: Device) -> int:
-        given = self.around.starter.threads
+        given = self.context.starter.threads
         return given if given is not None and device == "cuda" else self.machine.threads(device)
 
     def _slots(self, planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:

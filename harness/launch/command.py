@@ -51,6 +51,13 @@ def torchrun_command(
     return (*command, "-m", "harness.worker", str(path))
 
 
+def node_command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> tuple[str, ...]:
+    """The torchrun of one node; a launch on one node needs nobody to meet."""
+    if launch.placement.nodes == 1:
+        return torchrun_command(launch, path)
+    return torchrun_command(launch, path, rendezvous=Rendezvous(node_rank=node_rank, endpoint=endpoint))
+
+
 def shell_line(launch: Launch, command: tuple[str, ...]) -> str:
     """The command as it is typed, with the variables that a launch by this program has as well."""
     return f"{' '.join(f'{k}={v}' for k, v in _variables(launch).items())} {shlex.join(command)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 
 from harness.device import usable_cores, visible_gpus
@@ -27,12 +26,13 @@ class Machine:
     def devices(self, device: Device) -> int:
         return self.cores if device == "cpu" else len(self.gpu_names)
 
-    def limit(self, device: Device) -> Limit:
-        """What a local launch without `--oversubscribe` can hold."""
+    def limit(self, device: Device, larger: str | None) -> Limit:
+        """What this machine can hold without `--oversubscribe`; `larger` says how to run more than that."""
+        hints = ("--oversubscribe runs it emulated" if device == "cpu" else None, larger)
         return Limit(
             devices=self.devices(device),
             word="cores" if device == "cpu" else "CUDA devices",
-            hint=_hint(device),
+            hint=", ".join(hint for hint in hints if hint is not None),
         )
 
     def hardware(self, device: Device) -> Hardware:
@@ -49,12 +49,3 @@ class Machine:
         The same for every size, so that a rank of two and a rank of eight do the same work.
         """
         return 1 if device == "cpu" else max(1, self.cores // max(1, len(self.gpu_names)))
-
-
-def _hint(device: Device) -> str:
-    larger = "on several hosts --launcher manual runs it"
-    if shutil.which("sbatch"):
-        larger = "a Slurm cluster is here: --launcher slurm submits it"
-    if device == "cpu":
-        return f"--oversubscribe runs it emulated, {larger}"
-    return larger

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.plan.launchers import launcher_names, launchers_help
 from results.errors import GpuCountsError, UsageError
 from results.gpus import GpuCounts
 
@@ -141,8 +142,8 @@ OPTIONS: tuple[PlanOption, ...] = (
     PlanOption(
         name="launcher",
         kind="word",
-        choices=("local", "slurm", "kubernetes", "manual"),
-        help="local runs here, slurm and kubernetes submit jobs, manual prints the command for each host",
+        choices=launcher_names(),
+        help=launchers_help(),
     ),
     PlanOption(name="site", kind="text", help="profile of the cluster: a YAML file, see docs/clusters.md"),
     PlanOption(name="partition", kind="text", help="Slurm partition, instead of the profile's"),

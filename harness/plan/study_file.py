@@ -58,7 +58,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warmup_steps: int | None = None
     block_steps: int | None = None
     quads: int | None = None
-    launcher: Literal["local", "slurm", "kubernetes", "manual"] | None = None
+    launcher: str | None = None
     site: str | None = None
     partition: str | None = None
     account: str | None = None

@@ -10,11 +10,11 @@ import pytest
 from harness import matrix
 from harness.cli import run
 from harness.console import Console
-from harness.launch.campaign import Crew, Surroundings
+from harness.launch.campaign import CampaignContext, Crew
 from harness.launch.machine import Machine
-from harness.launch.manual import write_launches
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
+from harness.launchers.manual.launches import write_launches
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import PlannedLaunch, schedule
@@ -47,7 +47,7 @@ def plan_of(**options: object) -> Plan:
 def launch_of(cores: int, **options: object) -> Launch:
     plan = plan_of(**options)
     (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
-    around = Surroundings(starter=LocalStarter(), checkout=Path(), code=CODE)
+    around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
     crew = Crew(plan, RunOptions(), Machine(cores=cores, gpu_names=()), around)
     return crew.launch(
         planned, planned.cells, tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)

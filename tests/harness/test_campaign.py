@@ -9,7 +9,7 @@ import pytest
 
 from harness.code import checkout, code_version
 from harness.console import Console
-from harness.launch.campaign import Campaign, Surroundings
+from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
         plan = matrix._kept_plan(study)
         campaign = Campaign(study, plan, RunOptions(silence_s=15), Console())
         campaign.run(
-            Surroundings(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
+            CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
         )
     results = study.collect()
     assert [result.outcome for result in results] == [Outcome.HUNG]
@@ -159,7 +159,7 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
     with study_lock(study.root) as lock:
         plan = matrix._kept_plan(study)
         (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "16"))
-        around = Surroundings(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
+        around = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
         Campaign(study, plan, RunOptions(), Console()).run(around)
     results = study.collect()
     assert [result.outcome for result in results] == [Outcome.CRASHED]

@@ -17,13 +17,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from harness import matrix
 from harness.cli import run
 from harness.console import Console
-from harness.jobs.documents import SlurmDocuments
 from harness.jobs.planned import planned_jobs
-from harness.launch.campaign import Crew, Surroundings
+from harness.launch.campaign import CampaignContext, Crew
 from harness.launch.machine import Machine
-from harness.launch.manual import write_launches
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
+from harness.launchers.manual.launches import write_launches
+from harness.launchers.slurm.documents import SlurmDocuments
 from harness.plan.expand import expand
 from harness.plan.options import BY_NAME, check
 from harness.plan.request import make_request
@@ -84,7 +84,7 @@ def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
 
 def launch_of(plan: Plan, options: RunOptions) -> Launch:
     (planned,) = schedule(plan.cells, repeats=1)
-    around = Surroundings(starter=LocalStarter(), checkout=Path(), code=CODE)
+    around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
     crew = Crew(plan, options, Machine(cores=2, gpu_names=()), around)
     so_far = tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
     return crew.launch(planned, planned.cells, so_far)

@@ -11,24 +11,21 @@ import msgspec
 import pytest
 
 from harness.code import checkout, code_hash
-from harness.jobs.allocation import Allocation
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches
-from harness.jobs.documents import Document, SlurmDocuments
-from harness.jobs.places import PodPlace, obstacle, stranger_to
+from harness.jobs.documents import Document
+from harness.jobs.job_environment import obstacle, stranger_to
+from harness.jobs.job_status import Cancelled, held_by_jobs
 from harness.jobs.planned import planned_jobs
-from harness.jobs.standing import (
-    JobStanding,
-    cancel,
-    forget,
-    held_by_jobs,
-    kept_standings,
-    recover,
-    standings,
-)
 from harness.jobs.words import cost_lines, cost_rows, gpu_hours
 from harness.launch.ending import Stopped
-from harness.launch.kubernetes.profile import KubernetesProfile
+from harness.launchers.kubernetes.environment import PodEnvironment
+from harness.launchers.kubernetes.profile import KubernetesProfile
+from harness.launchers.slurm import job_status
+from harness.launchers.slurm.allocation import Allocation
+from harness.launchers.slurm.documents import SlurmDocuments
+from harness.launchers.slurm.job_status import SlurmJobStatus
+from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand
 from harness.plan.request import StudyFile, make_request
@@ -167,6 +164,17 @@ class Queue:
         self.cancelled = list(job_ids)
 
 
+def statuses(study: Study, queue: Queue) -> list[SlurmJobStatus]:
+    """What is known of the study's jobs when this queue is asked."""
+    kept = job_status.kept(study, JobStore(study.root).jobs())
+    return job_status.asked(study, kept, queue)  # type: ignore[arg-type]
+
+
+def settled(study: Study, queue: Queue) -> list[SlurmJobStatus]:
+    """The same, with jobs found of which it was not known whether they were submitted."""
+    return job_status.settled(study, statuses(study, queue), queue)  # type: ignore[arg-type]
+
+
 def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **facts: object) -> JobView:
     plain = JobView(
         job_id=job_id,
@@ -248,19 +256,19 @@ def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
     tmp_path: Path, view: JobView | None, outcome: Outcome
 ) -> None:
     study = submitted(tmp_path, job_of())
-    [standing] = standings(study, Queue(*([view] if view else [])))  # type: ignore[arg-type]
-    assert standing.ended is not None
-    assert (standing.ended.outcome, standing.is_live) == (outcome, False)
+    [status] = statuses(study, Queue(*([view] if view else [])))
+    assert status.ended is not None
+    assert (status.ended.outcome, status.is_live) == (outcome, False)
     # Written down: the scheduler is not asked again, and will have forgotten.
     silent = Queue()
-    assert standings(study, silent)[0].ended == standing.ended  # type: ignore[arg-type]
+    assert statuses(study, silent)[0].ended == status.ended
     assert silent.asked == []
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "MOONLIGHT"])
 def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) -> None:
     study = submitted(tmp_path, job_of())
-    found = standings(study, Queue(view_of(state)))  # type: ignore[arg-type]
+    found = statuses(study, Queue(view_of(state)))
     assert (found[0].is_live, held_by_jobs(found)) == (True, {"cell-a"})
     assert JobStore(tmp_path).ended("0001-1x1") is None
 
@@ -269,32 +277,32 @@ def test_the_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(tm
     job = job_of()
     study = submitted(tmp_path, job)
     JobStore(tmp_path).add_end(end_of(job, Outcome.TIMED_OUT))
-    [standing] = standings(study, Queue(view_of("COMPLETED", exit_code=0)))  # type: ignore[arg-type]
-    assert (standing.state, standing.words) == ("timed_out", "its own word")
+    [status] = statuses(study, Queue(view_of("COMPLETED", exit_code=0)))
+    assert (status.state, status.words) == ("timed_out", "its own word")
 
 
 def test_a_word_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
     job = job_of()
     study = submitted(tmp_path, job)
     JobStore(tmp_path).add_end(end_of(job, Outcome.PREEMPTED))
-    [standing] = standings(study, Queue(view_of("NODE_FAIL", restarts=1)))  # type: ignore[arg-type]
-    assert standing.state == "node_failed"
+    [status] = statuses(study, Queue(view_of("NODE_FAIL", restarts=1)))
+    assert status.state == "node_failed"
 
 
 def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         study = submitted(tmp_path, job_of(f"000{number}-1x1"), str(number))
     queue = Queue()
-    standings(study, queue)  # type: ignore[arg-type]
+    statuses(study, queue)
     assert queue.asked == [[1, 2, 3]]
 
 
 def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: Path) -> None:
     study = submitted(tmp_path, job_of(), None)
     queue = Queue(view_of("RUNNING", job_id=23, name="name-0001-1x1"))
-    [lost] = standings(study, queue)  # type: ignore[arg-type]
+    [lost] = statuses(study, queue)
     assert lost.state == "not submitted"
-    [found] = recover(study, queue, [lost])  # type: ignore[arg-type]
+    [found] = settled(study, queue)
     assert (found.is_live, JobStore(tmp_path).submission("0001-1x1")) == (True, found.submission)
     assert found.submission is not None
     assert found.submission.scheduler_id == "23"
@@ -302,7 +310,7 @@ def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: 
 
 def test_a_job_that_was_never_taken_is_closed(tmp_path: Path) -> None:
     study = submitted(tmp_path, job_of(), None)
-    [found] = recover(study, Queue(), standings(study, Queue()))  # type: ignore[arg-type]
+    [found] = settled(study, Queue())
     assert (found.state, found.words) == ("cancelled", "the scheduler never took it")
 
 
@@ -310,35 +318,36 @@ def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) 
     job = job_of()
     study = submitted(tmp_path, job, None)
     JobStore(tmp_path).add_end(end_of(job, Outcome.OK))
-    [found] = recover(study, Queue(), standings(study, Queue()))  # type: ignore[arg-type]
+    [found] = settled(study, Queue())
     assert found.state == "ok"
 
 
 def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
     study = submitted(tmp_path, job_of())
     with pytest.raises(SlurmError, match="job 17 is 'theirs' here, and was 'name-0001-1x1'"):
-        standings(study, Queue(view_of("COMPLETED", name="theirs")))  # type: ignore[arg-type]
+        statuses(study, Queue(view_of("COMPLETED", name="theirs")))
     assert JobStore(tmp_path).ended("0001-1x1") is None
     # Nobody can be asked: they are closed by hand.
     assert forget(study) == 1
-    assert [(job.state, job.is_live) for job in kept_standings(study)] == [("cancelled", False)]
+    assert [(job.state, job.is_live) for job in kept_job_statuses(study)] == [("cancelled", False)]
 
 
 def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
     study = submitted(tmp_path, job_of(), cluster="other")
     queue = Queue()
     with pytest.raises(SlurmError, match="are on the cluster other, and this is lab"):
-        standings(study, queue)  # type: ignore[arg-type]
+        statuses(study, queue)
     assert queue.asked == []
 
 
 def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path: Path) -> None:
     study = submitted(tmp_path, job_of())
     queue = Queue(view_of("RUNNING", source="sacct"))
-    assert standings(study, queue)[0].is_live  # type: ignore[arg-type]
-    assert cancel(study, queue) == ([17], [])  # type: ignore[arg-type]
+    assert statuses(study, queue)[0].is_live
+    done = job_status.cancel(study, statuses(study, queue), queue)  # type: ignore[arg-type]
+    assert done == Cancelled(told=("17",))
     assert queue.cancelled == [17]
-    assert [job.state for job in kept_standings(study)] == ["cancelled"]
+    assert [job.state for job in kept_job_statuses(study)] == ["cancelled"]
 
 
 def test_a_reader_who_may_not_write_sees_what_would_be_written(
@@ -346,8 +355,8 @@ def test_a_reader_who_may_not_write_sees_what_would_be_written(
 ) -> None:
     study = submitted(tmp_path, job_of())
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    [standing] = standings(study, Queue(view_of("NODE_FAIL")))  # type: ignore[arg-type]
-    assert standing.state == "node_failed"
+    [status] = statuses(study, Queue(view_of("NODE_FAIL")))
+    assert status.state == "node_failed"
     assert JobStore(tmp_path).ended("0001-1x1") is None
 
 
@@ -417,8 +426,8 @@ def test_a_job_is_not_run_where_it_does_not_belong(
     assert allocation is not None
     at = "2026-01-01T00:00:00Z"
     told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
-    place = SimpleNamespace(scheduler_id="17")
-    found = stranger_to(told, place) or allocation.obstacle(job)  # type: ignore[arg-type]
+    environment = SimpleNamespace(scheduler_id="17")
+    found = stranger_to(told, environment) or allocation.obstacle(job)  # type: ignore[arg-type]
     assert found is None if reason is None else str(found).startswith(reason)
 
 
@@ -438,13 +447,15 @@ def test_a_job_is_not_run_again_and_again_nor_with_other_code(
     for number in range(start):
         JobStore(store.root).add_end(end_of(job, Outcome.PREEMPTED, start=number))
     profile = KubernetesProfile(image="bench:1", volume_claim="results")
-    pod = PodPlace(msgspec.structs.replace(job, site=msgspec.to_builtins(profile)), JobStore(store.root))
+    pod = PodEnvironment(
+        msgspec.structs.replace(job, site=msgspec.to_builtins(profile)), JobStore(store.root)
+    )
     found = obstacle(job, pod, None if ended is None else end_of(job, ended))
     assert found is None if reason is None else str(found).startswith(reason)
 
 
-def test_a_standing_says_what_is_held() -> None:
-    held = JobStanding(
+def test_a_status_says_what_is_held() -> None:
+    held = SlurmJobStatus(
         job=job_of(),
         submission=None,
         view=view_of("PENDING", reason="JobHeldUser"),

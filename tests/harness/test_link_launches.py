@@ -16,7 +16,7 @@ import pytest
 from harness.code import checkout, code_version
 from harness.console import Console
 from harness.device import usable_cores
-from harness.launch.campaign import Campaign, Surroundings
+from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
@@ -129,7 +129,7 @@ def test_a_rank_that_is_lost_or_hangs_ends_the_launch_on_all_nodes(
     with study_lock(study.root) as lock:
         campaign = Campaign(study, matrix._kept_plan(study), RunOptions(silence_s=20), Console())
         campaign.run(
-            Surroundings(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
+            CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
         )
     [result] = study.collect()
     assert result.outcome is outcome

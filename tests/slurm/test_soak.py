@@ -53,9 +53,9 @@ ENDS = {
 PROCESSES = {
     "rank": "harness.worker",
     "torchrun": "torch.distributed.run",
-    "agent": "harness.launch.agent",
+    "agent": "harness.launchers.slurm.agent",
     "srun": "srun",
-    "program": "harness.jobs.program",
+    "program": "harness.launchers.program",
 }
 """By a word of their command lines; ranks have those of their torchrun but one."""
 ON_SLURM = (*PROCESSES, "cancel", "requeue", "preempt", "node", "limit", "notice")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import slurm_starter
-from harness.jobs.allocation import Allocation
-from harness.jobs.slurm_starter import SlurmStarter
+from harness.launchers.slurm import starter as slurm_starter
+from harness.launchers.slurm.allocation import Allocation
+from harness.launchers.slurm.starter import SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch
 from results.outcome import Evidence, Outcome
@@ -44,7 +44,7 @@ def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path
     assert first[0] == "srun"
     # 20000 + 17 x 16, and one more for each launch.
     assert (first[-1], second[-1]) == ("10.0.0.1:20272", "10.0.0.1:20273")
-    assert first[-4:-1] == ("-m", "harness.launch.agent", str(path))
+    assert first[-4:-1] == ("-m", "harness.launchers.slurm.agent", str(path))
     # 4 CPUs for each of 8 ranks.
     assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--kill-on-bad-exit=1"} <= set(first)
 

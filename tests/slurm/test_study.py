@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import submit
+from harness.launchers.slurm import submit
 from results.job_store import JobStore
 from results.lock import study_lock
 from results.outcome import Outcome

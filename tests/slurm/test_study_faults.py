@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from harness.code import PACKAGES, checkout
-from harness.jobs import slurm_study
 from harness.launch.ending import Signs, asked_to_end, killed_on_a_node, reading
+from harness.launchers.slurm import call as slurm_call
 from results.job_store import JobStore
 from results.launch import RankExit
 from results.outcome import Outcome
@@ -300,7 +300,7 @@ def test_a_node_without_power(scene: Scene, expected: dict[str, set[bytes]], nod
 @pytest.mark.slow
 def test_a_jobs_program_that_is_killed(scene: Scene, expected: dict[str, set[bytes]]) -> None:
     scene.start(ALONE)
-    (program,) = [p for p in scene.bench.processes() if "harness.jobs.program" in p.cmdline()]
+    (program,) = [p for p in scene.bench.processes() if "harness.launchers.program" in p.cmdline()]
     program.kill()
     scene.bench.settle()
     scene.bench.wait_for_processes()
@@ -417,7 +417,7 @@ def test_a_submission_without_an_answer_is_found_again(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(slurm_study, "Client", lambda: Client(silent))
+        patch.setattr(slurm_call, "Client", lambda: Client(silent))
         done = scene.again(ALONE)
     assert (done.code, "no answer in 60 s" in done.stderr) == (1, True)
     assert scene.bench.jobs() == []
@@ -438,7 +438,7 @@ def deaf() -> Iterator[pytest.MonkeyPatch]:
         return run(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(slurm_study, "Client", lambda: Client(no_sbatch))
+    patch.setattr(slurm_call, "Client", lambda: Client(no_sbatch))
     yield patch
     patch.undo()
 

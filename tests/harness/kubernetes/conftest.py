@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.launch.kubernetes.profile import KubernetesProfile
+from harness.launchers.kubernetes.profile import KubernetesProfile
 from results.environment import CodeVersion
 from results.job import Job, RunOptions
 from results.plan import Placement

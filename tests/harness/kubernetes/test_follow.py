@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from harness.launch.departure import who_left
-from harness.launch.kubernetes import pods
-from harness.launch.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
+from harness.launchers.kubernetes import pods
+from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
 from results.environment import CodeVersion
 from results.job import Job, JobEnd
 from results.job_store import JobStore

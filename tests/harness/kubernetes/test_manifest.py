@@ -18,9 +18,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launch.kubernetes.manifest import Form, manifest, pod_address
-from harness.launch.kubernetes.profile import KubernetesProfile, Toleration, read_profile
-from harness.launch.kubernetes.text import unexpanded, yaml_text
+from harness.launchers.kubernetes.manifest import Form, manifest, pod_address
+from harness.launchers.kubernetes.profile import KubernetesProfile, Toleration, read_profile
+from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job, RunOptions
 from results.plan import Placement
@@ -141,7 +141,12 @@ def test_hard_values_arrive(rich: KubernetesProfile, make_job: MakeJob) -> None:
         **rich.environment,
         **{"PYTHONPATH": "/opt/code", "PYTHONSAFEPATH": "1", "USER": "bench"},
     }
-    assert container["command"] == ["/opt/bench/bin/python3", "-m", "harness.jobs.program", "/mnt/no/jobs/1"]
+    assert container["command"] == [
+        "/opt/bench/bin/python3",
+        "-m",
+        "harness.launchers.program",
+        "/mnt/no/jobs/1",
+    ]
 
 
 def test_a_node_asks_for_its_share(
@@ -239,7 +244,7 @@ def staying(tmp_path: Path, make_job: MakeJob, make_profile: MakeProfile) -> Ite
 
 def test_a_pod_of_a_stateful_set_stays_when_its_program_has_ended(staying: Staying) -> None:
     process = staying('echo "$JOB_COMPLETION_INDEX $*"; exit 3')
-    assert process.stdout.readline() == f"12 -m harness.jobs.program {FOLDER}\n"
+    assert process.stdout.readline() == f"12 -m harness.launchers.program {FOLDER}\n"
     assert process.stdout.readline().startswith("ended with exit code 3; ")
     time.sleep(0.1)
     assert process.poll() is None

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launch.kubernetes.names import check_key, check_label, check_subdomain, check_value, object_name
+from harness.launchers.kubernetes.names import (
+    check_key,
+    check_label,
+    check_subdomain,
+    check_value,
+    object_name,
+)
 
 # RFC 1035, section 2.3.1, in small letters: what a service may be called, and so any other object.
 RFC_1035 = re.compile(r"\A[a-z](?:[a-z0-9-]*[a-z0-9])?\Z")

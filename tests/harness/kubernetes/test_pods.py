@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.code import code_version
-from harness.launch.kubernetes.pods import STOPPED, Meeting
+from harness.launchers.kubernetes.pods import STOPPED, Meeting
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from results.job import Job
@@ -36,8 +36,8 @@ import msgspec
 
 from harness.code import checkout
 from harness.console import Console
-from harness.launch.campaign import Campaign, Surroundings
-from harness.launch.kubernetes.pods import Meeting, PodStarter, follow
+from harness.launch.campaign import Campaign, CampaignContext
+from harness.launchers.kubernetes.pods import Meeting, PodStarter, follow
 from harness.launch.supervise import Interrupted
 from results.job import JobEnd
 from results.job_store import JobStore
@@ -53,7 +53,7 @@ if node != "0":
     sys.exit(follow(study, job, int(node), meeting))
 starter = PodStarter(meeting)
 campaign = Campaign(study, study.plans()[0], job.options, Console())
-campaign.run(Surroundings(starter=starter, checkout=checkout(), code=job.code, job_id=job_id))
+campaign.run(CampaignContext(starter=starter, checkout=checkout(), code=job.code, job_id=job_id))
 end = JobEnd(
     job_id=job_id, scheduler_id=None, start=0, told_by="job", nodes=(), started_at=None, ended_at=utc_now(),
     outcome=Outcome.OK, reason=None,

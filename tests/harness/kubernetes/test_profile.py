@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.launch.kubernetes.profile import KubernetesProfile, Toleration, profile, read_profile
+from harness.launchers.kubernetes.profile import KubernetesProfile, Toleration, profile, read_profile
 from results.errors import UsageError
 from results.plan import Placement
 from slurm.site import Price, Times

@@ -11,12 +11,11 @@ import yaml
 
 from harness.cli import run
 from harness.code import checkout, code_hash
-from harness.jobs.standing import standings
+from harness.launchers.study_jobs import job_statuses
 from results.job import JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study
-from slurm.client import Client
 
 MATRIX = [
     *("matrix", "--gpus", "8,16", "--workload", "gpt2-small", "--strategy", "ddp", "--repeats", "1"),
@@ -104,11 +103,11 @@ def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Pa
     )
     store.add_end(end)
     # The cluster replaces the pod.
-    assert [standing.is_live for standing in standings(study, Client())] == [True, True]
+    assert [status.is_live for status in job_statuses(study)] == [True, True]
     store.add_end(
         msgspec.structs.replace(end, start=1, outcome=Outcome.TIMED_OUT, reason="its time was over")
     )
-    assert [(found.state, found.is_live) for found in standings(study, Client())] == [
+    assert [(found.state, found.is_live) for found in job_statuses(study)] == [
         ("timed_out", False),
         ("not submitted", True),
     ]
@@ -127,9 +126,7 @@ def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
         "kubectl delete -f volume/study/jobs/0001-1x8/manifest.yaml",
         "kubectl delete -f volume/study/jobs/0002-2x8/manifest.yaml",
     ]
-    assert [found.state for found in standings(Study(tmp_path / "volume/study"), Client())] == [
-        "cancelled"
-    ] * 2
+    assert [found.state for found in job_statuses(Study(tmp_path / "volume/study"))] == ["cancelled"] * 2
 
 
 @pytest.mark.parametrize(

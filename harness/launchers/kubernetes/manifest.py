@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from harness.launch.kubernetes.names import object_name
-from harness.launch.kubernetes.profile import OWN_LABELS, QUEUE_LABEL, KubernetesProfile
-from harness.launch.kubernetes.text import unexpanded, yaml_text
+from harness.launchers.kubernetes.names import object_name
+from harness.launchers.kubernetes.profile import OWN_LABELS, QUEUE_LABEL, KubernetesProfile
+from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job
 
@@ -51,7 +51,7 @@ def manifest(profile: KubernetesProfile, job: Job, *, form: Form, folder: str) -
     has, wanted = profile.gpus_per_node, job.placement.gpus_per_node
     if has is not None and wanted > has:
         raise UsageError(f"{wanted} GPUs are asked of a node, and the profile says it has {has}")
-    command = [profile.python, "-m", "harness.jobs.program", folder]
+    command = [profile.python, "-m", "harness.launchers.program", folder]
     make = _job if form == "job" else _stateful_set
     return yaml_text([_service(profile, job), make(profile, job, command)])
 

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.jobs.allocation import Allocation
 from harness.launch.ending import Stopped
+from harness.launchers.slurm.allocation import Allocation
 from results.launch import Launch
 from results.outcome import Outcome
 from slurm.notices import read_notice
@@ -46,7 +46,7 @@ class SlurmStarter:
         port = rendezvous_port(self._allocation.slurm_id, self._launches)
         self._launches += 1
         agent = (
-            *(python(self._site), "-m", "harness.launch.agent"),
+            *(python(self._site), "-m", "harness.launchers.slurm.agent"),
             *(str(path), f"{self._allocation.address}:{port}"),
         )
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)

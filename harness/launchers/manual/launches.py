@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from harness.code import checkout
 from harness.console import Console
-from harness.launch.campaign import Campaign, Crew, Surroundings
+from harness.launch.campaign import Campaign, CampaignContext, Crew
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
@@ -37,20 +38,24 @@ def write_launches(
         plan,
         options,
         Machine.here(),
-        Surroundings(starter=LocalStarter(), checkout=checkout(), code=code),
+        CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code),
     )
     waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
     for planned in campaign.planned(so_far):
         launch = _written_before(planned, waiting) or _new(study, planned, crew, so_far)
         path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
-        rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
-        command = torchrun_command(launch, path, rendezvous=rendezvous, python="python")
         console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
-        console.result(shell_line(launch, command))
+        console.result(typed_line(launch, path))
     console.note(
         f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, in "
         f"the environment where bench is installed; then: bench report {study.root}"
     )
+
+
+def typed_line(launch: Launch, path: Path) -> str:
+    """What is typed on every host, with words in place of the host's number and of node 0's address."""
+    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
+    return shell_line(launch, torchrun_command(launch, path, rendezvous=rendezvous, python="python"))
 
 
 def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:

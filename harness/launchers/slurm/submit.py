@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from harness.console import Console
-from harness.jobs.documents import SCRIPT, Document
-from harness.jobs.standing import JobStanding, end_of_job
+from harness.jobs.documents import Document
+from harness.jobs.job_status import JobStatus, end_of_job
+from harness.launchers.slurm.documents import SCRIPT
+from harness.launchers.slurm.job_status import SlurmJobStatus
 from reports.text import count
 from results.job import Submission
 from results.job_store import JobStore
@@ -23,14 +24,6 @@ from slurm.states import Phase
 
 Feed = Literal["once", "wait", "depend"]
 POLL_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """The command of a follow-up job: this call again, and the folder that it was made in."""
-
-    arguments: tuple[str, ...]
-    folder: Path
 
 
 @dataclass
@@ -128,10 +121,7 @@ class Submitter:
         self._store.add_end(end_of_job(document.job, None, Outcome.CANCELLED, f"refused: {reason}"))
 
 
-def live_ids(standings: Sequence[JobStanding]) -> list[int]:
+def live_ids(statuses: Sequence[JobStatus]) -> list[int]:
     """The scheduler's numbers of the jobs that may still run cells."""
-    return [
-        standing.slurm_id
-        for standing in standings
-        if standing.is_live and standing.slurm_id is not None and standing.job.purpose == "run"
-    ]
+    own = [status for status in statuses if isinstance(status, SlurmJobStatus) and status.is_live]
+    return [status.slurm_id for status in own if status.slurm_id is not None and status.job.purpose == "run"]

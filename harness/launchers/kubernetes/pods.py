@@ -20,11 +20,10 @@ import psutil
 
 from harness.code import checkout
 from harness.kernel import die_with_parent
-from harness.launch.agent import node_command
-from harness.launch.command import worker_environment
+from harness.launch.command import node_command, worker_environment
 from harness.launch.departure import say_left
 from harness.launch.ending import Stopped, exit_words
-from harness.launch.kubernetes.profile import PORTS
+from harness.launchers.kubernetes.profile import PORTS
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore

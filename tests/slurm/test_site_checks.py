@@ -11,8 +11,8 @@ import pytest
 from harness.cli import run
 from slurm.client import Client
 from slurm.cluster import Association, Cluster, NodeGroup
-from slurm.findings import findings
 from slurm.site import SiteProfile, Times
+from slurm.site_checks import cluster_checks
 
 NODES = NodeGroup(
     partition="gpu",
@@ -48,7 +48,7 @@ SITE: dict[str, Any] = {
 def told(*groups: NodeGroup, cluster: Cluster = CLUSTER, **changes: object) -> dict[str, tuple[str, str]]:
     """Level and words by key, for SITE with changes, on CLUSTER or on one of these groups."""
     where = replace(cluster, groups=groups) if groups else cluster
-    found = findings(SiteProfile(**(SITE | changes)), where)
+    found = cluster_checks(SiteProfile(**(SITE | changes)), where)
     assert len({each.about for each in found}) == len(found), "a key twice"
     return {each.about: (each.level, each.words) for each in found}
 
@@ -84,7 +84,7 @@ def test_a_partition_must_be_there(about: str) -> None:
     words = "gpus is not one that sinfo shows; write one of cpu, gpu"
     assert told(**{about: "gpus"})[about] == ("wrong", words)
     assert told(**{about: "gpu"})[about][0] == "fine"
-    nothing = findings(SiteProfile(partition="gpu"), replace(CLUSTER, groups=()))
+    nothing = cluster_checks(SiteProfile(partition="gpu"), replace(CLUSTER, groups=()))
     assert nothing[0].words == "gpu is not one that sinfo shows; there is none"
 
 
@@ -105,7 +105,7 @@ def test_without_a_partition_slurm_decides() -> None:
 
 
 def test_each_of_several_partitions_is_checked() -> None:
-    found = findings(SiteProfile(**(SITE | {"partition": "gpu, cpu"})), CLUSTER)
+    found = cluster_checks(SiteProfile(**(SITE | {"partition": "gpu, cpu"})), CLUSTER)
     wrong = [(each.about, each.words) for each in found if each.level == "wrong"]
     words = "gres, but cpu has no GPUs; name a partition that has, or write none"
     assert wrong == [("gpu_request", words)]
@@ -362,7 +362,7 @@ def test_accounts_that_are_not_known() -> None:
 
 def test_the_partitions_of_an_account() -> None:
     bound = replace(MINE, partition="cpu")
-    found = findings(SiteProfile(**SITE, serial_partition="cpu"), mine(bound))
+    found = cluster_checks(SiteProfile(**SITE, serial_partition="cpu"), mine(bound))
     assert [(each.about, each.words) for each in found if each.level == "wrong"] == [
         ("partition", "gpu is not one that your account may use; write cpu")
     ]
@@ -382,7 +382,7 @@ LAB = SiteProfile(partition="main", gpu_type="h100", gpus_per_node=8, cpus_per_g
 
 
 def test_a_right_profile_on_a_real_cluster(lab: Any) -> None:
-    found = findings(LAB, Client().cluster())
+    found = cluster_checks(LAB, Client().cluster())
     assert {each.level for each in found} == {"fine"}
 
 
@@ -390,13 +390,13 @@ def test_a_wrong_profile_on_a_real_cluster(lab: Any) -> None:
     site = SiteProfile(
         partition="main", gpu_type="h100", gpus_per_node=9, cpus_per_gpu=2, time=Times(maximum="2d")
     )
-    found = findings(site, Client().cluster())
+    found = cluster_checks(site, Client().cluster())
     assert {each.about: each.words for each in found if each.level == "wrong"} == {
         "gpus_per_node": "9, but there are at most 8 GPUs a node of main; write 8",
         "time": "maximum 2d, but the limit of main is 1d; write at most 1d",
     }
     site = SiteProfile(partition="short", gpu_type="a100", serial_partition="long", time=Times(fixed="30m"))
-    found = findings(site, Client().cluster())
+    found = cluster_checks(site, Client().cluster())
     assert {each.about: each.words for each in found if each.level == "wrong"} == {
         "gpu_type": "a100, but the GPUs of short are h100; write h100",
         "serial_partition": "long is not one that sinfo shows; write one of main, short, urgent",
@@ -406,10 +406,10 @@ def test_a_wrong_profile_on_a_real_cluster(lab: Any) -> None:
 def test_nodes_and_partitions_that_are_taken_out(lab: Any) -> None:
     lab.command("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
     try:
-        words = {each.about: each.words for each in findings(LAB, Client().cluster())}
+        words = {each.about: each.words for each in cluster_checks(LAB, Client().cluster())}
         assert words["partition"] == "2 of 4 nodes of main are usable (drained, idle)"
         lab.command("scontrol", "update", "partitionname=main", "state=drain")
-        found = findings(LAB, Client().cluster())
+        found = cluster_checks(LAB, Client().cluster())
         assert found[0].level == "wrong"
         assert found[0].words.startswith("main is not up")
     finally:

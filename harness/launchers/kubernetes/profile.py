@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from harness.launch.kubernetes.names import check_key, check_label, check_subdomain, check_value
+from harness.launchers.kubernetes.names import check_key, check_label, check_subdomain, check_value
 from results.plan import Placement
 from results.strict_yaml import FileKind
 from slurm.site import Price, Times

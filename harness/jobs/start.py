@@ -1,27 +1,23 @@
-"""`python -m harness.jobs.program JOB-FOLDER`: what a job does in its allocation.
+"""What a job does when its scheduler has started it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
-SIGUSR1 says that its time is nearly over, SIGTERM that it is over now. On Kubernetes every pod runs it: the
-first supervises, and the others take part in its launches.
+SIGUSR1 says that its time is nearly over, SIGTERM that it is over now.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from harness.code import checkout
 from harness.console import Console
 from harness.jobs.closing import close_launches
-from harness.jobs.places import Place, PodPlace, SlurmPlace, meeting_of, obstacle, pod_number, stranger_to
+from harness.jobs.job_environment import JobEnvironment, obstacle, stranger_to
 from harness.jobs.planned import baseline_launch
-from harness.launch.campaign import Campaign, Surroundings
+from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
-from harness.launch.kubernetes.pods import follow, is_over
 from harness.launch.supervise import GRACE_S, Interrupted
 from results.errors import BenchError
 from results.job import Job, JobEnd
@@ -35,38 +31,21 @@ _FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
 """Ends that are not the program's fault, and that the scheduler is not to mend by another try."""
 
 
-def main() -> int:
-    """Run the job. Returns the exit code: 0 if nothing is wrong with the program or the machine."""
-    folder = Path(sys.argv[1]).resolve()
-    study = Study(folder.parents[1])
-    store = JobStore(study.root)
-    job = store.job(folder.name)
-    if job.launcher == "slurm":
-        return _Start(study, job, SlurmPlace(job, store)).run()
-    number = pod_number()
-    if number:
-        return follow(study, job, number, meeting_of(job))
-    if is_over(store, job.job_id):
-        # The pod of a StatefulSet is started again, whatever its end was.
-        return 0
-    return _Start(study, job, PodPlace(job, store)).run()
+class JobStart:
+    """One start of a job, in the environment that its scheduler has given it."""
 
-
-class _Start:
-    """One start of a job."""
-
-    def __init__(self, study: Study, job: Job, place: Place) -> None:
+    def __init__(self, study: Study, job: Job, environment: JobEnvironment) -> None:
         self._study = study
         self._job = job
         self._jobs = JobStore(study.root)
-        self._place = place
+        self._environment = environment
         self._deadline = Deadline(job.options.max_time_s, "--max-time was over")
-        if place.notice_s is None:
+        if environment.notice_s is None:
             self._end_before(job.time_limit_s)
         self._console = Console()
 
     def run(self) -> int:
-        stranger = stranger_to(self._jobs.submission(self._job.job_id), self._place)
+        stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
         if stranger is not None:
             # It leaves no word: the files of the job's starts are those of its own allocation.
             self._console.warn(f"{self._job.name}: {stranger}")
@@ -79,10 +58,10 @@ class _Start:
             self._jobs.add_end(
                 JobEnd(
                     job_id=self._job.job_id,
-                    scheduler_id=self._place.scheduler_id,
-                    start=self._place.start,
+                    scheduler_id=self._environment.scheduler_id,
+                    start=self._environment.start,
                     told_by="job",
-                    nodes=self._place.nodes,
+                    nodes=self._environment.nodes,
                     started_at=started_at,
                     ended_at=utc_now(),
                     outcome=end.outcome,
@@ -95,7 +74,7 @@ class _Start:
     def _worked(self) -> Stopped:
         with self._signals():
             try:
-                reason = obstacle(self._job, self._place, self._jobs.ended(self._job.job_id))
+                reason = obstacle(self._job, self._environment, self._jobs.ended(self._job.job_id))
                 if reason is not None:
                     return Stopped(outcome=Outcome.CANCELLED, reason=reason)
                 self._close_earlier_start()
@@ -103,11 +82,11 @@ class _Start:
                 campaign = Campaign(
                     self._study, plan, self._job.options, self._console, deadline=self._deadline
                 )
-                campaign.run(self._surroundings())
+                campaign.run(self._context())
             except Interrupted as error:
                 return error.stopped
             except KeyboardInterrupt:
-                return self._place.starter.interruption()
+                return self._environment.starter.interruption()
             except BenchError as error:
                 return Stopped(outcome=Outcome.CRASHED, reason=str(error))
         if self._deadline.is_over:
@@ -116,18 +95,18 @@ class _Start:
 
     def _close_earlier_start(self) -> None:
         """The scheduler has begun the job again: nothing of its earlier starts is left."""
-        reason = f"the job began again (start {self._place.start}) without a word of the start before"
+        reason = f"the job began again (start {self._environment.start}) without a word of the start before"
         lost = Stopped(outcome=Outcome.NODE_FAILED, reason=f"{reason}: its first node failed")
-        close_launches(self._study, self._job.job_id, self._place.earlier_notice() or lost)
+        close_launches(self._study, self._job.job_id, self._environment.earlier_notice() or lost)
 
-    def _surroundings(self) -> Surroundings:
+    def _context(self) -> CampaignContext:
         baseline = self._job.baseline
-        return Surroundings(
-            starter=self._place.starter,
+        return CampaignContext(
+            starter=self._environment.starter,
             checkout=checkout(),
             code=self._job.code,
             job_id=self._job.job_id,
-            conditions=self._place.conditions(self._job.code),
+            conditions=self._environment.conditions(self._job.code),
             only=frozenset(self._job.cells),
             first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
         )
@@ -139,7 +118,7 @@ class _Start:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def near(number: int, frame: object) -> None:
-            self._end_before(self._place.notice_s or 0.0)
+            self._end_before(self._environment.notice_s or 0.0)
 
         def over(number: int, frame: object) -> None:
             raise KeyboardInterrupt
@@ -152,7 +131,3 @@ class _Start:
             # Until this process ends, what has been found out is not to be lost.
             for number in (signal.SIGUSR1, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.jobs.job_environment import AGAIN
 from reports.text import count
 from results.job import Job
 from slurm.hosts import expand
-
-AGAIN = "run the same bench matrix command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`python -m harness.launch.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
+"""`python -m harness.launchers.slurm.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
 
 Starts this node's torchrun and stays until it has ended. The nodes meet at HOST:PORT, which is of the first
 one. After a bad end it waits a moment: srun ends the other nodes at once, and they are to find out what
@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 
 from harness.kernel import die_with_parent
-from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.command import node_command
 from harness.launch.host_memory import out_of_memory_kills, tell_kills
 from harness.launch.nodes import PATIENCE_S, outlast
-from results.launch import Launch
 from results.schemas import LAUNCH
 
 
@@ -44,13 +43,6 @@ def main() -> int:
     if code and not stops:
         time.sleep(PATIENCE_S)
     return code
-
-
-def node_command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> tuple[str, ...]:
-    """The torchrun of one node; a launch on one node needs nobody to meet."""
-    if launch.placement.nodes == 1:
-        return torchrun_command(launch, path)
-    return torchrun_command(launch, path, rendezvous=Rendezvous(node_rank=node_rank, endpoint=endpoint))
 
 
 if __name__ == "__main__":

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from harness.console import Console
 from harness.jobs.baseline import baseline_of
-from harness.jobs.documents import MANIFEST, Document, KubernetesDocuments
-from harness.jobs.left import left
-from harness.jobs.standing import held_by_jobs, standings
-from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_lines, cost_rows, require_within_budget
-from harness.launch.kubernetes.apply import apply
-from harness.launch.kubernetes.manifest import Form
-from harness.launch.kubernetes.names import object_name
-from harness.launch.kubernetes.profile import KubernetesProfile, read_profile
+from harness.jobs.documents import Document
+from harness.jobs.job_status import held_by_jobs
+from harness.jobs.planned import PlannedJob
+from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows, require_within_budget
+from harness.launchers.job_call import JobCall
+from harness.launchers.kubernetes.apply import apply
+from harness.launchers.kubernetes.documents import MANIFEST, KubernetesDocuments
+from harness.launchers.kubernetes.job_status import KubernetesJobStatus
+from harness.launchers.kubernetes.manifest import Form
+from harness.launchers.kubernetes.names import object_name
+from harness.launchers.kubernetes.profile import KubernetesProfile, read_profile
+from harness.launchers.launcher import MatrixCall, WorkerHosts
+from harness.launchers.study_jobs import job_statuses
 from harness.plan.options import read_duration_s
-from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_header
 from results.environment import CodeVersion
 from results.errors import UsageError
-from results.job import RunOptions, Submission
+from results.job import Submission
 from results.job_store import JobStore
 from results.plan import Plan
 from results.store import Study, utc_now
-from slurm.client import Client
 
 
 def profile_of(options: StudyFile) -> KubernetesProfile:
@@ -44,35 +46,31 @@ def profile_of(options: StudyFile) -> KubernetesProfile:
     return msgspec.structs.replace(profile, time=msgspec.structs.replace(profile.time, fixed=fixed))
 
 
-class KubernetesStudy:
+class KubernetesCall(JobCall):
     """The jobs of one `bench matrix --launcher kubernetes` call."""
 
-    def __init__(
-        self, options: StudyFile, run_options: RunOptions, profile: KubernetesProfile, console: Console
-    ) -> None:
-        self._options = options
-        self._run_options = run_options
-        self._profile = profile
-        self._console = console
-        self._form: Form = options.kind or "job"
+    def __init__(self, call: MatrixCall) -> None:
+        self._profile = profile_of(call.options)
+        super().__init__(call, self._profile.price)
+        self._form: Form = call.options.kind or "job"
+        self.hosts = WorkerHosts(
+            has_gpus=self._profile.gpu_resource != "none",
+            gpus_per_node=self._profile.gpus_per_node,
+            # They run with the image's.
+            same_python=False,
+        )
 
-    @property
-    def has_gpus(self) -> bool:
-        return self._profile.gpu_resource != "none"
+    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> Callable[[PlannedJob], Document]:
+        made = self._documents(study, plan, code)
+        return lambda planned: made.run(planned, self._form)
 
-    @property
-    def same_python(self) -> bool:
-        """Whether the ranks run with the Python of this call: they run with the image's."""
-        return False
-
-    @property
-    def gpus_per_node(self) -> int | None:
-        return self._profile.gpus_per_node
+    def _documents(self, study: Study, plan: Plan, code: CodeVersion) -> KubernetesDocuments:
+        return KubernetesDocuments(study, plan, self._profile, self._run_options, code)
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: the jobs and their manifests on stdout."""
-        launches, documents = self._left(study, plan, code)
-        for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
+        launches, documents = self.left(study, plan, code)
+        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
             self._console.result(f"# {line}")
         for row in cost_rows(documents):
             told = ", ".join(f"{head} {value}" for head, value in zip(COST_HEADS, row, strict=True))
@@ -80,16 +78,11 @@ class KubernetesStudy:
         for document in documents:
             self._console.result(document.text)
 
-    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """Raise UsageError where a new study would take more than was allowed: before it is written."""
-        if not study.plan_paths():
-            require_within_budget(self._left(study, plan, code)[1], self._options.max_gpu_hours)
-
-    def submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
         """Write what is left, and apply it if asked to, under the study's lock. Returns the exit code."""
-        found = standings(study, Client())
-        launches, documents = self._left(study, plan, code, held=held_by_jobs(found))
-        for line in [*plan_header(study, plan, launches), *self._summary(documents)]:
+        found = job_statuses(study, settle=True)
+        launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
+        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
             self._console.note(line)
         require_within_budget(documents, self._options.max_gpu_hours)
         if documents:
@@ -98,24 +91,14 @@ class KubernetesStudy:
         store = JobStore(study.root)
         for document in documents:
             store.add(document.job, document=document.text, name=MANIFEST)
-        waiting = [standing.job.job_id for standing in found if standing.is_waiting]
+        waiting = [
+            status.job.job_id
+            for status in found
+            if isinstance(status, KubernetesJobStatus) and status.is_live and status.submission is None
+        ]
         self._hand_over(store, [*waiting, *(document.job.job_id for document in documents)])
         self._advise(study, plan, code)
         return 0
-
-    def _left(
-        self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
-    ) -> tuple[list[PlannedLaunch], list[Document]]:
-        """The launches that are left, and the jobs for them."""
-        per_cell = bool(self._options.jobs_per_cell)
-        found = left(study, plan, self._run_options, code, per_cell=per_cell, held=held)
-        made = KubernetesDocuments(study, plan, self._profile, self._run_options, code)
-        return found.launches, [made.run(job, self._form) for job in found.jobs]
-
-    def _summary(self, documents: list[Document]) -> list[str]:
-        if not documents:
-            return ["no jobs are left to submit"]
-        return cost_lines(documents, self._profile.price, gpus=self.has_gpus)
 
     def _hand_over(self, store: JobStore, job_ids: list[str]) -> None:
         """Apply the manifests, or say how; those of earlier calls that were not applied are among them."""
@@ -130,7 +113,7 @@ class KubernetesStudy:
             store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))
 
     def _advise(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        made = KubernetesDocuments(study, plan, self._profile, self._run_options, code)
+        made = self._documents(study, plan, code)
         if made.study_folder != str(study.root.resolve()):
             self._console.note(
                 f"the pods look for the study in {made.study_folder}: copy {study.root} there first, on the "

@@ -1,0 +1,65 @@
+"""Where a job runs: what its scheduler has given it, and how launches are started there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness.code import checkout, code_hash
+from harness.launch.ending import Stopped
+from harness.launch.starter import Starter
+from harness.launch.tally import Conditions
+from results.environment import CodeVersion
+from results.job import Job, JobEnd, Submission
+
+AGAIN = "run the same bench matrix command again"
+
+
+class JobEnvironment(Protocol):
+    """One start of a job."""
+
+    @property
+    def scheduler_id(self) -> str | None: ...
+
+    @property
+    def start(self) -> int:
+        """0, and one more each time that the job begins again."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]: ...
+
+    @property
+    def notice_s(self) -> float | None:
+        """Between SIGUSR1 and the end of the job's time; None: there is no SIGUSR1 before it."""
+
+    @property
+    def starter(self) -> Starter: ...
+
+    def conditions(self, code: CodeVersion) -> Conditions:
+        """What earlier runs must have in common with those of this start."""
+
+    def earlier_notice(self) -> Stopped | None:
+        """Why the scheduler ended the start before this one; None if it has left no word."""
+
+    def obstacle(self, job: Job) -> str | None:
+        """Why what was given is not the job's; None if it is."""
+
+
+def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
+    """Why this is not the job's own environment: its script was submitted by hand. None if it may be."""
+    if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
+        return None
+    return (
+        f"it was submitted as job {submission.scheduler_id}, and this is {environment.scheduler_id}: "
+        f"a script is not submitted by hand; {AGAIN}"
+    )
+
+
+def obstacle(job: Job, environment: JobEnvironment, ended: JobEnd | None) -> str | None:
+    """Why the job must not be run here and now; None if it may."""
+    if ended is not None:
+        return f"it was closed before ({ended.outcome}: {ended.reason}), and its cells are with others"
+    if code_hash(checkout()) != job.code.code_hash:
+        return f"the code of bench was edited while the job was waiting: {AGAIN}"
+    if environment.start > job.options.retries:
+        return f"it has begun again {environment.start} times (--retries {job.options.retries}): {AGAIN}"
+    return environment.obstacle(job)

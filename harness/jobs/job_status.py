@@ -1,0 +1,142 @@
+"""Where the jobs of a study stand: what has been written down, and what a scheduler adds to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from harness.jobs.closing import close_launches, open_launches
+from harness.launch.ending import Stopped
+from results import files
+from results.errors import StoreError
+from results.job import Job, JobEnd, Submission
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study, utc_now
+
+FORGOTTEN = Stopped(
+    outcome=Outcome.UNKNOWN, reason="the scheduler has forgotten the job, and it left no word"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """One job as it has been written down. A launcher that can ask about its jobs adds what it was told."""
+
+    job: Job
+    submission: Submission | None
+    ended: JobEnd | None
+    """How it ended for good."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs or may still run: its cells are not to be submitted again."""
+        return self.ended is None and self.submission is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the scheduler says that it runs now."""
+        return False
+
+    @property
+    def state(self) -> str:
+        """In a word or two."""
+        if self.ended is not None:
+            return str(self.ended.outcome)
+        return "not submitted" if self.submission is None else self.submitted_state
+
+    @property
+    def submitted_state(self) -> str:
+        """The state of a job that was handed over and has not ended."""
+        return "unknown"
+
+    @property
+    def words(self) -> str:
+        """Why it is there, in the scheduler's words or its own."""
+        return self.scheduler_words if self.ended is None else self.ended.reason or ""
+
+    @property
+    def scheduler_words(self) -> str:
+        """What the scheduler says of a job that has not ended."""
+        return ""
+
+
+AnyStatus = TypeVar("AnyStatus", bound=JobStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """What became of live jobs that were to be cancelled."""
+
+    told: tuple[str, ...] = ()
+    """The names of those that a scheduler was told to end."""
+    by_hand: tuple[str, ...] = ()
+    """For each of the others, the command by which its user ends what runs of it."""
+
+
+def kept_status(study: Study, job: Job) -> JobStatus:
+    """A job as it has been written down."""
+    store = JobStore(study.root)
+    return JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
+
+
+def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
+    """What the job itself said of the end of its last start; None if it said nothing of that one.
+
+    `restarts` is how often the scheduler says it has begun again; None if it does not count that.
+    """
+    store = JobStore(study.root)
+    files.refresh(store.folder(job.job_id))
+    starts = store.starts(job.job_id)
+    if not starts:
+        return None
+    last = starts[-1]
+    # Where nobody counts the starts, a launch that is still open is of a later one.
+    is_last = not open_launches(study, job.job_id) if restarts is None else last.start == restarts
+    return Stopped(outcome=last.outcome, reason=last.reason or "") if is_last else None
+
+
+def close(study: Study, status: AnyStatus, stopped: Stopped, *, scheduler: str | None = None) -> AnyStatus:
+    """Write down that a job has ended, with the launches that it left open, where one may write.
+
+    `scheduler` is what its scheduler says of the end, for the attempts of these launches.
+    """
+    end = end_of_job(status.job, status.submission, stopped.outcome, stopped.reason)
+    if os.access(study.root, os.W_OK):
+        close_launches(study, status.job.job_id, stopped, scheduler=scheduler)
+        end = _written(JobStore(study.root), end)
+    return replace(status, ended=end)
+
+
+def end_of_job(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:
+    """The end of a whole job, as whoever finds out writes it down."""
+    return JobEnd(
+        job_id=job.job_id,
+        scheduler_id=None if submission is None else submission.scheduler_id,
+        start=None,
+        told_by="scheduler",
+        nodes=(),
+        started_at=None,
+        ended_at=utc_now(),
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _written(store: JobStore, end: JobEnd) -> JobEnd:
+    try:
+        store.add_end(end)
+    except StoreError:
+        # Somebody else asked at the same time; the first word stays.
+        kept = store.ended(end.job_id)
+        if kept is None:
+            raise
+        return kept
+    return end
+
+
+def held_by_jobs(statuses: Sequence[JobStatus]) -> set[str]:
+    """Ids of the cells that live jobs are about to run, or run."""
+    return {cell for status in statuses if status.is_live for cell in status.job.cells}

@@ -1,0 +1,75 @@
+"""The calls of launchers that start launches themselves, one after another."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from harness.code import checkout
+from harness.launch.campaign import Campaign, CampaignContext
+from harness.launch.machine import Machine
+from harness.launch.starter import Starter
+from harness.launch.supervise import Interrupted
+from harness.launch.tally import Conditions
+from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
+from harness.launchers.study_jobs import live_cells
+from harness.plan_text import plan_summary, plan_tables
+from reports.text import count
+from results.environment import CodeVersion
+from results.launch import Launch
+from results.plan import Plan
+from results.store import Study
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class CampaignCall(LauncherCall):
+    """A call that runs what is left of the plan, one launch after another, and stays until it is done."""
+
+    def __init__(self, call: MatrixCall) -> None:
+        self._call = call
+        self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
+
+    @abstractmethod
+    def starter(self) -> Starter:
+        """What starts each launch."""
+
+    @abstractmethod
+    def line(self, launch: Launch, path: Path) -> str:
+        """How a launch whose file is `path` is started, as it would be typed."""
+
+    def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        show_plan(self._call, study, plan, code, self.line)
+
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
+        """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
+        console = self._call.console
+        held = live_cells(study)
+        if held:
+            console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
+            cells = tuple(cell for cell in plan.cells if cell.id not in held)
+            plan = msgspec.structs.replace(plan, cells=cells)
+        campaign = Campaign(study, plan, self._call.run_options, console)
+        so_far = campaign.tally(study.collect(), Conditions.here(code))
+        for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
+            console.note(line)
+        try:
+            campaign.run(CampaignContext(starter=self.starter(), checkout=checkout(), code=code, lock=lock))
+        except Interrupted:
+            study.collect()
+            console.note("interrupted; the same command goes on from here")
+            return INTERRUPTED
+        return None
+
+
+def show_plan(
+    call: MatrixCall, study: Study, plan: Plan, code: CodeVersion, line: Callable[[Launch, Path], str]
+) -> None:
+    """Print the plan, and how each launch is started, as `line` has it. Writes nothing."""
+    campaign = Campaign(study, plan, call.run_options, call.console)
+    so_far = campaign.tally(study.results(), Conditions.here(code))
+    plan_tables(call.console, study, plan, campaign.planned(so_far), so_far.step_ns, line=line)

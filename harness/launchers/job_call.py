@@ -1,0 +1,51 @@
+"""What the calls of all launchers that make jobs have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence, Set
+
+from harness.jobs.documents import Document
+from harness.jobs.left import left
+from harness.jobs.planned import PlannedJob
+from harness.jobs.words import cost_lines, require_within_budget
+from harness.launchers.launcher import LauncherCall, MatrixCall
+from harness.plan.schedule import PlannedLaunch
+from results.environment import CodeVersion
+from results.plan import Plan
+from results.store import Study
+from slurm.site import Price
+
+
+class JobCall(LauncherCall):
+    """A call whose launches are left to jobs."""
+
+    def __init__(self, call: MatrixCall, price: Price | None) -> None:
+        self._options = call.options
+        self._run_options = call.run_options
+        self._console = call.console
+        self._price = price
+
+    @abstractmethod
+    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> Callable[[PlannedJob], Document]:
+        """What makes the records of jobs, in their order, and the texts that are submitted for them."""
+
+    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """Raise UsageError where a new study would take more than was allowed: before it is written."""
+        if not study.plan_paths():
+            require_within_budget(self.left(study, plan, code)[1], self._options.max_gpu_hours)
+
+    def left(
+        self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
+    ) -> tuple[list[PlannedLaunch], list[Document]]:
+        """The launches that are left, but for the cells in `held`, and the jobs for them."""
+        per_cell = bool(self._options.jobs_per_cell)
+        found = left(study, plan, self._run_options, code, per_cell=per_cell, held=held)
+        make = self.maker(study, plan, code)
+        return found.launches, [make(job) for job in found.jobs]
+
+    def summary(self, documents: Sequence[Document]) -> list[str]:
+        """What the jobs will take."""
+        if not documents:
+            return ["no jobs are left to submit"]
+        return cost_lines(documents, self._price, gpus=self.hosts.has_gpus)

@@ -1,0 +1,128 @@
+"""What a launcher is: the facts and the behaviour that `bench matrix` and the commands about jobs ask for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from harness.console import Console
+from harness.jobs.job_status import Cancelled, JobStatus
+from harness.plan.study_file import StudyFile
+from results.environment import CodeVersion
+from results.job import Job, RunOptions
+from results.plan import Plan
+from results.store import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixCall:
+    """One `bench matrix` call, as its launcher is told of it."""
+
+    options: StudyFile
+    run_options: RunOptions
+    console: Console
+    arguments: tuple[str, ...] = ()
+    """Those of the command line, for a job that makes the same call again."""
+    folder: Path = field(default_factory=Path.cwd)
+    """Where the call was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHosts:
+    """What is known beforehand of the hosts that workers will run on."""
+
+    has_gpus: bool
+    gpus_per_node: int | None = None
+    """GPUs of a host; None: not known."""
+    same_python: bool = True
+    """Whether ranks run with the Python of this call, so that it can see what is installed for them."""
+
+
+class LauncherCall(ABC):
+    """What a launcher makes of one call."""
+
+    hosts: WorkerHosts
+
+    @abstractmethod
+    def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """`--dry-run`: print the plan and what would be started on stdout. Writes nothing, asks nobody."""
+
+    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """Refuse what cannot be done, before anything is written. Raises UsageError or MachineError."""
+        return
+
+    @abstractmethod
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
+        """Start what is left of the plan, under the study's lock (a descriptor that workers may inherit).
+
+        Returns the exit code of the call; None if all was run, and the results are to be reported.
+        """
+
+
+class SiteCheck(Protocol):
+    """One thing that was checked about a profile of a cluster."""
+
+    @property
+    def level(self) -> str:
+        """`wrong`, `doubtful` or `fine`."""
+
+    @property
+    def about(self) -> str:
+        """The key of the profile."""
+
+    @property
+    def words(self) -> str:
+        """What was found."""
+
+
+class Launcher(ABC):
+    """One way to start launches. Without state: everything of a call is in its `LauncherCall`."""
+
+    name: ClassVar[str]
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Options of `bench matrix` that not every launcher reads, and that this one does, such as `site`."""
+    several_hosts: ClassVar[bool] = True
+    """Whether nodes of a launch are hosts. If not, sizes are limited to this machine, which may have links
+    between virtual nodes."""
+
+    @abstractmethod
+    def accept(self, call: MatrixCall) -> LauncherCall:
+        """Take a call. Raises UsageError for options that it cannot follow."""
+
+    def offer(self) -> str | None:
+        """How to run here what is too large for this machine; None where this launcher is no way to do so."""
+        return None
+
+    def check_site(self, path: Path) -> Sequence[SiteCheck] | None:
+        """What there is to say of the profile of a cluster in a file; None if this launcher reads none.
+
+        Raises UsageError for a file that is no profile, and SchedulerError if the cluster does not answer.
+        """
+        return None
+
+
+class JobLauncher(Launcher):
+    """A launcher that makes jobs: somebody else decides when they run, and `bench` asks about them later."""
+
+    @abstractmethod
+    def kept(self, study: Study, jobs: Sequence[Job]) -> Sequence[JobStatus]:
+        """The jobs as they have been written down: nobody is asked."""
+
+    def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> Sequence[JobStatus]:
+        """The jobs as the scheduler has them now; one that has ended is written down.
+
+        With `settle`, under the study's lock, also find out whether jobs were submitted of which that is not
+        known. Raises SchedulerError if the scheduler does not answer.
+        """
+        return self.kept(study, jobs)
+
+    @abstractmethod
+    def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
+        """End jobs that are live, under the study's lock."""
+
+    @abstractmethod
+    def run_job(self, study: Study, job: Job) -> int:
+        """Do a job's work where the scheduler has started it. Returns the exit code of its program."""

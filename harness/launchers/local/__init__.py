@@ -1,0 +1,1 @@
+"""Launches on this machine, as children of this process."""

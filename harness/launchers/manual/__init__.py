@@ -1,0 +1,1 @@
+"""Launches that a person starts by hand."""

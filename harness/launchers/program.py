@@ -1,0 +1,22 @@
+"""`python -m harness.launchers.program JOB-FOLDER`: what a job does where its scheduler has started it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness.launchers.registry import job_launcher
+from results.job_store import JobStore
+from results.store import Study
+
+
+def main() -> int:
+    """Run the job. Returns the exit code: 0 if nothing is wrong with the program or the machine."""
+    folder = Path(sys.argv[1]).resolve()
+    study = Study(folder.parents[1])
+    job = JobStore(study.root).job(folder.name)
+    return job_launcher(job.launcher).run_job(study, job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

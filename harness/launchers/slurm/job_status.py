@@ -1,0 +1,161 @@
+"""What Slurm says of the jobs of a study: asked once for all of them, and found by name where need be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
+from harness.launch.ending import Stopped
+from results.job import Job, Submission
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.store import Study, utc_now
+from slurm.client import Client
+from slurm.job_view import JobView
+from slurm.runner import SlurmError
+from slurm.script import log_path
+from slurm.states import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJobStatus(JobStatus):
+    """One job at the moment of asking."""
+
+    view: JobView | None = None
+    """What Slurm says; None if it does not know the job, or was not asked."""
+
+    @property
+    def slurm_id(self) -> int | None:
+        """Slurm's number of it; None if it has none."""
+        return None if self.submission is None else int(self.submission.scheduler_id)
+
+    @property
+    def is_running(self) -> bool:
+        return self.view is not None and self.view.phase is Phase.RUNNING
+
+    @property
+    def submitted_state(self) -> str:
+        return "unknown" if self.view is None else str(self.view.phase)
+
+    @property
+    def scheduler_words(self) -> str:
+        if self.view is None:
+            return ""
+        held = "held: it will not start by itself; " if self.view.is_held else ""
+        return held + self.view.words
+
+
+def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
+    """The jobs as they have been written down."""
+    store = JobStore(study.root)
+    return [
+        SlurmJobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
+        for job in jobs
+    ]
+
+
+def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+    """What Slurm says of those that have not ended. Raises SlurmError if it is not the one that has them."""
+    waiting = {
+        status.slurm_id: status for status in found if status.ended is None and status.slurm_id is not None
+    }
+    if not waiting:
+        return list(found)
+    _require_cluster(client, waiting.values())
+    views = client.query(list(waiting))
+    news = {
+        status.job.job_id: _with_view(study, status, views.get(slurm_id))
+        for slurm_id, status in waiting.items()
+    }
+    return [news.get(status.job.job_id, status) for status in found]
+
+
+def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+    """Find out about jobs of which it is not known whether they were submitted, by their names.
+
+    Under the study's lock: another process may be about to submit. One that the queue does not have was
+    not taken, and is closed.
+    """
+    lost = [status for status in found if status.submission is None and status.ended is None]
+    if not lost:
+        return list(found)
+    by_name = {view.name: view for view in client.own_jobs()}
+    news = {status.job.job_id: _found(study, status, by_name, client.cluster_name) for status in lost}
+    return [news.get(status.job.job_id, status) for status in found]
+
+
+def cancel(study: Study, live: Sequence[SlurmJobStatus], client: Client) -> Cancelled:
+    """Tell Slurm to end jobs. Those that the queue does not have are closed, whatever accounting says."""
+    numbers = [status.slurm_id for status in live if status.slurm_id is not None]
+    client.cancel(numbers)
+    for status in live:
+        if status.view is not None and status.view.source != "squeue":
+            close(
+                study,
+                status,
+                Stopped(outcome=Outcome.CANCELLED, reason="cancelled by the user"),
+            )
+    return Cancelled(told=tuple(map(str, numbers)))
+
+
+def _require_cluster(client: Client, waiting: Collection[JobStatus]) -> None:
+    """Raises SlurmError if jobs were submitted to another cluster: it has jobs of the same numbers."""
+    names = {status.submission.cluster for status in waiting if status.submission is not None}
+    elsewhere = sorted(name for name in names if name not in (None, client.cluster_name))
+    if elsewhere:
+        raise SlurmError(
+            f"jobs of the study are on the cluster {', '.join(map(str, elsewhere))}, and this is "
+            f"{client.cluster_name}: ask there"
+        )
+
+
+def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], cluster: str) -> SlurmJobStatus:
+    view, job_id = by_name.get(lost.job.name), lost.job.job_id
+    if view is None and not _has_begun(study, job_id):
+        return close(study, lost, Stopped(outcome=Outcome.CANCELLED, reason="the scheduler never took it"))
+    if view is None:
+        # It was taken, has run, and the scheduler has forgotten it.
+        return _with_view(study, lost, None)
+    submission = Submission(
+        job_id=job_id, scheduler_id=str(view.job_id), submitted_at=utc_now(), cluster=cluster
+    )
+    JobStore(study.root).add_submission(submission)
+    return _with_view(study, replace(lost, submission=submission), view)
+
+
+def _has_begun(study: Study, job_id: str) -> bool:
+    """Whether a job has left anything."""
+    if JobStore(study.root).starts(job_id):
+        return True
+    return any(launch.job_id == job_id for launch in study.launches())
+
+
+def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> SlurmJobStatus:
+    if view is not None and view.name != status.job.name:
+        raise SlurmError(
+            f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler counts "
+            f"anew, or is another one; ask the right one, or close the study's jobs: bench cancel --forget"
+        )
+    seen = replace(status, view=view)
+    if view is not None and not view.phase.ended:
+        return seen
+    stopped = own_word(study, status.job, None if view is None else view.restarts)
+    words = None if view is None else view.words
+    return close(study, seen, stopped or _schedulers_word(study, status.job, view), scheduler=words)
+
+
+def _schedulers_word(study: Study, job: Job, view: JobView | None) -> Stopped:
+    """How a job ended that left no word of its own."""
+    if view is None:
+        return FORGOTTEN
+    outcome = view.outcome or Outcome.UNKNOWN
+    if outcome is Outcome.CRASHED and view.signal is not None:
+        # Somebody ended the job's own program, and that is no fault of a cell: it is run again.
+        words = f"the job's program was killed: the scheduler says {view.words}"
+        return Stopped(outcome=Outcome.CANCELLED, reason=words)
+    if outcome is Outcome.OK and job.purpose == "run":
+        # A job that has run its cells says so.
+        outcome = Outcome.UNKNOWN
+    log = log_path(JobStore(study.root).folder(job.job_id), view.job_id)
+    return Stopped(outcome=outcome, reason=f"the scheduler says {view.words}; see {log}")

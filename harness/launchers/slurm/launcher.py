@@ -1,0 +1,59 @@
+"""The launcher `slurm`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.jobs.job_status import Cancelled, JobStatus
+from harness.jobs.start import JobStart
+from harness.launchers.launcher import JobLauncher, MatrixCall
+from harness.launchers.slurm import job_status
+from harness.launchers.slurm.call import SlurmCall
+from harness.launchers.slurm.environment import SlurmEnvironment
+from harness.launchers.slurm.job_status import SlurmJobStatus
+from harness.launchers.slurm.site import site_checks
+from results.job import Job
+from results.job_store import JobStore
+from results.store import Study
+from slurm.client import Client
+from slurm.site_checks import SiteCheck
+from slurm.site_file import read_site
+
+
+class SlurmLauncher(JobLauncher):
+    """Slurm gives a job an allocation, and srun starts an agent on each of its nodes."""
+
+    name = "slurm"
+    options = frozenset(
+        {
+            *("site", "partition", "account", "qos", "cpus_per_gpu", "time"),
+            *("jobs_per_cell", "feed", "max_gpu_hours", "report_job"),
+        }
+    )
+
+    def accept(self, call: MatrixCall) -> SlurmCall:
+        return SlurmCall(call)
+
+    def offer(self) -> str | None:
+        is_here = shutil.which("sbatch") is not None
+        return "a Slurm cluster is here: --launcher slurm submits it" if is_here else None
+
+    def check_site(self, path: Path) -> Sequence[SiteCheck]:
+        return site_checks(read_site(path), Client())
+
+    def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
+        return job_status.kept(study, jobs)
+
+    def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> list[SlurmJobStatus]:
+        client = Client()
+        found = job_status.asked(study, job_status.kept(study, jobs), client)
+        return job_status.settled(study, found, client) if settle else found
+
+    def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
+        own = [status for status in live if isinstance(status, SlurmJobStatus)]
+        return job_status.cancel(study, own, Client())
+
+    def run_job(self, study: Study, job: Job) -> int:
+        return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()

@@ -1,0 +1,60 @@
+"""Profiles of Slurm clusters: as a call has them, and held against the cluster that is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.plan.options import read_duration_s
+from harness.plan.study_file import StudyFile
+from results.plan import Placement
+from slurm.client import Client
+from slurm.durations import seconds
+from slurm.runner import QueueFullError, RefusedError
+from slurm.script import Job, job_script
+from slurm.site import SiteProfile
+from slurm.site_checks import SiteCheck, cluster_checks
+from slurm.site_file import override, read_site
+
+
+def site_of(options: StudyFile) -> SiteProfile:
+    """The profile of the cluster: the file's, with what the flags say. Raises UsageError."""
+    site = read_site(Path(options.site)) if options.site else SiteProfile()
+    limit = None if options.time is None else f"{read_duration_s(options.time, '--time'):g}s"
+    values: Mapping[str, object] = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "cpus_per_gpu": options.cpus_per_gpu,
+        "time.fixed": limit,
+        # Without a profile, a CPU study asks for no GPUs.
+        "gpu_request": "none" if options.device == "cpu" and not options.site else None,
+    }
+    return override(site, values)
+
+
+def site_checks(site: SiteProfile, client: Client) -> list[SiteCheck]:
+    """What the cluster's description tells of a profile, and what the scheduler says of a job by it."""
+    return [*cluster_checks(site, client.cluster()), _scheduler_says(site, client)]
+
+
+def _scheduler_says(site: SiteProfile, client: Client) -> SiteCheck:
+    """What the scheduler says of a job of one node that asks for all that the profile may ask for."""
+    limit = site.time.maximum if site.time.fixed is None else site.time.fixed
+    job = Job(
+        name="bench-doctor",
+        placement=Placement(nodes=1, gpus_per_node=site.gpus_per_node or 1),
+        time_limit_s=seconds(limit),
+        # Nothing is run, nothing is written.
+        folder=Path("/"),
+        log_folder=Path("/"),
+        command=("true",),
+    )
+    about = "the scheduler"
+    try:
+        client.check(job_script(site, job))
+    except QueueFullError as error:
+        return SiteCheck(level="doubtful", about=about, words=f"{error}; ask again when jobs have ended")
+    except RefusedError as error:
+        return SiteCheck(level="wrong", about=about, words=str(error))
+    return SiteCheck(level="fine", about=about, words=f"would take a job of one node for {limit}")

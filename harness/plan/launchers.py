@@ -1,0 +1,53 @@
+"""The launchers there are, by name. None of them is imported here: `--help` lists them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from results.errors import UsageError
+
+DEFAULT = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherEntry:
+    """One launcher as `--launcher` knows it."""
+
+    name: str
+    home: str
+    """`module:class` of its `harness.launchers.launcher.Launcher`, imported when it is first used."""
+    help: str
+    """What it does, after its name: `submits jobs`."""
+
+
+_ENTRIES: dict[str, LauncherEntry] = {}
+
+
+def register(name: str, home: str, help: str) -> None:
+    """Add a launcher, before the command line is made. Raises UsageError for a name that is taken."""
+    if name in _ENTRIES:
+        raise UsageError(f"two launchers are called {name}: {_ENTRIES[name].home} and {home}; rename one")
+    _ENTRIES[name] = LauncherEntry(name=name, home=home, help=help)
+
+
+register("local", "harness.launchers.local.launcher:LocalLauncher", "runs here")
+register("slurm", "harness.launchers.slurm.launcher:SlurmLauncher", "submits jobs to Slurm")
+register("kubernetes", "harness.launchers.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs")
+register("manual", "harness.launchers.manual.launcher:ManualLauncher", "prints the command for each host")
+
+
+def launcher_names() -> tuple[str, ...]:
+    """All names, in the order in which they were registered."""
+    return tuple(_ENTRIES)
+
+
+def launcher_entry(name: str) -> LauncherEntry:
+    """The entry of a name. Raises UsageError if there is none, with the names that there are."""
+    if name not in _ENTRIES:
+        raise UsageError(f"there is no launcher {name!r}; --launcher is one of {', '.join(_ENTRIES)}")
+    return _ENTRIES[name]
+
+
+def launchers_help() -> str:
+    """All of them in a line."""
+    return ", ".join(f"{entry.name} {entry.help}" for entry in _ENTRIES.values())
