@@ -60,7 +60,9 @@ def _import(name: str, *, folder: Path) -> ModuleType:
     if str(folder) not in sys.path:
         # First and for good, as for a script: a model may import its neighbours as late as in forward().
         sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
+    if name not in sys.modules:
+        # A file that was written after its folder was last listed would not be found.
+        importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

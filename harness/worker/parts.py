@@ -10,6 +10,7 @@ import torch
 
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.rank import Rank
+from harness.worker.seeds import seed_torch
 from results.cell import Cell
 from results.errors import UsageError
 from strategies.catalog import group_layout
@@ -39,7 +40,7 @@ class Parts:
         Raises UsageError if a user's source or data file is not what the cell was planned with.
         """
         self._check_files()
-        torch.manual_seed(self.cell.seed)
+        seed_torch(self.cell.seed)
         return build_workload(self.cell.workload, source_folder=self.source_folder)
 
     def _check_files(self) -> None:

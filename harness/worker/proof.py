@@ -55,9 +55,9 @@ from harness.worker.reference import (
     finite,
     optimizer_history,
     replay_update,
-    seed_step,
     simulate_step,
 )
+from harness.worker.seeds import seed_step
 from harness.worker.verdict import verdict, weaker
 from results.cell import Cell
 from results.record import Proof

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from harness.worker.agreement import hash_number
 from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.parts import Parts
+from harness.worker.seeds import seed_step
 from results.cell import Cell
 from strategies.catalog import microbatches
 from strategies.training.optimizer import build_optimizer
@@ -224,17 +222,6 @@ def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module.named_parameters():
         yield name, parameter.detach()
     yield from module.named_buffers()
-
-
-def seed_step(seed: int, step: int, replica: int) -> None:
-    """Set the random state of one replica's step: what dropout draws follows from these three numbers.
-
-    Python's and numpy's generators as well, which a user's model may draw from.
-    """
-    digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7], "big"))
-    random.seed(digest)
-    np.random.seed(int.from_bytes(digest[:4], "big"))
 
 
 def dense(gradient: Tensor) -> Tensor:

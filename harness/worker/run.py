@@ -28,8 +28,8 @@ from harness.worker.parts import Parts
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
-from harness.worker.reference import seed_step
 from harness.worker.scalars import live_scalars
+from harness.worker.seeds import seed_step
 from harness.worker.teardown import free_memory
 from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace

@@ -37,6 +37,12 @@ MODELS = """
 import torch
 from torch import nn
 from workloads import Workload
+from workloads.gpt import build_gpt
+from workloads.shapes import GPTShape
+
+
+def gpt():
+    return build_gpt(GPTShape(layers=3, width=16, heads=2, context=16, vocabulary=256, seq=16))
 
 
 def normed():

@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 2, "optimizer": "sgd:lr=0.002"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-GPT: Fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-GPT: Fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
 def _gradients_times(factor: float) -> AbstractContextManager[object]:
@@ -230,45 +230,47 @@ BUFFERS = "buffers differs from the serial simulation"
 REPLICAS = "replicas differ after the update"
 
 
+# On two ranks a sum has one order and the bound is zero; on three it is that of rounding.
 @pytest.mark.parametrize(
-    ("mutation", "fields", "detail"),
+    ("mutation", "sizes", "fields", "detail"),
     [
-        (_divided_by_one_more, MLP, GRADIENT),
-        (_not_divided, MLP, GRADIENT),
-        (_one_rank_dropped, MLP, GRADIENT),
-        (_off_in_the_last_step, MLP, f"{GRADIENT}|{REPLICAS}"),
-        (_sum_instead_of_mean_of_micro_batches, MLP | {"accumulation": 2}, GRADIENT),
+        (_divided_by_one_more, [2, 3], MLP, GRADIENT),
+        (_not_divided, [2], MLP, GRADIENT),
+        (_one_rank_dropped, [3], MLP, GRADIENT),
+        (_off_in_the_last_step, [2], MLP, f"{GRADIENT}|{REPLICAS}"),
+        (_sum_instead_of_mean_of_micro_batches, [2], MLP | {"accumulation": 2}, GRADIENT),
         (
             _first_micro_batch_exchanged_instead_of_the_last,
+            [3],
             MLP | {"accumulation": 2},
             f"{GRADIENT}|{REPLICAS}",
         ),
-        (_buffers_of_another_rank, NORMED, BUFFERS),
-        (_buffers_never_sent, NORMED, "a replica's buffers differ from the serial simulation"),
-        (_update_twice, MLP, UPDATE),
-        (_update_left_out, MLP, UPDATE),
-        (_clip_ignored, MLP | {"clip_norm": 0.01}, UPDATE),
-        (_gradients_not_forgotten, MLP, GRADIENT),
-        (_wrong_rate, MLP, UPDATE),
-        (_wrong_rate, GPT, UPDATE),
-        (_rate_changes_after_a_step, MLP, UPDATE),
-        (_wrong_rate_on_the_last_rank, MLP, REPLICAS),
-        (_momentum_lost, MLP, STATE),
-        (_momentum_off_in_its_last_bit, MLP, STATE),
-        (_momentum_lost, MLP | {"precision": "bf16"}, STATE),
-        (_state_forgotten, GPT, STATE),
-        (_same_data_on_all_ranks, MLP, GRADIENT),
-        (_dropout_drawn_from_a_seed_of_the_trainers_own, MLP, GRADIENT),
+        (_buffers_of_another_rank, [3], NORMED, BUFFERS),
+        (_buffers_never_sent, [3], NORMED, "a replica's buffers differ from the serial simulation"),
+        (_update_twice, [2], MLP, UPDATE),
+        (_update_left_out, [2], MLP, UPDATE),
+        (_clip_ignored, [2, 3], MLP | {"clip_norm": 0.01}, UPDATE),
+        (_gradients_not_forgotten, [2], MLP, GRADIENT),
+        (_wrong_rate, [2, 3], MLP, UPDATE),
+        (_wrong_rate, [3], GPT, UPDATE),
+        (_rate_changes_after_a_step, [3], MLP, UPDATE),
+        (_wrong_rate_on_the_last_rank, [3], MLP, REPLICAS),
+        (_momentum_lost, [2], MLP, STATE),
+        (_momentum_off_in_its_last_bit, [2, 3], MLP, STATE),
+        (_momentum_lost, [2], MLP | {"precision": "bf16"}, STATE),
+        (_state_forgotten, [3], GPT, STATE),
+        (_same_data_on_all_ranks, [3], MLP, GRADIENT),
+        (_dropout_drawn_from_a_seed_of_the_trainers_own, [2], MLP, GRADIENT),
     ],
 )
-@pytest.mark.parametrize("size", [2, 3])
 def test_wrong_training_is_caught_on_all_ranks(
-    proofs: Proofs, size: int, mutation: Callable[..., object], fields: Fields, detail: str
+    proofs: Proofs, mutation: Callable[..., object], sizes: list[int], fields: Fields, detail: str
 ) -> None:
-    results = proofs(size, fields, broken=mutation)
-    assert [found["passed"] for found in results] == [False] * size
-    assert results[0]["method"] == "serial-simulation"
-    assert re.search(detail, results[0]["detail"]), results[0]["detail"]
+    for size in sizes:
+        results = proofs(size, fields, broken=mutation)
+        assert [found["passed"] for found in results] == [False] * size
+        assert results[0]["method"] == "serial-simulation"
+        assert re.search(detail, results[0]["detail"]), results[0]["detail"]
 
 
 def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: Proofs) -> None:
