@@ -14,7 +14,7 @@ from results.errors import SchemaError, UsageError
 from results.job import Job
 from results.job_store import JobStore
 from results.store import Study
-from workloads.catalog import DIGITS_IMAGES
+from workloads.fits import DIGITS_IMAGES
 
 _DATASET_SAMPLES = {"digits": DIGITS_IMAGES}
 """Real data sets of one size; that of a text depends on the file and on the length of a sample."""

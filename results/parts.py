@@ -61,7 +61,7 @@ class Part:
     input: int = 0
     """What the part takes from the one before it."""
     flops: int = 0
-    """Of one sample's forward pass, as `workloads.shapes` counts them."""
+    """Of one sample's forward pass, as `workloads.shape` counts them."""
 
     @cached_property
     def values(self) -> int:
@@ -107,6 +107,11 @@ class ModelParts:
     def values(self) -> int:
         """Parameters, shared ones once."""
         return sum(part.values for part in self.parts)
+
+    @cached_property
+    def flops(self) -> int:
+        """Of one sample's forward pass."""
+        return sum(part.flops for part in self.parts)
 
     @cached_property
     def around(self) -> Part:

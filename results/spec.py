@@ -127,12 +127,21 @@ class Catalog:
 
     def __init__(self, kind: str, entries: list[Entry]) -> None:
         self.kind = kind
-        self.entries = {entry.name: entry for entry in entries}
+        self.entries: dict[str, Entry] = {}
+        for entry in entries:
+            self.add(entry)
         # A matrix names the same few texts in each of its thousands of cells.
         self._parsed: dict[str, Spec] = {}
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
+
+    def add(self, entry: Entry) -> None:
+        """Raises SpecError if the name is taken."""
+        if entry.name in self.entries:
+            taken = self.entries[entry.name].help
+            raise SpecError(f"{self.kind} {entry.name!r} is declared already ({taken}); choose another name")
+        self.entries[entry.name] = entry
 
     def parse(self, text: str) -> Spec:
         """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name."""

@@ -1,6 +1,6 @@
 """What is trained: the model families, the data they see and the FLOPs they cost.
 
-`workloads.catalog`, `workloads.shapes` and `workloads.source` say what there is without importing torch.
+`workloads.catalog`, each family's `shape` and `workloads.source` say what there is without importing torch.
 What a user's own model file needs is here by name, and imports torch only when it is asked for::
 
     from workloads import ImageInput, TokenInput, Workload

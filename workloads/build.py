@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from results.errors import UsageError
-from workloads.catalog import WORKLOADS, shape_of
-from workloads.gpt import build_gpt
-from workloads.llama import build_llama
-from workloads.mlp import build_mlp
-from workloads.resnet import build_resnet
-from workloads.shapes import GPTShape, LlamaShape, ResNetShape, Shape
+from workloads.catalog import WORKLOADS, facts, shape_of
+from workloads.shape import Shape
 from workloads.source import module_file, split_positional
 from workloads.workload import Workload
 
@@ -26,18 +23,17 @@ def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
     UsageError for a user's function that cannot be imported or returns something else.
     """
     spec = WORKLOADS.parse(text)
-    shape = shape_of(spec)
-    if shape is not None:
-        return _build(shape)
-    return _call(str(spec.positional), folder=(source_folder or Path.cwd()).resolve())
+    known = facts(spec)
+    if known.own_code:
+        return _call(known.builder, folder=(source_folder or Path.cwd()).resolve())
+    return build(shape_of(spec))
 
 
-def _build(shape: Shape) -> Workload:
-    if isinstance(shape, ResNetShape):
-        return build_resnet(shape)
-    if isinstance(shape, LlamaShape):
-        return build_llama(shape)
-    return build_gpt(shape) if isinstance(shape, GPTShape) else build_mlp(shape)
+def build(shape: Shape) -> Workload:
+    """The workload of these measures, by its family's builder."""
+    module, _, function = shape.facts().builder.partition(":")
+    made: Callable[[Shape], Workload] = getattr(importlib.import_module(module), function)
+    return made(shape)
 
 
 def _call(positional: str, *, folder: Path) -> Workload:

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from results.errors import UsageError
+from workloads.fits import BYTE_VALUES, DIGITS_CLASSES, is_square
 from workloads.workload import Batch, ImageInput, TokenInput
 
 STDLIB_BYTES = 4 * 2**20
 """Of the standard library's text, the first 4 MiB."""
 _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
-_BYTE_VALUES = 256
 
 
 class Images(Dataset[Batch]):
@@ -71,7 +71,7 @@ def digits(takes: ImageInput) -> Images:
 
     bundle = load_digits()
     classes = torch.from_numpy(bundle.target).long()
-    if takes.classes <= int(classes.max()):
+    if takes.classes < DIGITS_CLASSES:
         raise UsageError(f"dataset digits has 10 classes, the workload {takes.classes}; it needs 10 or more")
     images = torch.from_numpy(bundle.images).float()[:, None]
     images = (images - images.mean()) / images.std()
@@ -82,10 +82,9 @@ def digits(takes: ImageInput) -> Images:
 
 def _side(shape: tuple[int, ...]) -> int:
     """Pixels of a side, of (pixels,) or (channels, px, px)."""
-    side = math.isqrt(shape[0]) if len(shape) == 1 else shape[-1]
-    if shape not in ((side * side,), (shape[0], side, side)):
+    if not is_square(shape):
         raise UsageError(f"dataset digits has square images; the workload takes the shape {shape}")
-    return side
+    return math.isqrt(shape[0]) if len(shape) == 1 else shape[-1]
 
 
 def text(takes: TokenInput, *, path: Path | None) -> Windows:
@@ -93,7 +92,7 @@ def text(takes: TokenInput, *, path: Path | None) -> Windows:
 
     Raises UsageError if the model's vocabulary cannot hold bytes or the file cannot be read.
     """
-    if takes.vocabulary < _BYTE_VALUES:
+    if takes.vocabulary < BYTE_VALUES:
         raise UsageError(
             f"dataset text is made of bytes; a vocabulary of {takes.vocabulary} is less than 256"
         )

@@ -41,14 +41,15 @@ def count_parts(text: str, *, micro_batch: int, source_folder: Path | None = Non
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
                 workload = build_workload(text, source_folder=source_folder)
-            return _count(workload, micro_batch)
+            return counted(workload, micro_batch)
     except BenchError:
         raise
     except Exception as error:  # a user's model may fail on meta tensors in any way
         raise BenchError(f"the FLOPs of {text} cannot be counted on the meta device: {error}") from error
 
 
-def _count(workload: Workload, micro_batch: int) -> CountedFlops:
+def counted(workload: Workload, micro_batch: int) -> CountedFlops:
+    """FLOPs of a workload that was built in a context of the meta device."""
     # Drawn outside the meta context: a generator lives on the CPU.
     inputs, targets = (part.to("meta") for part in workload.synthetic(torch.Generator(), micro_batch))
     module = workload.module.to("meta").train()

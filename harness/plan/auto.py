@@ -19,11 +19,11 @@ from harness.plan.predict import Times, offloaded_bytes, predicted_times
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
+from results.unknown import Unknown
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.footprint import Footprint, footprint
 from strategies.closed_form.traffic import Term, traffic
-from workloads.activations import model_parts
-from workloads.catalog import WORKLOADS
+from workloads.catalog import WORKLOADS, facts
 
 AUTO = "auto"
 TIE = 0.10
@@ -144,8 +144,8 @@ class Choice:
     def _checkpointed(self) -> tuple[Candidate, ...]:
         """The same candidates with all activations of blocks computed again; none where that is no help."""
         cell = self.around.cell
-        parts = model_parts(WORKLOADS.parse(cell.workload))
-        if parts is None or not parts.blocks or cell.activation_checkpointing is True:
+        parts = facts(WORKLOADS.parse(cell.workload)).parts
+        if isinstance(parts, Unknown) or not parts.blocks or cell.activation_checkpointing is True:
             return ()
         cells = (candidate.cell for candidate in self.candidates)
         lighter = (msgspec.structs.replace(cell, activation_checkpointing=True) for cell in cells)
@@ -228,9 +228,9 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
 
     Returns a reason where nothing can be weighed.
     """
-    parts = model_parts(WORKLOADS.parse(cell.workload))
-    if parts is None:
-        return f"auto knows no measures of {cell.workload}, whose own code has them: name a strategy"
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    if isinstance(parts, Unknown):
+        return f"auto: memory and traffic of {cell.workload} are {parts}; name a strategy"
     if (cell.compression, cell.collective) != ("none", "default"):
         return (
             "auto weighs gradients that are exchanged as they are, by the default collective: name a strategy"

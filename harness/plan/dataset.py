@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.errors import UsageError
+from results.unknown import Unknown
 from workloads.catalog import DATASETS, WORKLOADS, facts
 
 
@@ -18,9 +19,14 @@ def data_file(dataset: str) -> str | None:
 
 
 def require_fit(dataset: str, workloads: Sequence[str]) -> None:
-    """Raise UsageError if no workload takes the data set; where some do, the others become skips."""
+    """Raise UsageError if no workload takes the data set; where some do, or may, the others become skips."""
     name = DATASETS.parse(dataset).name
     takes = {workload: facts(WORKLOADS.parse(workload)).datasets for workload in workloads}
-    if not any(name in names for names in takes.values()):
-        what = "; ".join(f"{workload} takes {', '.join(names)}" for workload, names in takes.items())
+    refusing = {
+        workload: names
+        for workload, names in takes.items()
+        if not isinstance(names, Unknown) and name not in names
+    }
+    if len(refusing) == len(takes):
+        what = "; ".join(f"{workload} takes {', '.join(names)}" for workload, names in refusing.items())
         raise UsageError(f"--dataset {name} fits none of the workloads: {what}")

@@ -10,6 +10,7 @@ from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
 from results.recorded import RECORDED_STEPS
+from results.unknown import Unknown
 from strategies.catalog import STRATEGIES, microbatches, period
 from workloads.catalog import WORKLOADS, facts
 
@@ -49,8 +50,8 @@ class StepTime:
     """The time of one step of a cell, and where it comes from."""
 
     basis: Basis
-    seconds: float | None
-    """None where the basis is the budget alone."""
+    seconds: float | Unknown
+    """Unknown where the basis is the budget alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +88,15 @@ class Estimate:
         """How many cells rest on what, as sentences; nothing where all is known from earlier runs."""
         bases = [step.basis for step in self.bases.values()]
         total, assumed, budget = len(bases), bases.count("assumed"), bases.count("budget")
+        unknown = (step.seconds for step in self.bases.values() if isinstance(step.seconds, Unknown))
         notes = []
         if assumed:
             notes.append(
                 f"assumed: step times of {assumed} of {total} cells follow from their FLOPs, unmeasured"
             )
         if budget:
-            notes.append(
-                f"assumed: {budget} of {total} cells take their measuring budget, as their FLOPs or the "
-                f"device's peak are not known"
-            )
+            reasons = "; ".join(dict.fromkeys(step.reason for step in unknown))
+            notes.append(f"assumed: {budget} of {total} cells take their measuring budget, because {reasons}")
         return tuple(notes)
 
 
@@ -136,17 +136,19 @@ def step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> Step
     if known_ns is not None:
         return StepTime(basis="known", seconds=known_ns / 1e9)
     alone = replica_seconds(cell, hardware)
-    if alone is None:
-        return StepTime(basis="budget", seconds=None)
+    if isinstance(alone, Unknown):
+        return StepTime(basis="budget", seconds=alone)
     return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + bubble(cell)))
 
 
-def replica_seconds(cell: Cell, hardware: Hardware) -> float | None:
-    """What a replica computes in one step, as if one device did all of it; None if that is not known."""
-    forward = facts(WORKLOADS.parse(cell.workload)).forward_flops_per_sample
+def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
+    """What a replica computes in one step, as if one device did all of it."""
+    forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
+    if isinstance(forward, Unknown):
+        return Unknown(f"the FLOPs of {cell.workload} are {forward}")
     rate = _rate(cell, hardware)
-    if forward is None or rate is None:
-        return None
+    if isinstance(rate, Unknown):
+        return rate
     return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
 
 
@@ -161,13 +163,17 @@ def bubble(cell: Cell) -> float:
     return (stages - 1) / (microbatches(cell.strategy) * chunks)
 
 
-def _rate(cell: Cell, hardware: Hardware) -> float | None:
+def _rate(cell: Cell, hardware: Hardware) -> float | Unknown:
     """FLOP/s of one worker's share of the machine."""
     if cell.device == "cpu":
         crowd = max(1.0, cell.gpus / (hardware.cores or cell.gpus))
         return CPU_CORE_FLOPS_PER_S / crowd
-    peak = peak_flops_per_s(hardware.gpu_name, cell.precision) if hardware.gpu_name else None
-    return None if peak is None else PEAK_SHARE * peak
+    if hardware.gpu_name is None:
+        return Unknown("the kind of GPU is unknown")
+    peak = peak_flops_per_s(hardware.gpu_name, cell.precision)
+    if peak is None:
+        return Unknown(f"the GPU catalogue has no peak of {hardware.gpu_name} in {cell.precision}")
+    return PEAK_SHARE * peak
 
 
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
@@ -177,7 +183,7 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     and no bubble, and is left out where it would not fit its limit.
     """
     policy = cell.steps
-    if step.seconds is None:
+    if isinstance(step.seconds, Unknown):
         return SETUP_S + policy.budget_s
     block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)

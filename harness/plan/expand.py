@@ -183,6 +183,7 @@ class _Matrix:
 def _base(request: Request, workload: str) -> Cell:
     """What all cells of one workload have in common; its strategy, gpus and batch are still to be set."""
     spec = workloads.WORKLOADS.parse(workload)
+    known = workloads.facts(spec)
     folder = Path(request.source_folder or ".")
     file = data_file(request.dataset)
     return Cell(
@@ -194,7 +195,7 @@ def _base(request: Request, workload: str) -> Cell:
         device=request.device,
         backend=request.backend,
         node_size=request.node_size,
-        optimizer=request.optimizer or _optimizer(workloads.facts(spec).default_optimizer),
+        optimizer=request.optimizer or _optimizer(workloads.MEMBERS[spec.name].optimizer),
         accumulation=request.accumulation,
         precision=request.precision,
         clip_norm=request.clip_norm,
@@ -204,7 +205,7 @@ def _base(request: Request, workload: str) -> Cell:
         seed=request.seed,
         memory_limit_mb=request.memory_limit_mb,
         steps=request.steps,
-        source_hash=source_hash(str(spec.positional), folder) if spec.name == "py" else None,
+        source_hash=source_hash(known.builder, folder) if known.own_code else None,
         dataset_hash=None if file is None else file_hash(folder / file),
     )
 

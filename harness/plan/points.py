@@ -9,7 +9,7 @@ from itertools import product
 from results.errors import UsageError
 from results.link import NO_LINK
 from results.plan import Pattern, Request, Scaling, Skip
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import MEMBERS, WORKLOADS
 
 MOST_POINTS = 200_000
 """More cells than anybody runs; a plan of them is made in seconds."""
@@ -114,7 +114,7 @@ def _keys(request: Request) -> Iterator[SeriesKey]:
 def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]:
     if scaling == "strong" and request.global_batch_sizes:
         return request.global_batch_sizes
-    return request.batch_sizes or (facts(WORKLOADS.parse(workload)).default_batch,)
+    return request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
 
 
 def _included(request: Request) -> Iterator[Point]:

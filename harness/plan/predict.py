@@ -20,6 +20,7 @@ from harness.plan.estimate import BACKWARD_AND_FORWARD, bubble, replica_seconds
 from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
+from results.unknown import Unknown
 from strategies.catalog import group_layout, state_values
 from strategies.closed_form.footprint import updated_bytes
 from strategies.closed_form.traffic import Overlap, Term
@@ -45,7 +46,7 @@ class Times:
 
 def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> Times:
     alone = replica_seconds(cell, around.hardware)
-    assert alone is not None, "the FLOPs of workloads with parts are known, and so is the assumed GPU's peak"
+    assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
     once = alone * _share(cell, parts)
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
     update = _update_values(cell) * updated_bytes(cell, parts) / around.memory_rate

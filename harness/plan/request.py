@@ -17,7 +17,7 @@ from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
 from results.spec import Catalog
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from workloads.catalog import DATASETS, WORKLOADS, default_workloads
+from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts
 
 __all__ = ["StudyFile", "make_request", "merge", "read_study_file"]
 
@@ -187,5 +187,5 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
 
 def _source_folder(workloads: Sequence[str], dataset: str, folder: Path) -> str | None:
     """`folder` where something is read from it, else None: a plan names no path that it does not need."""
-    reads = data_file(dataset) is not None or any(text.startswith("py:") for text in workloads)
+    reads = data_file(dataset) is not None or any(facts(WORKLOADS.parse(text)).own_code for text in workloads)
     return str(folder.absolute()) if reads else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from results.cell import Cell
+from results.unknown import Unknown
 from strategies.catalog import STRATEGIES, group_layout, microbatches
 from strategies.fsdp.block_choices import blocks_of
 from workloads.catalog import WORKLOADS, facts
@@ -11,20 +12,21 @@ from workloads.catalog import WORKLOADS, facts
 def refusal(cell: Cell) -> str | None:
     """Why a cell's model does not go into so many parts, for the report; None if it does.
 
-    Of a `py:` workload only the worker learns it.
+    What is unknown of a workload refuses nothing: its ranks find out when they build it.
     """
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
     known = facts(WORKLOADS.parse(cell.workload))
-    if groups.pipeline > 1 and known.blocks is not None:
-        if (reason := _cut(cell, groups.pipeline, known.blocks)) is not None:
+    if not isinstance(known.blocks, Unknown):
+        if groups.pipeline > 1 and (reason := _cut(cell, groups.pipeline, known.blocks)) is not None:
             return reason
-    if (reason := _chosen(cell, known.blocks)) is not None:
-        return reason
-    if known.family == "resnet" and cell.device == "cpu" and _gathers_bf16(cell):
+        if (reason := _chosen(cell, known.blocks)) is not None:
+            return reason
+    if known.batch_norm is True and cell.device == "cpu" and _gathers_bf16(cell):
         return f"on CPU torch has no BatchNorm for {cell.strategy}: leave params=bf16 out"
-    if cell.micro_batch // microbatches(cell.strategy) < known.minimum_batch:
-        return f"BatchNorm of {cell.workload} needs at least {known.minimum_batch} samples in a microbatch"
-    if groups.tensor > 1 and known.heads is not None:
+    least = known.minimum_batch
+    if not isinstance(least, Unknown) and cell.micro_batch // microbatches(cell.strategy) < least:
+        return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
+    if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         return _divide(cell, groups.tensor, known.heads)
     return None
 
@@ -43,9 +45,9 @@ def _gathers_bf16(cell: Cell) -> bool:
     return STRATEGIES.parse(cell.strategy).options.get("params") == "bf16"
 
 
-def _chosen(cell: Cell, blocks: int | None) -> str | None:
+def _chosen(cell: Cell, blocks: int) -> str | None:
     spec = STRATEGIES.parse(cell.strategy)
-    if spec.name != "manual" or blocks is None:
+    if spec.name != "manual":
         return None
     chosen = blocks_of(str(spec.positional))
     if chosen != blocks:

@@ -10,6 +10,7 @@ from harness.worker.findings import TOLERANCE, Finding
 from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
+from workloads.catalog import WORKLOADS, facts
 
 
 def verdict(
@@ -22,7 +23,7 @@ def verdict(
     """
     if failed or not agreed:
         detail = "replicas differ after the update" if not agreed else _failure(findings, stale=stale)
-        if cell.workload.startswith("py:"):
+        if facts(WORKLOADS.parse(cell.workload)).own_code:
             detail += (
                 "; a model that draws from another generator than those of torch, numpy and random, "
                 "or keeps state outside of its parameters and buffers, cannot be checked"

@@ -19,7 +19,7 @@ from harness.worker.exchange import open_exchange
 from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
 from workloads.build import build_workload
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import MEMBERS, WORKLOADS
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def loop(workload: str, strategy: str) -> Callable[[Batches], object]:
     torch.manual_seed(0)
     built = build_workload(workload)
-    optimizer = facts(WORKLOADS.parse(workload)).default_optimizer
+    optimizer = MEMBERS[WORKLOADS.parse(workload).name].optimizer
     settings = TrainSettings(strategy=strategy, optimizer=optimizer)
     return Trainer(built.module, built.loss, device=CPU, settings=settings, group=open_exchange()).step
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from harness.worker.exchange import open_exchange
 from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
-from workloads.gpt import build_gpt
-from workloads.shapes import GPTShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
 from workloads.workload import Workload
 
 Batches = Iterator[tuple[Tensor, Tensor]]

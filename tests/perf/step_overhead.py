@@ -22,7 +22,7 @@ from harness.worker.leave import leave_after
 from strategies import Trainer, TrainSettings
 from strategies.training.optimizer import build_optimizer
 from workloads.build import build_workload
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import MEMBERS, WORKLOADS
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 CPU = torch.device("cpu")
@@ -58,11 +58,11 @@ def main() -> None:
     workload, steps, quads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    known = facts(WORKLOADS.parse(workload))
-    bare = bare_loop(workload, known.default_optimizer)
-    ours, drain = harness_loop(workload, known.default_optimizer)
+    member = MEMBERS[WORKLOADS.parse(workload).name]
+    bare = bare_loop(workload, member.optimizer)
+    ours, drain = harness_loop(workload, member.optimizer)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    pool = [build_workload(workload).synthetic(generator, known.default_batch) for _ in range(4)]
+    pool = [build_workload(workload).synthetic(generator, member.batch) for _ in range(4)]
 
     def block(step: Callable[[Batches], object]) -> float:
         batches = iter(pool * steps)

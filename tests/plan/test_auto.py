@@ -15,12 +15,12 @@ from harness.plan.expand import choices
 from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
 from results.errors import SpecError
+from results.parts import ModelParts
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.closed_form.footprint import Footprint, footprint
 from strategies.closed_form.traffic import traffic
-from workloads.activations import model_parts
-from workloads.catalog import WORKLOADS
+from workloads.catalog import WORKLOADS, facts
 
 MakePlan = Callable[..., Plan]
 
@@ -117,8 +117,8 @@ def test_nothing_fits_names_the_nearest_and_what_helps(plan_of: MakePlan) -> Non
     )
     assert "--activation-checkpointing" in skip.reason
     lighter = msgspec.structs.replace(nearest.cell, activation_checkpointing=True)
-    parts = model_parts(WORKLOADS.parse("gpt2-small"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt2-small")).parts
+    assert isinstance(parts, ModelParts)
     assert footprint(lighter, parts).total > choice.around.room
 
 
@@ -133,7 +133,10 @@ def test_checkpointing_that_would_fit_is_said_so(plan_of: MakePlan) -> None:
 def test_a_models_own_code_alone_knows_its_measures(plan_of: MakePlan, tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     [skip] = plan_of(workload="py:mine:build", gpus=2, strategy="auto").skips
-    assert skip.reason == "auto knows no measures of py:mine:build, whose own code has them: name a strategy"
+    assert skip.reason == (
+        "auto: memory and traffic of py:mine:build are unknown, because planning does not run a user's own "
+        "code; name a strategy"
+    )
 
 
 def test_compressed_gradients_are_not_weighed(plan_of: MakePlan) -> None:
@@ -174,8 +177,8 @@ def test_an_excluded_point_is_not_chosen_for(plan_of: MakePlan) -> None:
 
 def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) -> None:
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
-    parts = model_parts(WORKLOADS.parse("llama-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("llama-nano")).parts
+    assert isinstance(parts, ModelParts)
     told = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows(choice)}
     for candidate in choice.candidates:
         row, memory = told[candidate.strategy], footprint(candidate.cell, parts)
@@ -202,8 +205,8 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
     choice = weighed(plan_of(workload="gpt-nano", gpus=2, strategy="auto", batch_size=4))
     ddp = choice.candidates[0]
     assert ddp.times.compute == pytest.approx(3 * 4 * 113_246_208 / 50e9)
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     # AdamW: parameters and two values of state read and written, gradients read.
     assert ddp.times.update == pytest.approx(7 * 4 * parts.values / 10e9)
     assert (ddp.times.exposed, ddp.times.bubble) == (0, 0)
@@ -214,8 +217,8 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
 def test_gradients_hide_behind_the_last_micro_batch_alone(plan_of: MakePlan) -> None:
     """ddp over 100 Mbit/s: 1 x the gradients' bytes at 12.5 MB/s and 2 operations of 0.2 ms, less two thirds
     of the computation, of half of it with two micro-batches."""
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     sent = 4 * parts.values / 12.5e6 + 2 * 200e-6
     for accumulation in (1, 2):
         plan = plan_of(
@@ -249,8 +252,8 @@ def test_hsdp_is_weighed_on_real_nodes(plan_of: MakePlan) -> None:
     assert hsdp.cell.node_size is None
     across = next(term for term in hsdp.terms if term.what == "shards of gradients")
     assert (across.dimension, across.ranks) == ("replicate", 2)
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     virtual = msgspec.structs.replace(hsdp.cell, node_size=8)
     assert hsdp.memory == footprint(virtual, parts) != footprint(hsdp.cell, parts)
     assert hsdp.terms == tuple(traffic(virtual, parts))
@@ -420,8 +423,8 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
             else "not now"
         )
 
-    parts = model_parts(WORKLOADS.parse("llama-1b"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("llama-1b")).parts
+    assert isinstance(parts, ModelParts)
     whole = 4 * parts.around.padded_values(8) + 4 * sum(block.padded_values(8) for block in parts.blocks)
     for host_bytes, fits in ((64 * 2**30, True), (16 * 2**30, False), (None, True)):
         devices = replace(NODES, host_bytes=host_bytes)

@@ -7,6 +7,7 @@ import pytest
 from harness.plan.estimate import Hardware, StepTime, estimate, run_seconds, step_time
 from harness.plan.schedule import schedule
 from results.cell import Cell, StepPolicy
+from results.unknown import Unknown
 
 MakeCell = Callable[..., Cell]
 
@@ -84,11 +85,19 @@ def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
     assert step.basis == "assumed"
 
 
-@pytest.mark.parametrize("gpu_name", [None, "a device of tomorrow"])
-def test_a_gpu_without_a_known_peak_takes_its_budget(cell_of: MakeCell, gpu_name: str | None) -> None:
+@pytest.mark.parametrize(
+    ("gpu_name", "reason"),
+    [
+        (None, "the kind of GPU is unknown"),
+        ("a device of tomorrow", "the GPU catalogue has no peak of a device of tomorrow in fp32"),
+    ],
+)
+def test_a_gpu_without_a_known_peak_takes_its_budget(
+    cell_of: MakeCell, gpu_name: str | None, reason: str
+) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     step = step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
-    assert step == StepTime(basis="budget", seconds=None)
+    assert step == StepTime(basis="budget", seconds=Unknown(reason))
     # Set-up 1 s and the budget of 20 s.
     assert run_seconds(cell, step, proves=True) == 21.0
 
@@ -99,8 +108,8 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
     assert result.bases[cells[0].id].basis == "budget"
     assert result.notes == (
         "assumed: step times of 1 of 2 cells follow from their FLOPs, unmeasured",
-        "assumed: 1 of 2 cells take their measuring budget, as their FLOPs or the device's peak are "
-        "not known",
+        "assumed: 1 of 2 cells take their measuring budget, because the FLOPs of py:mine:build are unknown, "
+        "because planning does not run a user's own code",
     )
 
 

@@ -10,7 +10,7 @@ from harness.plan.expand import expand
 from harness.plan.limit import Limit
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import MEMBERS
 
 MakePlan = Callable[..., Plan]
 Row = tuple[object, ...]
@@ -145,7 +145,7 @@ def test_a_global_batch_once_named_does_not_fix_another_batch_size(plan_of: Make
 
 def test_without_a_batch_size_each_workload_has_its_own(plan_of: MakePlan) -> None:
     plan = plan_of(workload="gpt-nano,mlp", gpus=1, strategy="single")
-    own = {name: facts(WORKLOADS.parse(name)).default_batch for name in ("gpt-nano", "mlp")}
+    own = {name: MEMBERS[name].batch for name in ("gpt-nano", "mlp")}
     assert own["gpt-nano"] != own["mlp"]
     assert {c.workload: c.micro_batch for c in plan.cells} == own
 

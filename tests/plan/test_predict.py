@@ -9,9 +9,9 @@ import pytest
 from harness.plan.predict import predicted_times
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import Cell
+from results.parts import ModelParts
 from strategies.closed_form.traffic import Overlap, Term
-from workloads.activations import model_parts
-from workloads.catalog import WORKLOADS
+from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 
@@ -54,8 +54,8 @@ def test_what_runs_beside_computation_hides_behind_its_passes(
     beside: dict[Overlap, float], exposed: float
 ) -> None:
     cell = cell_of("ddp", 2, accumulation=2)
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     around = Surroundings.of(cell, HOST, None)
     unit = predicted_times(cell, parts, [], around).compute / 12
     terms = [term_beside(overlap, unit * seconds) for overlap, seconds in beside.items()]
@@ -64,8 +64,8 @@ def test_what_runs_beside_computation_hides_behind_its_passes(
 
 def test_a_forward_pass_that_is_repeated_is_part_of_backward() -> None:
     """With checkpointing C is 16: forward 4 as before, backward 12."""
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     cell = cell_of("ddp", 2, activation_checkpointing=True)
     around = Surroundings.of(cell, HOST, None)
     unit = predicted_times(cell, parts, [], around).compute / 16
@@ -77,8 +77,8 @@ def test_a_forward_pass_that_is_repeated_is_part_of_backward() -> None:
 @pytest.mark.parametrize(("momentum", "moved"), [(0.0, 3), (0.9, 5)])
 def test_sgd_moves_what_it_keeps(momentum: float, moved: int) -> None:
     """Parameters are read and written, gradients read, a momentum read and written."""
-    parts = model_parts(WORKLOADS.parse("gpt-nano"))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
     cell = cell_of("ddp", 2, optimizer=f"sgd:momentum={momentum}")
     times = predicted_times(cell, parts, [], Surroundings.of(cell, HOST, None))
     assert times.update == pytest.approx(moved * 4 * parts.values / 10e9)

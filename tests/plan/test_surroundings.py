@@ -8,10 +8,10 @@ import pytest
 
 from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surroundings, leaving_bytes
 from results.cell import Cell
+from results.parts import ModelParts
 from strategies.catalog import group_layout
 from strategies.closed_form.traffic import Term, traffic
-from workloads.activations import model_parts
-from workloads.catalog import WORKLOADS
+from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 GPU = {"device": "cuda", "backend": "nccl"}
@@ -26,8 +26,8 @@ def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
 
 
 def term_of(cell: Cell, what: str) -> Term:
-    parts = model_parts(WORKLOADS.parse(cell.workload))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    assert isinstance(parts, ModelParts)
     return next(term for term in traffic(cell, parts) if term.what == what)
 
 

@@ -20,8 +20,8 @@ from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.training.snapshot import Snapshot
-from workloads.gpt import GPT, build_gpt, token_loss
-from workloads.shapes import GPTShape
+from workloads.gpt.model import GPT, build_gpt, token_loss
+from workloads.gpt.shape import GPTShape
 
 Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")

@@ -20,9 +20,10 @@ from harness.worker.exchange import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.training.snapshot import Snapshot
-from workloads.gpt import build_gpt
-from workloads.llama import build_llama
-from workloads.shapes import GPTShape, LlamaShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
+from workloads.llama.model import build_llama
+from workloads.llama.shape import LlamaShape
 from workloads.workload import Workload
 
 CPU = torch.device("cpu")

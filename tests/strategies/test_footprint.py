@@ -19,9 +19,9 @@ from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.footprint import deal, footprint, updated_bytes
 from strategies.pipeline.cut import in_flight, stages_of
 from strategies.training.trainer import Trainer, TrainSettings
-from workloads.activations import parts_of
-from workloads.gpt import build_gpt
-from workloads.shapes import GPTShape, ResNetShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
+from workloads.resnet.shape import ResNetShape
 
 Ranks = Callable[..., list[Any]]
 
@@ -260,7 +260,7 @@ SIZES = (2, 3, 4, 8, 16, 256)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3))
 def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulation: int) -> None:
     """But for what rounding up to equal shards adds: less than a row of each parameter and rank."""
-    parts = parts_of(shape)
+    parts = shape.parts()
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
     for stage in (1, 2, 3):
         totals = [total(f"scratch-fsdp:stage={stage}", p, parts, **fields) for p in SIZES]
@@ -273,8 +273,7 @@ def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulat
 def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulation: int, gpus: int) -> None:
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
     first, second, third = (
-        total(f"scratch-fsdp:stage={stage}:prefetch=0", gpus, parts_of(shape), **fields)
-        for stage in (1, 2, 3)
+        total(f"scratch-fsdp:stage={stage}:prefetch=0", gpus, shape.parts(), **fields) for stage in (1, 2, 3)
     )
     assert first >= second >= third
 
@@ -282,7 +281,7 @@ def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulati
 @settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8))
 def test_checkpointing_never_takes_more(shape: GPTShape, batch: int) -> None:
-    parts = parts_of(shape)
+    parts = shape.parts()
     none, selective, full = (
         total("single", 1, parts, micro_batch=batch, activation_checkpointing=mode)
         for mode in (False, "selective", True)
@@ -332,6 +331,6 @@ def test_steps_take_what_is_predicted(ranks: Ranks, strategy: str, size: int) ->
     The ranks are new: what other tests have left would be taken up again, and hide what these steps take.
     """
     peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600, fresh=True))
-    predicted = total(strategy, size, parts_of(MEASURED), micro_batch=4)
+    predicted = total(strategy, size, MEASURED.parts(), micro_batch=4)
     low, high = COUNTED_NOT_MIB
     assert predicted + low * MIB <= peak <= predicted + high * MIB

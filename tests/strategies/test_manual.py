@@ -22,8 +22,8 @@ from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
 from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
 from strategies.refusal import refusal
-from workloads.gpt import build_gpt
-from workloads.shapes import GPTShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
 
 Ranks = Callable[..., list[Any]]
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strategies.pipeline.model import _own_errors
-from workloads.gpt import token_loss
+from workloads.gpt.model import token_loss
 
 Ranks = Callable[..., list[Any]]
 SCHEDULES = [

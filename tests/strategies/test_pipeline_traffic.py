@@ -13,7 +13,7 @@ import torch
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
-from workloads.gpt import token_loss
+from workloads.gpt.model import token_loss
 
 Ranks = Callable[..., list[Any]]
 SCHEDULES = [(size, schedule) for size in (2, 3, 4) for schedule in ("gpipe", "1f1b", "interleaved")]

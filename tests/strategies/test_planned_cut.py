@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from results.cell import Cell
+from results.parts import ModelParts
 from strategies.pipeline.cut import stages_of
 from strategies.pipeline.stages import Twin, cut_model
-from workloads.activations import model_parts
 from workloads.build import build_workload
-from workloads.catalog import WORKLOADS
+from workloads.catalog import WORKLOADS, facts
 
 WIDE = ("resnet18-32px", "resnet50")
 """Those that have eight blocks and more."""
@@ -23,8 +23,8 @@ CASES = [
 def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
     built = build_workload(workload)
     worker = cut_model(built.module, Twin(built.module), built.layout, ranks=stages, stages=stages)
-    parts = model_parts(WORKLOADS.parse(workload))
-    assert parts is not None
+    parts = facts(WORKLOADS.parse(workload)).parts
+    assert isinstance(parts, ModelParts)
     cell = Cell(
         workload=workload, dataset="synthetic", strategy="pipeline:1f1b", gpus=stages, micro_batch=4,
         device="cpu", backend="gloo", optimizer="sgd", model_parallel=stages,

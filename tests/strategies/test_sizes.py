@@ -17,8 +17,7 @@ from strategies.closed_form.footprint import footprint, updated_bytes
 from strategies.collectives.link import Link
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.training.optimizer import build_optimizer
-from workloads.activations import parts_of
-from workloads.shapes import ResNetShape
+from workloads.resnet.shape import ResNetShape
 
 Threads = Callable[..., list[Any]]
 NO_STATE = "sgd:momentum=0"
@@ -117,7 +116,7 @@ def test_the_whole_model_is_there_before_it_is_split(
 def test_a_stage_receives_gradients_of_the_size_of_its_output() -> None:
     """Of ResNet-50's 16 blocks the first makes 64 x 56 x 56 values to 256 x 56 x 56: what comes back to a
     stage that has it alone, of 16 samples. It keeps most, with 16 microbatches in flight."""
-    parts = parts_of(ResNetShape(blocks=(3, 4, 6, 3), bottleneck=True, px=224))
+    parts = ResNetShape(blocks=(3, 4, 6, 3), bottleneck=True, px=224).parts()
     cell = cell_of("pipeline:1f1b:microbatches=16", 16, micro_batch=16, model_parallel=16)
     found = footprint(cell, parts)
     # A kernel of 7 x 7, a block's of 1 x 1, 3 x 3, 1 x 1 and 1 x 1 beside, and BatchNorm's two a channel.

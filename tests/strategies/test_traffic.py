@@ -17,10 +17,10 @@ from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.traffic import Term, traffic
 from strategies.training.trainer import Trainer, TrainSettings
-from workloads.activations import parts_of
-from workloads.gpt import build_gpt
-from workloads.llama import build_llama
-from workloads.shapes import GPTShape, LlamaShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
+from workloads.llama.model import build_llama
+from workloads.llama.shape import LlamaShape
 from workloads.workload import Workload
 
 Ranks = Callable[..., list[Any]]
@@ -298,7 +298,7 @@ def test_what_is_counted_is_the_closed_form(
     ranks: Ranks, size: int, strategy: str, model: str, settings: dict[str, Any]
 ) -> None:
     """Of the rank that sends most."""
-    terms = terms_of(strategy, size, parts_of(MODELS[model][0]), **{"micro_batch": 4} | settings)
+    terms = terms_of(strategy, size, MODELS[model][0].parts(), **{"micro_batch": 4} | settings)
     expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
     assert max(ranks(size, traffic_of_a_step, strategy, model, settings)) == expected
 
@@ -333,7 +333,7 @@ def test_the_closed_form_holds_at_every_size(
     sizes = {"width": size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
     layers = 22 if strategy == "zero1" and size > 8 else 2
     shape = GPTShape(layers=layers, context=8, vocabulary=37, seq=8, **sizes)
-    terms = terms_of(strategy, size, parts_of(shape), **{"micro_batch": 4} | settings)
+    terms = terms_of(strategy, size, shape.parts(), **{"micro_batch": 4} | settings)
     with recorded_world.opened(0, size) as (group, _):
         found = third_step(0, group, build_gpt(shape), strategy, settings)
         group.reset()

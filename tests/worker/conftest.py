@@ -37,8 +37,8 @@ MODELS = """
 import torch
 from torch import nn
 from workloads import Workload
-from workloads.gpt import build_gpt
-from workloads.shapes import GPTShape
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
 
 
 def gpt():

@@ -1,66 +1,33 @@
-"""What the planner knows of workloads: published sizes, defaults, refusals, all without torch."""
+"""What the planner knows of workloads: options, refusals, what is unknown, and how one is added."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from results.cell import Cell
 from results.errors import SpecError
+from results.parts import ModelParts, Part, Saved, Weight
+from results.spec import Option
 from strategies.catalog import OPTIMIZERS
-from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts, refusal
-
-
-@pytest.mark.parametrize(
-    ("text", "parameters"),
-    [
-        # torchvision's documentation of its weights, num_params.
-        ("resnet18", 11_689_512),
-        ("resnet50", 25_557_032),
-        ("resnet101", 44_549_160),
-        # The classifier shrinks from 1000 to 10 classes: 11,689,512 - 990 * (512 + 1).
-        ("resnet18-32px", 11_181_642),
-        # Hugging Face's gpt2, gpt2-medium, gpt2-large and gpt2-xl, num_parameters().
-        ("gpt2-small", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-        # 256*128 + 64*128 + 4 * (12*128^2 + 13*128) + 2*128.
-        ("gpt-nano", 834_304),
-        # 785*512 + 513*256 + 257*10.
-        ("mlp", 535_818),
-    ],
+from workloads import catalog
+from workloads.build import build_workload
+from workloads.catalog import (
+    MEMBERS,
+    WORKLOADS,
+    Member,
+    default_workloads,
+    facts,
+    refusal,
+    register,
+    shape_of,
 )
-def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
-    assert facts(WORKLOADS.parse(text)).parameters == parameters
-
-
-@pytest.mark.parametrize(
-    ("text", "macs"),
-    [
-        # The usual "1.81, 4.09 and 7.80 GMAC at 224 px", to the last one.
-        ("resnet18", 1_814_073_344),
-        ("resnet50", 4_089_184_256),
-        ("resnet101", 7_801_405_440),
-        # 12 blocks of 1024 * 12*768^2 + 2 * 1024^2 * 768, and the head 1024 * 768 * 50257.
-        ("gpt2-small", 12 * (7_247_757_312 + 1_610_612_736) + 39_523_713_024),
-        # 784*512 + 512*256 + 256*10.
-        ("mlp", 535_040),
-    ],
-)
-def test_forward_flops_are_twice_the_published_multiply_adds(text: str, macs: int) -> None:
-    assert facts(WORKLOADS.parse(text)).forward_flops_per_sample == 2 * macs
-
-
-def test_the_stem_of_a_resnet_is_counted_as_by_hand() -> None:
-    small, large = (facts(WORKLOADS.parse(f"resnet18:px={px}:classes=10")) for px in (32, 64))
-    assert small.parameters == large.parameters
-    # Twice the side is four times the positions of every convolution; the classifier stays.
-    classifier = 2 * 512 * 10
-    assert small.forward_flops_per_sample is not None
-    assert large.forward_flops_per_sample == 4 * (small.forward_flops_per_sample - classifier) + classifier
+from workloads.shape import Shape, WorkloadFacts
+from workloads.workload import ImageInput, Workload
 
 
 def test_a_gpt_counts_its_tokens() -> None:
@@ -74,11 +41,20 @@ def test_seq_above_the_context_is_refused() -> None:
         facts(WORKLOADS.parse("gpt-nano:seq=65"))
 
 
-def test_a_users_model_is_opaque() -> None:
+def test_options_set_the_measures_of_a_shape() -> None:
+    shape = shape_of(WORKLOADS.parse("resnet18:px=96:classes=12"))
+    assert shape == replace(MEMBERS["resnet18"].shape, px=96, classes=12)
+
+
+def test_a_users_model_is_unknown_with_the_reason() -> None:
     spec = WORKLOADS.parse("py:mypackage.mymodule:build")
     assert spec.text == "py:mypackage.mymodule:build"
     known = facts(spec)
-    assert (known.family, known.parameters, known.forward_flops_per_sample) == ("py", None, None)
+    assert (known.family, known.own_code, known.builder) == ("py", True, "mypackage.mymodule:build")
+    stated = {"family", "own_code", "builder"}
+    others = {field.name for field in fields(known)} - stated | {"parameters", "forward_flops", "blocks"}
+    said = {str(getattr(known, name)) for name in others}
+    assert said == {"unknown, because planning does not run a user's own code"}
 
 
 def test_py_alone_says_what_it_needs() -> None:
@@ -86,21 +62,85 @@ def test_py_alone_says_what_it_needs() -> None:
         WORKLOADS.parse("py")
 
 
-@pytest.mark.parametrize("name", list(WORKLOADS.entries))
-def test_default_optimizers_and_data_sets_are_canonical_texts(name: str) -> None:
-    known = facts(WORKLOADS.parse("py:m:build" if name == "py" else name))
-    assert OPTIMIZERS.parse(known.default_optimizer).text == known.default_optimizer
-    assert known.datasets[0] == "synthetic"
-    assert all(DATASETS.parse(dataset).text == dataset for dataset in known.datasets)
-
-
 def test_each_family_has_one_cpu_preset_and_the_defaults_on_cpu_are_such() -> None:
-    known = {entry.name: facts(WORKLOADS.parse(entry.name)) for entry in WORKLOADS if entry.name != "py"}
-    presets = {fact.family: name for name, fact in known.items() if fact.cpu_preset}
-    assert presets == {"resnet": "resnet18-32px", "gpt": "gpt-nano", "llama": "llama-nano", "mlp": "mlp"}
-    assert sum(fact.cpu_preset for fact in known.values()) == 4
-    assert all(known[name].cpu_preset for name in default_workloads("cpu"))
-    assert [known[name].family for name in default_workloads("cuda")] == ["resnet", "gpt"]
+    presets = [(member.shape.facts().family, name) for name, member in MEMBERS.items() if member.cpu_preset]
+    assert sorted(presets) == [
+        ("gpt", "gpt-nano"),
+        ("llama", "llama-nano"),
+        ("mlp", "mlp"),
+        ("resnet", "resnet18-32px"),
+    ]
+    assert all(MEMBERS[name].cpu_preset for name in default_workloads("cpu"))
+    assert [MEMBERS[name].shape.facts().family for name in default_workloads("cuda")] == ["resnet", "gpt"]
+
+
+def test_default_optimizers_are_canonical_texts() -> None:
+    texts = [member.optimizer for member in MEMBERS.values()]
+    assert [OPTIMIZERS.parse(text).text for text in texts] == texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineShape(Shape):
+    """One linear layer: the smallest family."""
+
+    width: int = 3
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        return {"width": Option(kind="int", default=self.width, minimum=1, help="inputs")}
+
+    def facts(self) -> WorkloadFacts:
+        empty = Part(weights=(), saved=Saved())
+        head = Part(weights=(Weight(rows=2, columns=self.width),), saved=Saved(), flops=4 * self.width)
+        return WorkloadFacts(
+            family="line",
+            builder=f"{__name__}:build_line",
+            unit="images",
+            units_per_sample=1,
+            parts=ModelParts(stem=empty, blocks=(), head=head),
+            heads=(),
+            batch_norm=False,
+            minimum_batch=1,
+            memory_formats=("contiguous",),
+            datasets=("synthetic",),
+        )
+
+
+def build_line(shape: LineShape) -> Workload:
+    from torch import nn
+
+    takes = ImageInput(shape=(shape.width,), classes=2)
+    module = nn.Linear(shape.width, 2, bias=False)
+    return Workload(module=module, loss=nn.functional.cross_entropy, synthetic=takes.synthetic)
+
+
+LINE = Member(name="line", help="one layer", shape=LineShape(), batch=4, optimizer="adamw")
+
+
+@pytest.fixture
+def own_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(catalog, "MEMBERS", dict(MEMBERS))
+    monkeypatch.setattr(WORKLOADS, "entries", dict(WORKLOADS.entries))
+
+
+@pytest.mark.usefixtures("own_catalog")
+def test_a_workload_that_is_registered_is_listed_known_and_built() -> None:
+    register(LINE)
+    assert list(WORKLOADS.entries)[-1] == "line"
+    spec = WORKLOADS.parse("line:width=5")
+    assert facts(spec).parameters == 10
+    workload = build_workload(spec.text)
+    assert sum(parameter.numel() for parameter in workload.module.parameters()) == 10
+    assert refusal(cell("line", "digits")) == "line does not take digits; it takes synthetic"
+
+
+@pytest.mark.usefixtures("own_catalog")
+def test_a_name_is_registered_once() -> None:
+    again = r"workload 'mlp' is declared already \(classifier 784.*\); choose another name"
+    with pytest.raises(SpecError, match=again):
+        register(replace(LINE, name="mlp"))
+    assert MEMBERS["mlp"].help.startswith("classifier 784")
 
 
 def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **changes: object) -> Cell:
@@ -142,7 +182,7 @@ def test_what_goes_together_is_not_refused(asked: Cell) -> None:
 
 def test_planning_modules_leave_torch_alone_and_the_users_names_load_it() -> None:
     code = (
-        "import sys, workloads, workloads.catalog, workloads.shapes, workloads.source\n"
+        "import sys, workloads, workloads.catalog, workloads.source\n"
         "assert 'torch' not in sys.modules\n"
         "from workloads import Batch, ImageInput, TokenInput, Workload\n"
         "assert 'torch' in sys.modules\n"

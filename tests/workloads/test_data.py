@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.errors import UsageError
-from workloads.catalog import DIGITS_CLASSES, DIGITS_IMAGES
 from workloads.data import POOL, DataRequest, open_batches
 from workloads.datasets import STDLIB_BYTES, Windows, digits, stdlib_text
+from workloads.fits import DIGITS_CLASSES, DIGITS_IMAGES
 from workloads.workload import Batch, ImageInput
 
 Ask = Callable[..., DataRequest]

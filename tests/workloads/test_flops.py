@@ -28,7 +28,7 @@ from workloads.flops import count_flops, count_parts
     ],
 )
 def test_the_counted_forward_is_the_closed_form(text: str) -> None:
-    per_sample = facts(WORKLOADS.parse(text)).forward_flops_per_sample
+    per_sample = facts(WORKLOADS.parse(text)).forward_flops
     assert per_sample is not None
     assert count_parts(text, micro_batch=3).forward == 3 * per_sample
 

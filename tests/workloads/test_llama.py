@@ -6,55 +6,15 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from workloads.build import build_workload
-from workloads.catalog import WORKLOADS, facts
-from workloads.llama import Attention, Llama, RMSNorm, build_llama, rotated
-from workloads.shapes import LlamaShape
+from workloads.llama.model import Attention, Llama, RMSNorm, rotated
+from workloads.llama.shape import LlamaShape
 
 SMALL = LlamaShape(
     layers=2, width=16, heads=4, kv_heads=2, hidden=24, context=12, vocabulary=20, seq=6, tied=True
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "parameters"),
-    [
-        # Liu et al., arXiv:2402.14905: "124.6M"; 32000*576 + 30 * 3,540,096 + 576.
-        ("llama-125m", 124_635_456),
-        # Hugging Face's meta-llama/Llama-3.2-1B and Llama-2-7b, num_parameters().
-        ("llama-1b", 1_235_814_400),
-        ("llama-7b", 6_738_415_616),
-        # 256*128 + 4 * (2*128^2 + 2*128*64 + 3*128*352 + 2*128) + 128.
-        ("llama-nano", 771_200),
-    ],
-)
-def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
-    assert facts(WORKLOADS.parse(text)).parameters == parameters
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    layers=st.integers(1, 3),
-    groups=st.integers(1, 3),
-    kv_heads=st.integers(1, 3),
-    hidden=st.integers(1, 30),
-    tied=st.booleans(),
-)
-def test_any_llama_has_the_parameters_of_its_shape(
-    layers: int, groups: int, kv_heads: int, hidden: int, tied: bool
-) -> None:
-    heads = groups * kv_heads
-    shape = LlamaShape(
-        layers=layers, width=8 * heads, heads=heads, kv_heads=kv_heads, hidden=hidden, context=12,
-        vocabulary=9, seq=5, tied=tied,
-    )  # fmt: skip
-    with torch.device("meta"):
-        module = build_llama(shape).module
-    assert sum(parameter.numel() for parameter in module.parameters()) == shape.parameters
 
 
 def test_rms_norm_by_hand() -> None:
@@ -141,13 +101,3 @@ def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
     with torch.device("meta"):
         own = build_workload("llama-7b").module
     assert own.get_parameter("lm_head.weight") is not own.get_parameter("embed_tokens.weight")
-
-
-def test_a_llama_starts_with_the_loss_of_knowing_nothing() -> None:
-    torch.manual_seed(0)
-    workload = build_workload("llama-nano")
-    inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 32)
-    loss = workload.loss(workload.module(inputs), targets)
-    assert loss.item() == pytest.approx(math.log(256), rel=0.05)
-    torch.autograd.backward(loss)
-    assert all(parameter.grad is not None for parameter in workload.module.parameters())

@@ -1,4 +1,4 @@
-"""The models that are built are the ones the catalog describes."""
+"""The models of ResNet and GPT are those of their papers."""
 
 from __future__ import annotations
 
@@ -6,112 +6,23 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
 
 from workloads.build import build_workload
-from workloads.catalog import WORKLOADS, facts
-from workloads.gpt import GPT, build_gpt
-from workloads.mlp import build_mlp
-from workloads.resnet import Bottleneck, build_resnet
-from workloads.shapes import GPTShape, MLPShape, ResNetShape
-from workloads.workload import Workload
-
-NAMES = [entry.name for entry in WORKLOADS if entry.name != "py"]
-
-
-def parameters(workload: Workload) -> int:
-    return sum(parameter.numel() for parameter in workload.module.parameters())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_built_module_has_the_parameters_of_the_closed_form(name: str) -> None:
-    with torch.device("meta"):
-        workload = build_workload(name)
-    known = facts(WORKLOADS.parse(name))
-    assert parameters(workload) == known.parameters
-    assert (workload.unit, workload.units_per_sample) == (known.unit, known.units_per_sample)
+from workloads.gpt.model import GPT
+from workloads.resnet.model import Bottleneck
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("llama-nano", 4), ("mlp", 0)]
+    ("name", "classes", "most"),
+    # Kaiming's ResNet starts a good deal above a model that knows nothing.
+    [("gpt-nano", 256, 1.05), ("llama-nano", 256, 1.05), ("mlp", 10, 1.05), ("resnet18-32px", 10, 1.6)],
 )
-def test_the_layout_names_the_blocks_in_forward_order(name: str, blocks: int) -> None:
-    with torch.device("meta"):
-        workload = build_workload(name)
-        seen: list[str] = []
-        for block in workload.layout.blocks:
-            workload.module.get_submodule(block).register_forward_hook(
-                lambda *_, block=block: seen.append(block)
-            )
-    inputs, _ = workload.synthetic(torch.Generator(), 2)
-    workload.module(inputs.to("meta"))
-    assert len(seen) == blocks
-    assert tuple(seen) == workload.layout.blocks
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    blocks=st.tuples(*[st.integers(1, 3)] * 4),
-    bottleneck=st.booleans(),
-    px=st.integers(32, 80),
-    classes=st.integers(2, 12),
-)
-def test_any_resnet_has_the_parameters_of_its_shape(
-    blocks: tuple[int, int, int, int], bottleneck: bool, px: int, classes: int
-) -> None:
-    shape = ResNetShape(blocks=blocks, bottleneck=bottleneck, px=px, classes=classes)
-    with torch.device("meta"):
-        assert parameters(build_resnet(shape)) == shape.parameters
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    layers=st.integers(1, 3), heads=st.integers(1, 4), seq=st.integers(1, 9), vocabulary=st.integers(2, 40)
-)
-def test_any_gpt_has_the_parameters_of_its_shape(layers: int, heads: int, seq: int, vocabulary: int) -> None:
-    shape = GPTShape(layers=layers, width=8 * heads, heads=heads, context=12, vocabulary=vocabulary, seq=seq)
-    with torch.device("meta"):
-        assert parameters(build_gpt(shape)) == shape.parameters
-
-
-@settings(max_examples=10, deadline=None)
-@given(widths=st.lists(st.integers(1, 20), min_size=2, max_size=5))
-def test_any_mlp_has_the_parameters_of_its_shape(widths: list[int]) -> None:
-    shape = MLPShape(widths=tuple(widths), dropout=0.1)
-    with torch.device("meta"):
-        assert parameters(build_mlp(shape)) == shape.parameters
-
-
-@pytest.mark.parametrize("name", ["gpt-nano", "mlp", "resnet18-32px"])
-def test_initial_parameters_follow_from_the_seed(name: str) -> None:
-    def built(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return nn.utils.parameters_to_vector(build_workload(name).module.parameters())
-
-    assert torch.equal(built(1), built(1))
-    assert not torch.equal(built(1), built(2))
-
-
-@pytest.mark.parametrize("name", ["gpt-nano", "mlp", "resnet18-32px"])
-def test_the_first_loss_is_that_of_a_model_that_knows_nothing(name: str) -> None:
+def test_the_first_loss_is_that_of_a_model_that_knows_nothing(name: str, classes: int, most: float) -> None:
     torch.manual_seed(0)
     workload = build_workload(name)
     inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 32)
     loss = workload.loss(workload.module(inputs), targets).item()
-    # ln(classes): 5.55 for bytes, 2.30 for ten classes. Kaiming's ResNet starts a good deal above it.
-    expected = math.log(256 if name == "gpt-nano" else 10)
-    assert expected * 0.95 < loss < expected * (1.6 if name == "resnet18-32px" else 1.05)
-
-
-@pytest.mark.parametrize("name", ["gpt-nano", "mlp", "resnet18-32px"])
-def test_every_parameter_gets_a_gradient(name: str) -> None:
-    workload = build_workload(name)
-    inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 2)
-    torch.autograd.backward(workload.loss(workload.module(inputs), targets))
-    without = [name for name, parameter in workload.module.named_parameters() if parameter.grad is None]
-    assert without == []
+    assert 0.95 < loss / math.log(classes) < most
 
 
 def test_a_resnet_has_the_modules_of_torchvisions() -> None:

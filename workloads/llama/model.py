@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
-from workloads.gpt import initialise, token_loss
-from workloads.shapes import LlamaShape
+from workloads.gpt.model import initialise, token_loss
+from workloads.llama.shape import LlamaShape
 from workloads.workload import TokenInput, Workload
 
 NORM_EPSILON = 1e-5

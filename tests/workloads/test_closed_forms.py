@@ -1,0 +1,149 @@
+"""Closed forms against published figures and sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.parts import ModelParts
+from workloads.build import build
+from workloads.catalog import WORKLOADS, facts
+from workloads.gpt.shape import GPTShape
+from workloads.llama.shape import LlamaShape
+from workloads.mlp.shape import MLPShape
+from workloads.resnet.shape import ResNetShape
+from workloads.shape import Shape
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        # torchvision's documentation of its weights, num_params.
+        ("resnet18", 11_689_512),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        # The classifier shrinks from 1000 to 10 classes: 11,689,512 - 990 * (512 + 1).
+        ("resnet18-32px", 11_181_642),
+        # Hugging Face's gpt2, gpt2-medium, gpt2-large and gpt2-xl, num_parameters().
+        ("gpt2-small", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        # 256*128 + 64*128 + 4 * (12*128^2 + 13*128) + 2*128.
+        ("gpt-nano", 834_304),
+        # Liu et al., arXiv:2402.14905: "124.6M"; 32000*576 + 30 * 3,540,096 + 576.
+        ("llama-125m", 124_635_456),
+        # Hugging Face's meta-llama/Llama-3.2-1B and Llama-2-7b, num_parameters().
+        ("llama-1b", 1_235_814_400),
+        ("llama-7b", 6_738_415_616),
+        # 256*128 + 4 * (2*128^2 + 2*128*64 + 3*128*352 + 2*128) + 128.
+        ("llama-nano", 771_200),
+        # 785*512 + 513*256 + 257*10.
+        ("mlp", 535_818),
+    ],
+)
+def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
+    assert facts(WORKLOADS.parse(text)).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "macs"),
+    [
+        # The usual "1.81, 4.09 and 7.80 GMAC at 224 px", to the last one.
+        ("resnet18", 1_814_073_344),
+        ("resnet50", 4_089_184_256),
+        ("resnet101", 7_801_405_440),
+        # 12 blocks of 1024 * 12*768^2 + 2 * 1024^2 * 768, and the head 1024 * 768 * 50257.
+        ("gpt2-small", 12 * (7_247_757_312 + 1_610_612_736) + 39_523_713_024),
+        # 784*512 + 512*256 + 256*10.
+        ("mlp", 535_040),
+    ],
+)
+def test_forward_flops_are_twice_the_published_multiply_adds(text: str, macs: int) -> None:
+    assert facts(WORKLOADS.parse(text)).forward_flops == 2 * macs
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("llama-nano", 4), ("mlp", 0)]
+)
+def test_blocks_are_those_of_the_papers(text: str, blocks: int) -> None:
+    assert facts(WORKLOADS.parse(text)).blocks == blocks
+
+
+@st.composite
+def resnets(draw: st.DrawFn) -> ResNetShape:
+    blocks = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    px, classes = draw(st.integers(32, 80)), draw(st.integers(2, 12))
+    return ResNetShape(blocks=blocks, bottleneck=draw(st.booleans()), px=px, classes=classes)
+
+
+@st.composite
+def gpts(draw: st.DrawFn) -> GPTShape:
+    heads, seq = draw(st.integers(1, 4)), draw(st.integers(1, 9))
+    layers, vocabulary = draw(st.integers(1, 3)), draw(st.integers(2, 40))
+    return GPTShape(layers=layers, width=8 * heads, heads=heads, context=12, vocabulary=vocabulary, seq=seq)
+
+
+@st.composite
+def llamas(draw: st.DrawFn) -> LlamaShape:
+    kv_heads = draw(st.integers(1, 3))
+    heads = draw(st.integers(1, 3)) * kv_heads
+    return LlamaShape(
+        layers=draw(st.integers(1, 3)), width=8 * heads, heads=heads, kv_heads=kv_heads,
+        hidden=draw(st.integers(1, 30)), context=12, vocabulary=9, seq=5, tied=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def mlps(draw: st.DrawFn) -> MLPShape:
+    widths = draw(st.lists(st.integers(1, 20), min_size=2, max_size=5))
+    return MLPShape(widths=tuple(widths), dropout=0.1)
+
+
+@pytest.mark.parametrize("shapes", [resnets(), gpts(), llamas(), mlps()], ids="resnet gpt llama mlp".split())
+def test_any_shape_has_its_parameters(shapes: st.SearchStrategy[Shape]) -> None:
+    @settings(max_examples=10, deadline=None)
+    @given(shape=shapes)
+    def check(shape: Shape) -> None:
+        with torch.device("meta"):
+            module = build(shape).module
+        assert sum(parameter.numel() for parameter in module.parameters()) == shape.facts().parameters
+
+    check()
+
+
+def test_the_stem_of_a_resnet_is_counted_as_by_hand() -> None:
+    small, large = (facts(WORKLOADS.parse(f"resnet18:px={px}:classes=10")) for px in (32, 64))
+    assert small.parameters == large.parameters
+    # Twice the side is four times the positions of every convolution; the classifier stays.
+    classifier = 2 * 512 * 10
+    assert isinstance(small.forward_flops, int)
+    assert large.forward_flops == 4 * (small.forward_flops - classifier) + classifier
+
+
+def test_gpt_nano_by_hand() -> None:
+    """T = 64, d = 128, h = 4: 16 T d + T (h + 4) = 131,584 values of a block, 4 of which are split by 2.
+
+    At two ranks 12 T d + T h = 98,560 are halved: 131,584 - 49,280 = 82,304.
+    """
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
+    assert parts.blocks[0].saved.over(1) == 4 * 131_584
+    assert parts.blocks[0].saved.over(2) == 4 * 82_304
+    # 12 d^2 + 13 d, of which 12 d^2 + 7 d are split: biases of query, key, value and of 4 d.
+    assert parts.blocks[0].values == 12 * 128**2 + 13 * 128
+    assert parts.blocks[0].values_over(2) == 6 * 128**2 + 7 * 64 + 6 * 128
+
+
+def test_padding_fills_every_first_dimension() -> None:
+    """d = 10 over 4 shards: a norm of 10 becomes 12, and 30 x 10 becomes 32 x 10."""
+    shape = GPTShape(layers=1, width=10, heads=1, context=20, vocabulary=37, seq=3)
+    block = shape.parts().blocks[0]
+    norms, qkv, projection = 4 * 12, 32 * 10 + 32, 12 * 10 + 12
+    assert block.padded_values(4) == norms + qkv + projection + (40 * 10 + 40) + (12 * 40 + 12)
+    assert block.padded_values(1) == block.values
+    assert replace(shape, layers=3).parts().blocks == (block,) * 3

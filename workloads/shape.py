@@ -1,0 +1,120 @@
+"""What a model family declares of its models without building them: one class a family, torch-free.
+
+One shape is the source both of the module that is built and of the closed forms that it is checked
+against. FLOPs are those of one sample's forward pass, 1 multiply-add = 2 FLOP, and count convolutions,
+matrix products and the two products of attention (in full: the causal half is not taken off). Biases,
+normalisation, activations, pooling, softmax, embedding look-ups and the loss are left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, Self
+
+from results.cell import MemoryFormat
+from results.errors import SpecError
+from results.parts import ModelParts
+from results.spec import Option, Spec
+from results.unknown import Unknown
+from workloads.fits import fit_tokens
+
+Unit = Literal["images", "tokens", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFacts:
+    """What is known of a model without building it. Nothing has a default: a family states all of it, and
+    what it does not know is `Unknown` with the reason."""
+
+    family: str
+    builder: str
+    """MODULE:FUNCTION that makes the shape a `workloads.Workload`; imported when a model is built."""
+    own_code: bool = False
+    """Whether the builder is a user's file in the study's folder, which is called without the shape."""
+    unit: Unit | Unknown
+    """What throughput counts."""
+    units_per_sample: int | Unknown
+    parts: ModelParts | Unknown
+    """Parameters, activations and FLOPs, part by part."""
+    heads: tuple[int, ...] | Unknown
+    """Counts of attention heads, which tensor parallelism divides; empty: none of its layers can be split."""
+    batch_norm: bool | Unknown
+    minimum_batch: int | Unknown
+    """Samples of the smallest micro-batch that trains: BatchNorm may need more than one."""
+    memory_formats: tuple[MemoryFormat, ...] | Unknown
+    datasets: tuple[str, ...] | Unknown
+    """Names of the data sets that fit, the default first."""
+
+    @cached_property
+    def parameters(self) -> int | Unknown:
+        return self.parts if isinstance(self.parts, Unknown) else self.parts.values
+
+    @cached_property
+    def forward_flops(self) -> int | Unknown:
+        """Of one sample, as the module's docstring counts them."""
+        return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
+
+    @cached_property
+    def blocks(self) -> int | Unknown:
+        """Repeated blocks, which a pipeline's stages are made of; 0: the model cannot be cut."""
+        return self.parts if isinstance(self.parts, Unknown) else len(self.parts.blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(ABC):
+    """The measures of one model. A family subclasses it; options of a workload's text are fields by name."""
+
+    @abstractmethod
+    def facts(self) -> WorkloadFacts:
+        """All that is known of the model without building it."""
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """The fields that a user may set."""
+        return MappingProxyType({})
+
+    @property
+    def positional(self) -> Option | None:
+        """What a user writes behind the name and a colon, if anything."""
+        return None
+
+    def of(self, spec: Spec) -> Self:
+        """This shape with the options of a parsed text."""
+        return replace(self, **spec.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextShape(Shape):
+    """The measures that all transformers over tokens have."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    """Tokens that it was made for."""
+    vocabulary: int
+    seq: int
+    """Tokens of one sample, at most `context`."""
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        text = f"tokens of a sample, at most {self.context}"
+        seq = Option(kind="int", default=self.seq, minimum=1, help=text)
+        return MappingProxyType({"seq": seq})
+
+    def of(self, spec: Spec) -> Self:
+        """Raises SpecError for more tokens than the model was made for."""
+        shape = super().of(spec)
+        if shape.seq > self.context:
+            raise SpecError(
+                f"workload {spec.name}: seq is at most its context of {self.context}, not {shape.seq}"
+            )
+        return shape
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        return fit_tokens(vocabulary=self.vocabulary)
