@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted lint types contracts perf format constraints clean
+.PHONY: demo test quick planted lint types contracts perf reference format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -39,6 +39,10 @@ contracts: $(VENV)/.installed-dev
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
+
+# docs/options.md, from the declarations of the options.
+reference: $(VENV)/.installed
+	$(BIN)/python -m harness.plan.reference > docs/options.md
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

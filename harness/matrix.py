@@ -20,9 +20,9 @@ from harness.launchers.registry import launcher, launchers
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name, study_name
-from harness.plan.options import OPTIONS, read_counts, read_duration_s
+from harness.plan.options import read_counts, read_duration_s
 from harness.plan.request import make_request
-from harness.plan.study_file import StudyFile
+from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
 from reports.analysis.study import analyse
 from reports.text import count

@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class BenchError(Exception):
     """An error with a message meant for the user; anything else is a defect of this program."""
@@ -59,3 +61,11 @@ class MachineError(BenchError):
 
 class SchedulerError(BenchError):
     """A cluster's scheduler refused, failed, or did not answer."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

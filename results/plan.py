@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -23,8 +23,8 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compression: str | None = None
     collective: str | None = None
     link: str | None = None
-    gpus: int | None = None
-    batch_size: int | None = None
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     scaling: Scaling | None = None
 
 

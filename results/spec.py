@@ -7,14 +7,13 @@ later does not rename the cells of old studies.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from results.errors import SpecError
+from results.errors import SpecError, nearest
 
 Value = int | float | bool | str
 Kind = Literal["int", "float", "bool", "str"]
@@ -173,7 +172,7 @@ class Catalog:
         if unknown:
             known = ", ".join(sorted(entry.options)) or "none"
             raise SpecError(
-                f"{self.kind} {entry.name} has no option {unknown[0]!r}{_nearest(unknown[0], entry.options)};"
+                f"{self.kind} {entry.name} has no option {unknown[0]!r}{nearest(unknown[0], entry.options)};"
                 f" its options: {known}"
             )
         values = {
@@ -202,7 +201,7 @@ class Catalog:
 
     def _unknown(self, name: str) -> str:
         names = ", ".join(sorted(self.entries))
-        return f"there is no {self.kind} {name!r}{_nearest(name, self.entries)}; there are: {names}"
+        return f"there is no {self.kind} {name!r}{nearest(name, self.entries)}; there are: {names}"
 
 
 def split(text: str) -> tuple[str, str | None, dict[str, str]]:
@@ -237,8 +236,3 @@ def _text(value: Value | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

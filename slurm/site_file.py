@@ -8,7 +8,7 @@ from pathlib import Path
 from results.strict_yaml import FileKind
 from slurm.site import SiteProfile
 
-_FILE = FileKind(
+SITE_FILE = FileKind(
     type=SiteProfile,
     name="site profile",
     example="partition: gpu",
@@ -19,14 +19,14 @@ _FILE = FileKind(
 def read_site(path: Path) -> SiteProfile:
     """The profile in a YAML file.
 
-    Raises UsageError: one line with the path, the offending key (`$.time.maximum`) or line, and the rule.
+    Raises UsageError: one line with path, line, key (`time.maximum`), what was given and what is allowed.
     """
-    return _FILE.read(path)
+    return SITE_FILE.read(path)
 
 
 def profile(data: object, where: str) -> SiteProfile:
     """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
-    return _FILE.converted(data, where)
+    return SITE_FILE.converted(data, where)
 
 
 def override(site: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
@@ -34,4 +34,4 @@ def override(site: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
 
     Raises UsageError as `read_site` does.
     """
-    return _FILE.overridden(site, values, "options of the site")
+    return SITE_FILE.overridden(site, values, "options of the site")

@@ -19,6 +19,7 @@ COMMANDS = {
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
     "audit": "Check the arithmetic of a table of results: a CSV, or a study.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
+    "schema": "Print the JSON Schema of a study file or a profile, for editors.",
     "doctor": "Check whether this machine can run studies, and how well.",
 }
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""The flags of `bench matrix`, made from the one table of options that study files are read by."""
+"""The flags of `bench matrix`, made from the options that a study file has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from harness.plan.options import OPTIONS, PlanOption
+from harness.plan.options import PlanOption
+from harness.plan.study_file import OPTIONS
 
 Function = Callable[..., Any]
 
@@ -20,28 +21,8 @@ def plan_options(function: Function) -> Function:
 
 
 def _flag(option: PlanOption) -> Callable[[Function], Function]:
-    if option.kind == "switch":
-        return click.option(f"{option.flag}/--no-{option.flag[2:]}", default=None, help=option.help)
-    return click.option(
-        option.flag, type=_type(option), default=None, help=option.help, metavar=_meta(option)
-    )
-
-
-def _type(option: PlanOption) -> Any:
-    if option.kind == "word":
-        return click.Choice(option.choices)
-    return {"int": int, "number": float}.get(option.kind, str)
-
-
-def _meta(option: PlanOption) -> str | None:
-    if option.kind == "word":
-        return None
-    return {
-        "names": "NAME,...",
-        "counts": "N,...",
-        "gpus": "COUNTS",
-        "int": "N",
-        "number": "X",
-        "duration": "TIME",
-        "text": "TEXT",
-    }[option.kind]
+    flag, kind = option.flag, option.kind
+    if kind.flag_type is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=option.help)
+    type_ = kind.flag_type if kind.metavar else click.Choice(kind.choices)
+    return click.option(flag, type=type_, default=None, help=option.help, metavar=kind.metavar)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from harness.console import Console
 from harness.jobs.job_status import Cancelled, JobStatus
@@ -15,6 +15,7 @@ from results.environment import CodeVersion
 from results.job import Job, RunOptions
 from results.plan import Plan
 from results.store import Study
+from results.strict_yaml import FileKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class Launcher(ABC):
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
     """Options of `bench matrix` that not every launcher reads, and that this one does, such as `site`."""
+    site_file: ClassVar[FileKind[Any] | None] = None
+    """What `--site` names: a profile of a cluster; None if it reads none."""
     several_hosts: ClassVar[bool] = True
     """Whether nodes of a launch are hosts. If not, sizes are limited to this machine, which may have links
     between virtual nodes."""

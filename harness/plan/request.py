@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 
 from harness.plan.dataset import data_file, require_fit
-from harness.plan.options import BY_NAME, Counts, Names, read_counts, read_duration_s, read_gpus, read_names
-from harness.plan.study_file import StudyFile, check_values, merge, read_study_file
+from harness.plan.options import Counts, Names, read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.study_file import BY_NAME, StudyFile, check_values, merge, read_study_file
 from results.cell import Backend, Checkpointing, Device, StepPolicy
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
@@ -176,9 +176,6 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
         raise UsageError(
             f"{where} names nothing, and would exclude everything; name an axis, such as gpus: 8"
         )
-    for key in ("gpus", "batch_size"):
-        if fields.get(key, 1) < 1:
-            raise UsageError(f"{where}: {key} is at least 1, not {fields[key]}")
     specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
     if "link" in fields:
         specs["link"] = link_text(read_link(fields["link"]))

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from harness.cli import COMMANDS, run
-from harness.plan.options import OPTIONS
+from harness.plan.study_file import OPTIONS
 from results.store import Study
 
 
@@ -39,6 +41,28 @@ def test_every_option_of_a_study_file_is_a_flag(capsys: pytest.CaptureFixture[st
     run(["matrix", "--help"])
     text = capsys.readouterr().out
     assert [option.flag for option in OPTIONS if option.flag not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [("study", "studies/*"), ("slurm", "sites/[!k]*"), ("kubernetes", "sites/kubernetes")]
+)
+def test_the_examples_keep_the_schema_that_is_printed(
+    kind: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["schema", kind]) == 0
+    schema = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
+    schema.check_schema(schema.schema)
+    examples = list((Path(__file__).parents[2] / "docs").glob(f"{folder}.yaml"))
+    assert examples
+    for path in examples:
+        schema.validate(yaml.safe_load(path.read_text()))
+    assert not schema.is_valid({"no_such_key": 1})
+
+
+def test_a_launcher_without_a_profile_has_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = _error(capsys, "schema", "local")
+    assert code == 2
+    assert "--launcher local reads no profile; name study" in error
 
 
 MATRIX_ERRORS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import COMMANDS
-from harness.plan.options import OPTIONS
-from harness.plan.study_file import read_study_file
+from harness.plan.reference import reference
+from harness.plan.study_file import OPTIONS, read_study_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -45,6 +45,10 @@ def test_the_studies_in_the_docs_can_be_read() -> None:
     assert studies
     for path in studies:
         assert read_study_file(path).gpus is not None
+
+
+def test_the_page_of_options_says_what_they_declare() -> None:
+    assert (ROOT / "docs" / "options.md").read_text() == reference(), "make reference writes it anew"
 
 
 def test_the_distribution_ships_every_package() -> None:

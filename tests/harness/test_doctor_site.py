@@ -139,7 +139,7 @@ def test_a_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_file_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("partiton: main\n") == 2
-    assert "site.yaml: $.partiton is not an option (did you mean 'partition'?)" in error(capsys)
+    assert "site.yaml, line 1: partiton is not an option (did you mean 'partition'?)" in error(capsys)
 
 
 def test_no_slurm_on_this_machine(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plan.options import BY_NAME, OPTIONS, check, read_counts, read_duration_s, read_gpus, read_names
-from harness.plan.request import StudyFile
+from harness.plan.options import read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.study_file import BY_NAME, OPTIONS, StudyFile
 from results.errors import GpuCountsError, UsageError
 
 
-def test_the_table_and_the_study_file_have_the_same_names() -> None:
+def test_every_field_of_a_study_but_the_patterns_is_an_option() -> None:
     assert [option.name for option in OPTIONS] + ["include", "exclude"] == list(StudyFile.__struct_fields__)
+
+
+def test_every_option_says_what_it_means() -> None:
+    assert [option.name for option in OPTIONS if not option.help] == []
 
 
 def test_a_flag_is_the_key_with_dashes() -> None:
@@ -48,9 +52,9 @@ def test_counts_that_are_no_whole_numbers_are_refused(value: str) -> None:
 
 
 def test_gpus_name_the_place_they_stand_in() -> None:
-    assert read_gpus([1, "2..8"], "$.gpus") == (1, 2, 4, 8)
-    with pytest.raises(GpuCountsError, match=r"^\$\.gpus '8\.\.1': a range goes up"):
-        read_gpus("8..1", "$.gpus")
+    assert read_gpus([1, "2..8"], "gpus") == (1, 2, 4, 8)
+    with pytest.raises(GpuCountsError, match=r"^gpus '8\.\.1': a range goes up"):
+        read_gpus("8..1", "gpus")
 
 
 @pytest.mark.parametrize(
@@ -70,28 +74,45 @@ def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("batch_size", 0, "x is at least 1, not 0"),
-        ("batch_size", "8,-2", "x is at least 1, not -2"),
-        ("batch_size", 10**12, "x is at most 1000000000, not 1000000000000"),
-        ("repeats", 0, "x is at least 1, not 0"),
-        ("repeats", 10**6, "x is at most 1000, not 1000000"),
-        ("clip_norm", 0.0, "x is more than 0, not 0.0"),
-        ("seed", -1, "x is at least 0, not -1"),
-        ("seed", 2**32, "x is at most 4294967295, not 4294967296"),
-        ("target", float("nan"), "x is a finite number, not nan"),
-        ("budget", float("inf"), "x is a finite number, not inf"),
-        ("max_time", "0s", "x is more than 0, not 0.0"),
-        ("precision", "fp8", "x is one of fp32, tf32, bf16, fp16, not 'fp8'"),
-        ("scaling", "weak,sideways", "x takes weak, strong, not 'sideways'"),
-        ("strategy", " , ", "x names nothing; give a value or leave it out"),
-        ("dataset", " ", "x is empty; give a value or leave it out"),
-        ("gpus", 0, "x '0': counts start at 1, not 0"),
+        ("batch_size", 0, "takes whole numbers joined by commas, at least 1 and at most 1000000000, not 0"),
+        (
+            "batch_size",
+            "8,-2",
+            "takes whole numbers joined by commas, at least 1 and at most 1000000000, not -2",
+        ),
+        (
+            "batch_size",
+            10**12,
+            "takes whole numbers joined by commas, at least 1 and at most 1000000000, not 1000000000000",
+        ),
+        ("repeats", 0, "takes a whole number, at least 1 and at most 1000, not 0"),
+        ("repeats", 10**6, "takes a whole number, at least 1 and at most 1000, not 1000000"),
+        ("clip_norm", 0.0, "takes a number, more than 0 and at most 1000000000, not 0.0"),
+        ("seed", -1, "takes a whole number, at least 0 and at most 4294967295, not -1"),
+        ("seed", 2**32, "takes a whole number, at least 0 and at most 4294967295, not 4294967296"),
+        ("target", float("nan"), "takes a number, at least 0 and at most 1, not nan"),
+        (
+            "budget",
+            float("inf"),
+            "takes seconds or a time like 90s, 30m, 2h, at least 0 and at most 1000000000, not inf",
+        ),
+        (
+            "max_time",
+            "0s",
+            "takes seconds or a time like 90s, 30m, 2h, more than 0 and at most 1000000000, not '0s'",
+        ),
+        ("precision", "fp8", "takes fp32, tf32, bf16 or fp16, not 'fp8'"),
+        ("rerun", "all", "takes failed, not 'all'"),
+        ("scaling", "weak,sideways", "takes weak, strong or both, not 'sideways'"),
+        ("strategy", " , ", "is empty; pass a value or omit it"),
+        ("dataset", " ", "is empty; pass a value or omit it"),
+        ("gpus", 0, "'0': counts start at 1, not 0"),
     ],
 )
 def test_a_value_against_its_rule_is_refused_with_both(name: str, value: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        check(BY_NAME[name], value, "x")
-    assert str(error.value) == message
+        BY_NAME[name].check(value, "x")
+    assert str(error.value) == f"x {message}"
 
 
 @pytest.mark.parametrize(
@@ -106,4 +127,4 @@ def test_a_value_against_its_rule_is_refused_with_both(name: str, value: object,
     ],
 )
 def test_a_value_at_the_edge_of_its_rule_passes(name: str, value: object) -> None:
-    check(BY_NAME[name], value, "x")
+    BY_NAME[name].check(value, "x")

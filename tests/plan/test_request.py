@@ -97,8 +97,16 @@ def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
     [
         ({}, UsageError, "--gpus is missing"),
         ({"gpus": "8..1"}, GpuCountsError, "--gpus '8..1': a range goes up"),
-        ({"gpus": 1, "batch_size": "8,0"}, UsageError, "--batch-size is at least 1, not 0"),
-        ({"gpus": 1, "repeats": 0}, UsageError, "--repeats is at least 1, not 0"),
+        (
+            {"gpus": 1, "batch_size": "8,0"},
+            UsageError,
+            "--batch-size takes whole numbers joined by commas, at least 1 and at most 1000000000, not 0",
+        ),
+        (
+            {"gpus": 1, "repeats": 0},
+            UsageError,
+            "--repeats takes a whole number, at least 1 and at most 1000, not 0",
+        ),
         (
             {"gpus": 1, "workload": "resnt18"},
             SpecError,
@@ -112,7 +120,11 @@ def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
             "there is no collective 'rung' (did you mean 'ring'?)",
         ),
         ({"gpus": 1, "link": "none,1gb"}, UsageError, "--link takes none or a rate like 100mbit"),
-        ({"gpus": 1, "node_size": 0}, UsageError, "--node-size is at least 1, not 0"),
+        (
+            {"gpus": 1, "node_size": 0},
+            UsageError,
+            "--node-size takes a whole number, at least 1 and at most 1000000000, not 0",
+        ),
         (
             {"gpus": 8, "link": "1gbit", "gpus_per_node": 4},
             UsageError,
@@ -149,8 +161,6 @@ def test_a_bad_call_says_what_is_wrong(
     [
         ("include", {"workload": "mlp", "gpus": 2, "batch_size": 8}, "include[0] names no strategy"),
         ("exclude", {}, "exclude[0] names nothing, and would exclude everything"),
-        ("exclude", {"gpus": 0}, "exclude[0]: gpus is at least 1, not 0"),
-        ("exclude", {"batch_size": -1}, "exclude[0]: batch_size is at least 1, not -1"),
         ("exclude", {"strategy": "fspd"}, "there is no strategy 'fspd'"),
         ("exclude", {"collective": "rung"}, "there is no collective 'rung'"),
         ("exclude", {"link": "fast"}, "--link takes none or a rate"),

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import msgspec
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.cli.matrix import command
+from harness.plan.options import COUNTS, DURATION, GPUS, NAMES, SCALINGS, PlanOption
 from harness.plan.request import StudyFile, make_request, merge, read_study_file
+from harness.plan.study_file import BY_NAME, OPTIONS, STUDY_FILE, check_values
 from results.errors import UsageError
 from results.plan import Pattern, Request
+from results.value_types import bounds
 
 WHAT_IT_IS = "a study file holds `option: value` lines, such as gpus: 1..8"
 
@@ -138,48 +146,68 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpus: {a: 1}", ": $.gpus: Expected `int | str | array | null`, got `object`"),
-        ("gpus: [true]", ": $.gpus[0]: Expected `int | str`, got `bool`"),
-        ("gpus: 8..1", ": $.gpus '8..1': a range goes up, and 1 is less than 8; write 1..8"),
-        ("batch_size: 0", ": $.batch_size is at least 1, not 0"),
-        ("repeats: 0", ": $.repeats is at least 1, not 0"),
-        ("repeats: many", ": $.repeats: Expected `int | null`, got `str`"),
-        ("workload: [mlp, 5]", ": $.workload[1]: Expected `str`, got `int`"),
-        ("name: 2026-01-31", ": $.name: Expected `str | null`, got `date`"),
-        ("link: 100", ": $.link: Expected `str | array | null`, got `int`"),
-        ("node_size: 0", ": $.node_size is at least 1, not 0"),
-        ("compile: 1", ": $.compile: Expected `bool | null`, got `int`"),
-        ("target: .nan", ": $.target is a finite number, not nan"),
         (
-            "precision: fp8",
-            ": $.precision: Invalid enum value 'fp8'; it is one of fp32, tf32, bf16, fp16",
+            "gpus: {a: 1}",
+            ", line 1: gpus takes counts and ranges such as 1..8, joined by commas, not a mapping",
         ),
+        ("gpus: [true]", ", line 1: gpus[0] takes a whole number or a text, not true"),
+        ("gpus: 8..1", ", line 1: gpus '8..1': a range goes up, and 1 is less than 8; write 1..8"),
+        ("repeats: 0", ", line 1: repeats takes a whole number, at least 1 and at most 1000, not 0"),
+        ("repeats: many", ", line 1: repeats takes a whole number, at least 1 and at most 1000, not 'many'"),
         (
-            "exclude: [{scaling: up}]",
-            ": $.exclude[0].scaling: Invalid enum value 'up'; it is one of weak, strong",
+            "repeats: '5'",
+            ", line 1: repeats takes a whole number, at least 1 and at most 1000, not '5'; write 5",
         ),
+        ("target: 1e-2", ", line 1: target takes a number, at least 0 and at most 1, not '1e-2'; write 0.01"),
+        ("target: .nan", ", line 1: target takes a number, at least 0 and at most 1, not nan"),
+        ("workload: [mlp, 5]", ", line 1: workload[1] takes a text, not 5; quote it: '5'"),
+        ("workload:\n- mlp\n- no", ", line 3: workload[1] takes a text, not no; quote it: 'no'"),
+        ("link: 1.50", ", line 1: link takes texts joined by commas, or a list, not 1.50; quote it: '1.50'"),
+        ("compile: 1", ", line 1: compile takes true or false, not 1"),
+        ("compile: 'true'", ", line 1: compile takes true or false, not 'true'; write true"),
+        ("gpus: 1\nprecision: fp8", ", line 2: precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
+        ("exclude: [{scaling: up}]", ", line 1: exclude[0].scaling takes weak or strong, not 'up'"),
+        ("exclude:\n- gpus: 0", ", line 2: exclude[0].gpus takes a whole number, at least 1, not 0"),
         (
-            "exclude: [{gpu: 2}]",
-            ": $.exclude[0].gpu is not an option (did you mean 'gpus'?); there are: "
+            "include: [{batch_size: -1}]",
+            ", line 1: include[0].batch_size takes a whole number, at least 1, not -1",
+        ),
+        ("exclude: 8", ", line 1: exclude takes a list, not 8"),
+        ("exclude: [8]", ", line 1: exclude[0] takes `key: value` lines, not 8"),
+        (
+            "exclude:\n- link: none\n  gpu: 2",
+            ", line 3: exclude[0].gpu is not an option (did you mean 'gpus'?); there are: "
             "workload, strategy, compression, collective, link, gpus, batch_size, scaling",
         ),
-        ("- gpus", f": {WHAT_IT_IS} (Expected `object`, got `array`)"),
-        ("", f": {WHAT_IT_IS} (Expected `object`, got `null`)"),
+        # What YAML takes for a mapping.
+        (
+            "gpus: 2\ncompression: topk: 0.01",
+            ", line 2: not readable as YAML: mapping values are not allowed here; quote it: 'topk:0.01'",
+        ),
+        (
+            "compression: [topk: 0.01]",
+            ", line 1: compression[0] takes a text, not a mapping; quote it: 'topk:0.01'",
+        ),
+        (
+            "strategy:\n- single\n- ddp: bucket_mb=50",
+            ", line 3: strategy[1] takes a text, not a mapping; quote it: 'ddp:bucket_mb=50'",
+        ),
+        ("- gpus", f": {WHAT_IT_IS}, not a list"),
+        ("", f": {WHAT_IT_IS}, not nothing"),
         ("gpus: 1\n# more\ngpus: 2", ", line 3: gpus is given twice; keep one"),
         ("exclude:\n- gpus: 1\n  gpus: 2", ", line 3: gpus is given twice; keep one"),
-        ("gpus: 1\nworkload: [mlp", ", line 2: not readable as YAML: did not find expected ',' or ']'"),
+        ("gpus: 1\nno: 2", ", line 2: a key must be a text; quote it: 'no'"),
+        ("? [1, 2]\n: 3", ", line 1: a key must be a text"),
         (
-            "gpus: 1\nname: a: b",
-            ", line 2: not readable as YAML: mapping values are not allowed in this context",
+            "gpus: 1\nworkload: [mlp",
+            ", line 2: not readable as YAML: expected ',' or ']', but got '<stream end>'",
         ),
-        (
-            "name: !made-up a",
-            ", line 1: not readable as YAML: could not determine a constructor for the tag '!made-up'",
-        ),
-        ("gpus: 1\n\x00", ", line 2: not readable as YAML: control characters are not allowed"),
-        ("name: 2026-13-45", " holds a value that cannot be read: month must be in 1..12; quote it"),
+        ("name: !made-up a", ", line 1: the tag !made-up has no use here; leave it out, and quote texts"),
+        ("gpus: 1\n\x00", ", line 2: not readable as YAML: special characters are not allowed"),
+        ("gpus: 1\n---\ngpus: 2", ", line 2: not readable as YAML: but found another document"),
+        (f"seed: {'9' * 5000}", " has a number of too many digits; shorten it, or quote a text"),
         (b"name: \xff", " is not UTF-8 text (byte 6); name a YAML file"),
-        ("[" * 100_000, ", line 1: nested deeper than any option is; see bench matrix --help"),
+        ("[" * 100_000, ", line 1: nested deeper than any option is"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -189,7 +217,7 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, me
 def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
     message = refusal(tmp_path, "batchsize: 8")
     assert message.startswith(
-        ": $.batchsize is not an option (did you mean 'batch_size'?); there are: name, "
+        ", line 1: batchsize is not an option (did you mean 'batch_size'?); there are: name, "
     )
     assert message.endswith("out, include, exclude")
 
@@ -198,14 +226,15 @@ def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
     "text",
     [
         "gpus: !!python/object/apply:os.system ['true']",
-        "? [1, 2]\n: 3",
         "gpus: &a [*a]",
         "include: &a [*a]",
         "&a gpus: *b",
-        f"seed: {'9' * 5000}",
         "seed: 1e400",
         "%YAML 9.9\n---\ngpus: 1",
-        "gpus: 1\n---\ngpus: 2",
+        "gpus: !!int x",
+        "gpus: !!bool x",
+        "gpus: !!timestamp x",
+        "name: =",
         "gpus: !!binary '@@'",
         "max_time: " + ":".join(["59"] * 400) + ".5",
     ],
@@ -232,9 +261,114 @@ def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
         read_study_file(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["gpus: 1:30", "gpus: 010", "gpus: [8, 0x10]", "repeats: 1:00"])
-def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(f"workload: mlp\n{text}\n")
-    with pytest.raises(UsageError, match=r"line 2: .* is another number to YAML than to you"):
-        read_study_file(path)
+@pytest.mark.parametrize("value", ["1:30", "010", "0x10", "0b1", "1:30.5", "-1:00"])
+@pytest.mark.parametrize("line", ["gpus: {}", "name: {}", "gpus: [8, {}]"])
+def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(
+    line: str, value: str, tmp_path: Path
+) -> None:
+    message = refusal(tmp_path, f"workload: mlp\n{line.format(value)}\n")
+    assert message.startswith(f", line 2: YAML reads {value} as another number")
+    assert message.endswith(f"write a decimal number, or quote it: '{value}'")
+
+
+def test_a_date_is_a_text_and_what_is_quoted_is_no_number(tmp_path: Path) -> None:
+    read = read_study_file(written(tmp_path, "name: 2026-01-31\npartition: '010'\nqos: 'no'\n"))
+    assert (read.name, read.partition, read.qos) == ("2026-01-31", "010", "no")
+
+
+def test_points_may_share_keys_by_yaml_anchors(tmp_path: Path) -> None:
+    text = (
+        "gpus: 1\ninclude:\n"
+        "- &p {workload: mlp, strategy: ddp, gpus: 2, batch_size: 8}\n"
+        "- {<<: *p, gpus: 4}\n"
+    )
+    read = read_study_file(written(tmp_path, text))
+    assert read.include is not None
+    assert [(pattern.workload, pattern.gpus) for pattern in read.include] == [("mlp", 2), ("mlp", 4)]
+    assert refusal(tmp_path, text.replace("gpus: 4", "gpus: x")).startswith(", line 4: include[1].gpus takes")
+
+
+# One declaration, four faces
+
+
+def values(option: PlanOption) -> st.SearchStrategy[Any]:
+    """What may be given for an option, in each of its forms, made from its declaration alone."""
+    limits, kind = bounds(option.type), option.kind
+    least = int(limits.get("minimum", limits.get("exclusiveMinimum", 0)))
+    number = st.integers(least + ("exclusiveMinimum" in limits), int(limits.get("maximum", 1000)))
+    if kind.flag_type is bool:
+        return st.booleans()
+    if kind.choices:
+        chosen = st.sampled_from(kind.choices)
+        return chosen | st.lists(chosen, min_size=1) if kind is SCALINGS else chosen
+    if kind is GPUS:
+        return st.integers(1, 4096) | st.sampled_from(["1..8", "8..64:8", [1, "2..4"]])
+    if kind is COUNTS:
+        return number | st.lists(number | number.map(str), min_size=1)
+    if kind is DURATION:
+        return number.map(float) | number.map(lambda seconds: f"{seconds}s")
+    if kind.flag_type is int:
+        return number
+    if kind.flag_type is float:
+        return number.map(float) | st.floats(least, int(limits["maximum"]), exclude_min=True)
+    # Texts that YAML would take for something else, and what flags and lists split at left out.
+    text = st.text("abcNO019:=._-/ ~#'\"{[&*!|>%@", min_size=1).filter(str.strip)
+    return text | st.lists(text, min_size=1) if kind is NAMES else text
+
+
+STUDIES = st.fixed_dictionaries({}, optional={option.name: values(option) for option in OPTIONS}).map(
+    lambda given: StudyFile(**given)
+)
+SCHEMA = jsonschema.Draft202012Validator(STUDY_FILE.schema())
+OFTEN = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@OFTEN
+@given(study=STUDIES)
+def test_a_study_survives_its_file_and_keeps_the_schema(tmp_path: Path, study: StudyFile) -> None:
+    data = msgspec.to_builtins(study)
+    text = yaml.safe_dump(data)
+    assert read_study_file(written(tmp_path, text)) == study
+    SCHEMA.validate(data)
+
+
+@OFTEN
+@given(study=STUDIES)
+def test_a_study_survives_the_command_line(study: StudyFile) -> None:
+    data = msgspec.to_builtins(study)
+    arguments = []
+    for name, value in data.items():
+        flag = BY_NAME[name].flag
+        if isinstance(value, bool):
+            arguments.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            arguments.append(f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}")
+    context = command.make_context("matrix", arguments)
+    flags = StudyFile(**{name: context.params[name] for name in BY_NAME})
+    check_values(flags, str)
+    for option in OPTIONS:
+        given, flag_value = getattr(study, option.name), getattr(flags, option.name)
+        assert (given is None) == (flag_value is None)
+        if given is not None:
+            assert option.kind.items(flag_value, "x") == option.kind.items(given, "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"batchsize": 8},
+        {"repeats": 0},
+        {"repeats": "5"},
+        {"repeats": 1001},
+        {"clip_norm": 0},
+        {"compile": 1},
+        {"precision": "fp8"},
+        {"workload": [5]},
+        {"exclude": [{"gpus": 0}]},
+        {"hang_after": 9},
+    ],
+)
+def test_the_schema_and_the_reader_refuse_the_same(data: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        SCHEMA.validate(data)
+    assert refusal(tmp_path, yaml.safe_dump(data))

@@ -57,35 +57,41 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("partiton: gpu", "$.partiton is not an option (did you mean 'partition'?); there are: partition,"),
-        ("time: {maximun: 1h}", "$.time.maximun is not an option (did you mean 'maximum'?)"),
-        ("account: 0123", "$.account: Expected `str | null`, got `int`; quote it"),
-        ("qos: no", "$.qos: Expected `str | null`, got `bool`; quote it"),
-        ("gpus_per_node: 0", "$.gpus_per_node: Expected `int` >= 1"),
-        ("gpus_per_node: eight", "$.gpus_per_node: Expected `int | null`, got `str`"),
+        (
+            "partiton: gpu",
+            "line 1: partiton is not an option (did you mean 'partition'?); there are: partition,",
+        ),
+        ("time: {maximun: 1h}", "line 1: time.maximun is not an option (did you mean 'maximum'?)"),
+        ("account: 0123", "line 1: YAML reads 0123 as another number"),
+        ("qos: no", "line 1: qos takes a text, not no; quote it: 'no'"),
+        ("gpus_per_node: 0", "gpus_per_node takes a whole number, at least 1, not 0"),
+        ("gpus_per_node: eight", "line 1: gpus_per_node takes a whole number, at least 1, not 'eight'"),
         (
             "gpu_request: gpu",
-            "$.gpu_request: Invalid enum value 'gpu'; it is one of gres, gpus-per-node, none",
+            "line 1: gpu_request takes gres, gpus-per-node or none, not 'gpu'",
         ),
-        ("environment: {A: x, NCCL_IB_TIMEOUT: 22}", "$.environment.NCCL_IB_TIMEOUT: Expected `str`"),
+        (
+            "environment: {A: x, NCCL_IB_TIMEOUT: 22}",
+            "line 1: environment.NCCL_IB_TIMEOUT takes a text, not 22; quote it: '22'",
+        ),
         (
             "directives: {comment: x, nice: 5}",
-            "$.directives.nice: Expected `bool | str`, got `int`; quote it",
+            "line 1: directives.nice takes a text or true or false, not 5; quote it: '5'",
         ),
-        ("setup: module load cuda", "$.setup: Expected `array`, got `str`"),
-        ("time: {maximum: 24:00:00}", "$.time.maximum: Expected `str`, got `int`; quote it"),
-        ("time: {maximum: '24:00:00'}", "$.time: maximum: '24:00:00' is not a time such as 90s, 30m"),
-        ("time: {minimum: 2h, maximum: 1h}", "$.time: minimum 2h is more than maximum 1h"),
-        ("time: {safety_factor: 0.5}", "$.time.safety_factor: Expected `float` >= 1.0"),
-        ("time: {signal: 1d}", "$.time: signal 1d is earlier than Slurm can tell: 65535 s"),
-        ("price: {usd_per_gpu_hour: 2}", "$.price: Object missing required field `source`"),
+        ("setup: module load cuda", "line 1: setup takes a list, not 'module load cuda'"),
+        ("time: {maximum: 24:00:00}", "line 1: YAML reads 24:00:00 as another number"),
+        ("time: {maximum: '24:00:00'}", "time.maximum: '24:00:00' is not a time such as 90s, 30m"),
+        ("time: {minimum: 2h, maximum: 1h}", "line 1: time: minimum 2h is more than maximum 1h"),
+        ("time: {safety_factor: 0.5}", "time.safety_factor takes a number, at least 1, not 0.5"),
+        ("time: {signal: 1d}", "line 1: time: signal 1d is earlier than Slurm can tell: 65535 s"),
+        ("price: {usd_per_gpu_hour: 2}", "line 1: price: source is missing"),
         ("memory_per_node: 480 GB", "memory_per_node: '480 GB' is not a size such as 480G, or 0 for all"),
         ('partition: "a\\nb"', "partition: it cannot hold the character '\\n'"),
         ('account: ""', "account: it is empty; leave it out"),
         ('python: ""', "python: it is empty; leave it out"),
         ('python: "a\\nb"', "python: it cannot hold the character '\\n'"),
-        ("python: 3.11", "$.python: Expected `str | null`, got `float`; quote it"),
-        ('container: {image: a, python: " "}', "$.container: python: it is empty; leave it out"),
+        ("python: 3.11", "line 1: python takes a text, not 3.11; quote it: '3.11'"),
+        ('container: {image: a, python: " "}', "line 1: container.python: it is empty; leave it out"),
         ("gpu_request: none\ngpu_type: h100", "gpu_request is none, but gpu_type or gpus_per_node is given"),
         ("directives: {gres: 'gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
         ("directives: {output: x}", "directives: output is for the job to decide"),
@@ -95,10 +101,13 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ("environment: {A-B: x}", "environment: 'A-B' is not a variable that a job may set"),
         ("environment: {SLURM_CONF: x}", "environment: 'SLURM_CONF' is not a variable that a job may set"),
         ('setup: ["a\\r\\nb"]', "setup and node_setup: a script cannot hold the character '\\r'"),
-        ("container: {image: a, mounts: [/a]}", "$.container: mounts: '/a' is not FROM:TO"),
-        ("container: {image: a, mounts: ['/a:/b,/c']}", "$.container: mounts: '/a:/b,/c' is not FROM:TO"),
-        ("container: {image: a, mounts: ['/a b:/c']}", "$.container: mounts: '/a b:/c' is not FROM:TO"),
-        ("container: {mounts: []}", "$.container: Object missing required field `image`"),
+        ("container: {image: a, mounts: [/a]}", "line 1: container.mounts: '/a' is not FROM:TO"),
+        (
+            "container: {image: a, mounts: ['/a:/b,/c']}",
+            "line 1: container.mounts: '/a:/b,/c' is not FROM:TO",
+        ),
+        ("container: {image: a, mounts: ['/a b:/c']}", "line 1: container.mounts: '/a b:/c' is not FROM:TO"),
+        ("container: {mounts: []}", "line 1: container: image is missing"),
         ("- a", "a site profile holds `option: value` lines"),
         ("", "a site profile holds `option: value` lines"),
     ],
@@ -107,7 +116,7 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         site(tmp_path, text)
     words = str(caught.value)
-    assert words.startswith(f"{tmp_path / 'site.yaml'}: ")
+    assert words.startswith(f"{tmp_path / 'site.yaml'}")
     assert message in words
     assert "\n" not in words
 
@@ -117,12 +126,12 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     [
         (
             "partition: a\naccount: b\npartition: c",
-            ", line 3: not readable as YAML: partition is given twice",
+            ", line 3: partition is given twice",
         ),
-        ("time:\n  minimum: 1m\n  minimum: 2m", ", line 3: not readable as YAML: minimum is given twice"),
+        ("time:\n  minimum: 1m\n  minimum: 2m", ", line 3: minimum is given twice"),
         ("partition: [a", ", line 1: not readable as YAML"),
-        ("partition: !!python/name:os.system x", ", line 1: not readable as YAML: could not determine"),
-        ("[" * 600, ": not readable as YAML"),
+        ("partition: !!python/name:os.system x", ", line 1: the tag !!python/name:os.system has no use here"),
+        ("[" * 600, ", line 1: nested deeper than any option is"),
     ],
 )
 def test_what_yaml_would_take_or_trip_over_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -137,7 +146,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         read_site(tmp_path)
     (tmp_path / "binary").write_bytes(b"partition: \xff\xfe")
-    with pytest.raises(UsageError, match="not readable as YAML"):
+    with pytest.raises(UsageError, match=r"is not UTF-8 text \(byte 11\)"):
         read_site(tmp_path / "binary")
 
 
@@ -160,9 +169,9 @@ def test_overriding_keeps_what_is_beside() -> None:
 
 
 def test_overriding_keeps_the_rules() -> None:
-    with pytest.raises(UsageError, match=r"options of the site: \$\.time: fixed: 'soon' is not a time"):
+    with pytest.raises(UsageError, match=r"options of the site: time\.fixed: 'soon' is not a time"):
         override(SiteProfile(), {"time.fixed": "soon"})
-    with pytest.raises(UsageError, match=r"\$\.partitoin is not an option"):
+    with pytest.raises(UsageError, match=r"partitoin is not an option"):
         override(SiteProfile(), {"partitoin": "x"})
 
 

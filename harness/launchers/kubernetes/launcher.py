@@ -11,6 +11,7 @@ from harness.launchers.kubernetes.call import KubernetesCall
 from harness.launchers.kubernetes.environment import PodEnvironment, meeting_of, pod_number
 from harness.launchers.kubernetes.job_status import KubernetesJobStatus
 from harness.launchers.kubernetes.pods import follow, is_over
+from harness.launchers.kubernetes.profile import PROFILE_FILE
 from harness.launchers.launcher import JobLauncher, MatrixCall
 from results.job import Job
 from results.job_store import JobStore
@@ -21,6 +22,7 @@ class KubernetesLauncher(JobLauncher):
     """Every pod of a job is a node: the first supervises, and the others take part in its launches."""
 
     name = "kubernetes"
+    site_file = PROFILE_FILE
     options = frozenset({"site", "time", "jobs_per_cell", "max_gpu_hours", "apply", "kind"})
 
     def accept(self, call: MatrixCall) -> KubernetesCall:

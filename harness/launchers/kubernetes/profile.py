@@ -173,7 +173,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return 0 if self.gpu_resource == "none" else placement.gpus
 
 
-_FILE = FileKind(
+PROFILE_FILE = FileKind(
     type=KubernetesProfile,
     name="profile of a Kubernetes cluster",
     example="volume_claim: results",
@@ -184,11 +184,11 @@ _FILE = FileKind(
 def read_profile(path: Path) -> KubernetesProfile:
     """The profile in a YAML file.
 
-    Raises UsageError: one line with the path, the offending key (`$.time.maximum`) or line, and the rule.
+    Raises UsageError: one line with path, line, key (`time.maximum`), what was given and what is allowed.
     """
-    return _FILE.read(path)
+    return PROFILE_FILE.read(path)
 
 
 def profile(data: object, where: str) -> KubernetesProfile:
     """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
-    return _FILE.converted(data, where)
+    return PROFILE_FILE.converted(data, where)

@@ -19,13 +19,14 @@ from results.job_store import JobStore
 from results.store import Study
 from slurm.client import Client
 from slurm.site_checks import SiteCheck
-from slurm.site_file import read_site
+from slurm.site_file import SITE_FILE, read_site
 
 
 class SlurmLauncher(JobLauncher):
     """Slurm gives a job an allocation, and srun starts an agent on each of its nodes."""
 
     name = "slurm"
+    site_file = SITE_FILE
     options = frozenset(
         {
             *("site", "partition", "account", "qos", "cpus_per_gpu", "time"),
