@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from harness.plan.estimate import Estimate, estimate
 from harness.plan.expand import choices
 from harness.plan.points import Point
 from harness.plan.schedule import PlannedLaunch
+from harness.plan.split import unchecked
 from reports.text import count, devices, devices_word, duration
 from results.cell import Cell
 from results.environment import CodeVersion
@@ -39,7 +41,7 @@ def plan_summary(
 
 
 def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
-    """The study, its size, what is left of it in these launches, and what is skipped."""
+    """The study, its size, what is left of it in these launches, what is skipped and what is not checked."""
     request = plan.request
     left = sum(len(launch.cells) for launch in launches)
     total = len(plan.cells) * request.repeats
@@ -51,6 +53,8 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
     lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
+    unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
+    lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
     return [*lines, *_choice_lines(choices(plan))]
 
 

@@ -12,7 +12,7 @@ from workloads.catalog import WORKLOADS, facts
 def refusal(cell: Cell) -> str | None:
     """Why a cell's model does not go into so many parts, for the report; None if it does.
 
-    What is unknown of a workload refuses nothing: its ranks find out when they build it.
+    What is unknown of a workload refuses nothing: see `unchecked`.
     """
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
     known = facts(WORKLOADS.parse(cell.workload))
@@ -29,6 +29,19 @@ def refusal(cell: Cell) -> str | None:
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         return _divide(cell, groups.tensor, known.heads)
     return None
+
+
+def unchecked(cell: Cell) -> str | None:
+    """What planning cannot say of a cell's split, and why; None if there is nothing."""
+    groups, known = (
+        group_layout(cell.strategy, cell.gpus, cell.node_size),
+        facts(WORKLOADS.parse(cell.workload)),
+    )
+    by_blocks = groups.pipeline > 1 or STRATEGIES.parse(cell.strategy).name == "manual"
+    asked = known.blocks if by_blocks else known.heads
+    if not isinstance(asked, Unknown) or not (by_blocks or groups.tensor > 1):
+        return None
+    return f"whether {cell.strategy} can split {cell.workload} is {asked}; its ranks find out"
 
 
 def _cut(cell: Cell, ranks: int, blocks: int) -> str | None:

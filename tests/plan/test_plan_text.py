@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_points_are_told_apart_by_what_varies(told: Callable[..., list[str]]) ->
         "auto for gpt-nano on 2, scaling strong, link none",
         "auto for gpt-nano on 2, scaling weak, link 1gbit",
         "auto for gpt-nano on 2, scaling strong, link 1gbit",
+    ]
+
+
+def test_what_a_plan_cannot_check_is_said_with_the_reason(plan_of: MakePlan, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
+    plan = plan_of(workload="gpt-nano,py:mine:build", gpus="2,4", strategy="ddp,tp,pipeline:gpipe")
+    study: Any = SimpleNamespace(root="runs/s")
+    unknown = "is unknown, because planning does not run a user's own code; its ranks find out"
+    assert [line.strip() for line in plan_header(study, plan, []) if "not checked" in line] == [
+        f"not checked 2 x: whether {strategy} can split py:mine:build {unknown}"
+        for strategy in ("tp", "pipeline:gpipe")
     ]
 
 
