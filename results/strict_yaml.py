@@ -107,8 +107,8 @@ class FileKind(Generic[T]):
         place = source.place(keys)
         if (unknown := _UNKNOWN.fullmatch(what)) is not None:
             key, known = unknown["key"], _struct(hint).__struct_fields__
-            place, hint = source.place([*keys, key]), nearest(key, known)
-            return f"{place} is not an option{hint}; there are: {', '.join(known)}"
+            place = source.place([*keys, key])
+            return f"{place} is not an option{nearest(key, known)}; there are: {', '.join(known)}"
         if (missing := _MISSING.fullmatch(what)) is not None:
             return f"{place}: {missing['key']} is missing"
         if not what.startswith(("Expected", "Invalid enum value")):

@@ -11,6 +11,7 @@ import msgspec
 
 from results.errors import UsageError
 from results.plan import Placement
+from results.strict_yaml import FileKind
 from slurm.durations import seconds
 from slurm.quoting import carried, shell
 
@@ -227,3 +228,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not self.exclusive:
             return placement.gpus
         return None if self.gpus_per_node is None else placement.nodes * self.gpus_per_node
+
+
+SITE_FILE = FileKind(
+    type=SiteProfile, name="site profile", example="partition: gpu", advice="docs/sites has examples"
+)

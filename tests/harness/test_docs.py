@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import COMMANDS
-from harness.plan.reference import reference
 from harness.plan.study_file import OPTIONS, read_study_file
+from harness.reference import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

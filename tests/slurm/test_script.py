@@ -15,8 +15,7 @@ from results.errors import UsageError
 from results.plan import Placement
 from slurm.quoting import directive, log_pattern, shell
 from slurm.script import FollowUp, Job, agent_command, follow_up_script, job_script, log_path, rendezvous_port
-from slurm.site import Container, SiteProfile
-from slurm.site_file import read_site
+from slurm.site import SITE_FILE, Container, SiteProfile
 
 HERE = Path(__file__).parent
 SITES = HERE.parents[1] / "docs" / "sites"
@@ -63,12 +62,12 @@ NASTY_JOB = job(
     requeue=False,
 )
 SCRIPTS = {
-    "plain": job_script(read_site(SITES / "plain.yaml"), job(python_path=Path("/home/me/my code"))),
-    "pyxis": job_script(read_site(SITES / "pyxis.yaml"), job(nodes=32, requeue=False)),
-    "cpu": job_script(read_site(SITES / "cpu.yaml"), job(nodes=2, gpus_per_node=16)),
+    "plain": job_script(SITE_FILE.read(SITES / "plain.yaml"), job(python_path=Path("/home/me/my code"))),
+    "pyxis": job_script(SITE_FILE.read(SITES / "pyxis.yaml"), job(nodes=32, requeue=False)),
+    "cpu": job_script(SITE_FILE.read(SITES / "cpu.yaml"), job(nodes=2, gpus_per_node=16)),
     "flags": job_script(SiteProfile(partition="gpu"), job(nodes=1, gpus_per_node=1, time_limit_s=60)),
     "nasty": job_script(NASTY_SITE, NASTY_JOB),
-    "report": follow_up_script(read_site(SITES / "plain.yaml"), follow_up()),
+    "report": follow_up_script(SITE_FILE.read(SITES / "plain.yaml"), follow_up()),
 }
 
 

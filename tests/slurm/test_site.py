@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from results.errors import UsageError
 from results.plan import Placement
-from slurm.site import Container, Price, SiteProfile, Times
-from slurm.site_file import override, read_site
+from slurm.site import SITE_FILE, Container, Price, SiteProfile, Times
 
 SITES = Path(__file__).parents[2] / "docs" / "sites"
 
@@ -17,16 +17,20 @@ SITES = Path(__file__).parents[2] / "docs" / "sites"
 def site(tmp_path: Path, text: str) -> SiteProfile:
     path = tmp_path / "site.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_site(path)
+    return SITE_FILE.read(path)
+
+
+def overridden(base: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
+    return SITE_FILE.overridden(base, values, "options of the site")
 
 
 @pytest.mark.parametrize("name", sorted({path.name for path in SITES.iterdir()} - {"kubernetes.yaml"}))
 def test_every_example_is_read(name: str) -> None:
-    assert read_site(SITES / name).partition is not None
+    assert SITE_FILE.read(SITES / name).partition is not None
 
 
 def test_the_plain_example_says_what_it_says() -> None:
-    profile = read_site(SITES / "plain.yaml")
+    profile = SITE_FILE.read(SITES / "plain.yaml")
     assert profile.partition == "gpu"
     assert profile.gpu_request == "gres"
     assert profile.memory_per_node == "0"
@@ -36,7 +40,7 @@ def test_the_plain_example_says_what_it_says() -> None:
 
 
 def test_the_pyxis_example_has_a_container() -> None:
-    profile = read_site(SITES / "pyxis.yaml")
+    profile = SITE_FILE.read(SITES / "pyxis.yaml")
     assert profile.container is not None
     assert profile.container.mounts == ("/shared/bench:/shared/bench", "/local/bench:/local/bench")
     assert profile.directives == {"switches": "1@2:00:00"}
@@ -49,7 +53,7 @@ def test_python_is_the_submitting_one_and_the_images() -> None:
 
 
 def test_the_cpu_example_asks_for_no_gpus() -> None:
-    profile = read_site(SITES / "cpu.yaml")
+    profile = SITE_FILE.read(SITES / "cpu.yaml")
     assert profile.gpu_request == "none"
     assert profile.billed_gpus(Placement(nodes=4, gpus_per_node=4)) == 0
 
@@ -142,18 +146,18 @@ def test_what_yaml_would_take_or_trip_over_is_refused(tmp_path: Path, text: str,
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no site profile .*docs/sites"):
-        read_site(tmp_path / "none.yaml")
+        SITE_FILE.read(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match="cannot read"):
-        read_site(tmp_path)
+        SITE_FILE.read(tmp_path)
     (tmp_path / "binary").write_bytes(b"partition: \xff\xfe")
     with pytest.raises(UsageError, match=r"is not UTF-8 text \(byte 11\)"):
-        read_site(tmp_path / "binary")
+        SITE_FILE.read(tmp_path / "binary")
 
 
 def test_overriding_replaces_single_values() -> None:
     base = SiteProfile(partition="gpu", account="a", time=Times(maximum="4h"))
     values = {"partition": "test", "account": None, "time.fixed": "30m", "container.image": "x.sqsh"}
-    assert override(base, values) == SiteProfile(
+    assert overridden(base, values) == SiteProfile(
         partition="test",
         account="a",
         time=Times(maximum="4h", fixed="30m"),
@@ -164,15 +168,15 @@ def test_overriding_replaces_single_values() -> None:
 
 def test_overriding_keeps_what_is_beside() -> None:
     base = SiteProfile(environment={"A": "1"}, price=Price(usd_per_gpu_hour=2, source="list"))
-    assert override(base, {"environment.B": "2"}).environment == {"A": "1", "B": "2"}
-    assert override(base, {"price.usd_per_gpu_hour": 3.0}).price == Price(usd_per_gpu_hour=3, source="list")
+    assert overridden(base, {"environment.B": "2"}).environment == {"A": "1", "B": "2"}
+    assert overridden(base, {"price.usd_per_gpu_hour": 3.0}).price == Price(usd_per_gpu_hour=3, source="list")
 
 
 def test_overriding_keeps_the_rules() -> None:
     with pytest.raises(UsageError, match=r"options of the site: time\.fixed: 'soon' is not a time"):
-        override(SiteProfile(), {"time.fixed": "soon"})
+        overridden(SiteProfile(), {"time.fixed": "soon"})
     with pytest.raises(UsageError, match=r"partitoin is not an option"):
-        override(SiteProfile(), {"partitoin": "x"})
+        overridden(SiteProfile(), {"partitoin": "x"})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from harness.launchers.kubernetes.documents import MANIFEST, KubernetesDocuments
 from harness.launchers.kubernetes.job_status import KubernetesJobStatus
 from harness.launchers.kubernetes.manifest import Form
 from harness.launchers.kubernetes.names import object_name
-from harness.launchers.kubernetes.profile import KubernetesProfile, read_profile
+from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile
 from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.study_jobs import job_statuses
 from harness.plan.options import read_duration_s
@@ -39,7 +39,7 @@ def profile_of(options: StudyFile) -> KubernetesProfile:
             "--launcher kubernetes needs --site: a profile with the image and the volume of the results; "
             "docs/sites/kubernetes.yaml is an example"
         )
-    profile = read_profile(Path(options.site))
+    profile = PROFILE_FILE.read(Path(options.site))
     if options.time is None:
         return profile
     fixed = f"{read_duration_s(options.time, '--time'):g}s"

@@ -10,7 +10,7 @@ from harness.launch.ending import Stopped
 from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.manifest import pod_address
 from harness.launchers.kubernetes.pods import Meeting, PodStarter
-from harness.launchers.kubernetes.profile import profile as read
+from harness.launchers.kubernetes.profile import PROFILE_FILE
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import Job
@@ -41,7 +41,7 @@ class PodEnvironment:
 
 def meeting_of(job: Job) -> Meeting:
     """Where the pods of a job meet."""
-    profile = read(job.site, f"the profile of {job.name}")
+    profile = PROFILE_FILE.converted(job.site, f"the profile of {job.name}")
     return Meeting(address=pod_address(profile, job), first_port=profile.port)
 
 

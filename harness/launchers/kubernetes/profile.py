@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -179,16 +178,3 @@ PROFILE_FILE = FileKind(
     example="volume_claim: results",
     advice="docs/sites/kubernetes.yaml is an example",
 )
-
-
-def read_profile(path: Path) -> KubernetesProfile:
-    """The profile in a YAML file.
-
-    Raises UsageError: one line with path, line, key (`time.maximum`), what was given and what is allowed.
-    """
-    return PROFILE_FILE.read(path)
-
-
-def profile(data: object, where: str) -> KubernetesProfile:
-    """The profile in plain data, such as a part of a JSON file. Raises UsageError that names `where`."""
-    return PROFILE_FILE.converted(data, where)

@@ -10,7 +10,7 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import Job
 from results.job_store import JobStore
-from slurm.site_file import profile
+from slurm.site import SITE_FILE
 
 
 class SlurmEnvironment:
@@ -20,7 +20,7 @@ class SlurmEnvironment:
         allocation = Allocation.here()
         if allocation is None:
             raise MachineError(f"{job.name} is for an allocation of Slurm, and this is none")
-        site = profile(job.site, f"the profile of {job.name}")
+        site = SITE_FILE.converted(job.site, f"the profile of {job.name}")
         self._allocation = allocation
         self._in_container = site.container is not None
         self.scheduler_id: str | None = str(allocation.slurm_id)

@@ -18,8 +18,8 @@ from results.job import Job
 from results.job_store import JobStore
 from results.store import Study
 from slurm.client import Client
+from slurm.site import SITE_FILE
 from slurm.site_checks import SiteCheck
-from slurm.site_file import SITE_FILE, read_site
 
 
 class SlurmLauncher(JobLauncher):
@@ -42,7 +42,7 @@ class SlurmLauncher(JobLauncher):
         return "a Slurm cluster is here: --launcher slurm submits it" if is_here else None
 
     def check_site(self, path: Path) -> Sequence[SiteCheck]:
-        return site_checks(read_site(path), Client())
+        return site_checks(SITE_FILE.read(path), Client())
 
     def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
         return job_status.kept(study, jobs)

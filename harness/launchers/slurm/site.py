@@ -12,14 +12,13 @@ from slurm.client import Client
 from slurm.durations import seconds
 from slurm.runner import QueueFullError, RefusedError
 from slurm.script import Job, job_script
-from slurm.site import SiteProfile
+from slurm.site import SITE_FILE, SiteProfile
 from slurm.site_checks import SiteCheck, cluster_checks
-from slurm.site_file import override, read_site
 
 
 def site_of(options: StudyFile) -> SiteProfile:
     """The profile of the cluster: the file's, with what the flags say. Raises UsageError."""
-    site = read_site(Path(options.site)) if options.site else SiteProfile()
+    site = SITE_FILE.read(Path(options.site)) if options.site else SiteProfile()
     limit = None if options.time is None else f"{read_duration_s(options.time, '--time'):g}s"
     values: Mapping[str, object] = {
         "partition": options.partition,
@@ -30,7 +29,7 @@ def site_of(options: StudyFile) -> SiteProfile:
         # Without a profile, a CPU study asks for no GPUs.
         "gpu_request": "none" if options.device == "cpu" and not options.site else None,
     }
-    return override(site, values)
+    return SITE_FILE.overridden(site, values, "options of the site")
 
 
 def site_checks(site: SiteProfile, client: Client) -> list[SiteCheck]:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.launchers.kubernetes.manifest import Form, manifest, pod_address
-from harness.launchers.kubernetes.profile import KubernetesProfile, Toleration, read_profile
+from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job, RunOptions
@@ -73,7 +73,7 @@ def pod(documents: list[Any]) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_whole_text(form: Form, make_job: MakeJob) -> None:
-    text = manifest(read_profile(EXAMPLE), make_job(), form=form, folder=FOLDER)
+    text = manifest(PROFILE_FILE.read(EXAMPLE), make_job(), form=form, folder=FOLDER)
     assert text == (HERE / "golden" / f"{form}.yaml").read_text(encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def test_kubernetes_knows_all_of_it(
     cpu = make_profile(gpu_resource="none")
     one = make_job(placement=Placement(nodes=1, gpus_per_node=1))
     made = [
-        *documents(read_profile(EXAMPLE), make_job(), form),
+        *documents(PROFILE_FILE.read(EXAMPLE), make_job(), form),
         *documents(rich, make_job(), form, folder="/mnt/no/jobs/1"),
         *documents(cpu, one, form),
     ]
@@ -94,7 +94,7 @@ def test_kubernetes_knows_all_of_it(
 
 
 def test_the_schemas_tell_a_mistake(make_job: MakeJob) -> None:
-    made = documents(read_profile(EXAMPLE), make_job())[1]
+    made = documents(PROFILE_FILE.read(EXAMPLE), make_job())[1]
     made["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):
         kubernetes_validate.validate(made, "1.31", strict=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.launchers.kubernetes.profile import KubernetesProfile, Toleration, profile, read_profile
+from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.plan import Placement
 from slurm.site import Price, Times
@@ -20,11 +20,11 @@ NEEDED = "image: bench:1\nvolume_claim: results\n"
 def read(tmp_path: Path, text: str) -> KubernetesProfile:
     path = tmp_path / "site.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_profile(path)
+    return PROFILE_FILE.read(path)
 
 
 def test_the_example_says_what_it_says() -> None:
-    example = read_profile(EXAMPLE)
+    example = PROFILE_FILE.read(EXAMPLE)
     assert (example.namespace, example.volume_claim, example.gpus_per_node) == (
         "ml-systems",
         "bench-results",
@@ -42,8 +42,8 @@ def test_what_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_profile_survives_the_file_of_a_job() -> None:
-    example = read_profile(EXAMPLE)
-    assert profile(msgspec.json.decode(msgspec.json.encode(example)), "the profile") == example
+    example = PROFILE_FILE.read(EXAMPLE)
+    assert PROFILE_FILE.converted(msgspec.json.decode(msgspec.json.encode(example)), "the profile") == example
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_profile_that_is_none(tmp_path: Path, text: str, message: str) -> None
 
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no profile of .*docs/sites/kubernetes\.yaml"):
-        read_profile(tmp_path / "none.yaml")
+        PROFILE_FILE.read(tmp_path / "none.yaml")
 
 
 def test_gpus_that_are_asked_for_are_billed(make_profile: Callable[..., KubernetesProfile]) -> None:

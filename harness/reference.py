@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.launchers.registry import launchers
 from harness.plan.options import MOST, PlanOption
 from harness.plan.study_file import OPTIONS
 from results.value_types import takes
@@ -12,23 +13,24 @@ _HEAD = """\
 Every option of `bench matrix`: as a flag, and as a key of a [study file](guide.md#a-study-file) (without
 the leading dashes, `_` for `-`). Where both give one, the flag wins. A study file may have a list instead
 of texts or numbers joined by commas; false is `--no-...` as a flag. `bench list` says what can be named. No
-number may be above 1000000000.
+number may be above 1000000000. The last column names the launchers that read an option, if not all do.
 
 `make reference` writes this page from `harness/plan/study_file.py`.
 
-| flag | takes | meaning |
-|---|---|---|
+| flag | takes | meaning | launchers |
+|---|---|---|---|
 """
 
 
 def reference() -> str:
     """The page as Markdown."""
-    rows = (f"| `{option.flag}` | {_rule(option)} | {option.help} |" for option in OPTIONS)
-    return _HEAD + "\n".join(rows) + "\n"
+    return _HEAD + "".join(_row(option) for option in OPTIONS)
 
 
-def _rule(option: PlanOption) -> str:
-    return takes(option.type).replace(f" and at most {MOST}", "")
+def _row(option: PlanOption) -> str:
+    rule = takes(option.type).replace(f" and at most {MOST}", "")
+    readers = ", ".join(each.name for each in launchers() if option.name in each.options)
+    return f"| `{option.flag}` | {rule} | {option.help} | {readers} |\n"
 
 
 if __name__ == "__main__":
