@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import msgspec
 
@@ -21,8 +20,11 @@ from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import STRATEGIES
-from strategies.closed_form.footprint import Footprint, footprint
-from strategies.closed_form.traffic import Term, traffic
+from strategies.closed_form.footprint import footprint
+from strategies.closed_form.moments import Footprint
+from strategies.closed_form.terms import Term
+from strategies.closed_form.traffic import traffic
+from strategies.facts import AutoPoint, Proposal
 from workloads.catalog import WORKLOADS, facts
 
 AUTO = "auto"
@@ -33,7 +35,6 @@ simplest of them is taken."""
 Made = Callable[[str], Cell | str]
 """The cell of a point with another strategy, or why there is none."""
 
-_TENSOR = (2, 4, 8)
 _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
 
 
@@ -175,52 +176,10 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     return next((candidate for candidate in candidates if candidate.sample_s <= most), None)
 
 
-def strategies_for(cell: Cell, node_size: int) -> Iterator[str]:
-    """What may be chosen but pipelines, from the simplest on, as canonical texts."""
-    plain = ("single", "ddp", "zero1", "zero2", "zero3")
-    ours = ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp")
-    yield from (STRATEGIES.parse(text).text for text in (*plain, *ours))
-    several = node_size < cell.gpus
-    if several and node_size > 1:
-        yield "hsdp"
-    if not several:
-        yield "tp"
-    for tensor in _TENSOR:
-        if tensor < cell.gpus and node_size % tensor == 0:
-            yield f"fsdp:tp={tensor}"
-            if several and tensor < node_size:
-                yield f"hsdp:tp={tensor}"
-    if cell.device == "cuda":
-        yield "fsdp:offload=cpu"
-
-
-def _pipelines(cell: Cell, blocks: int, made: Made) -> Iterator[tuple[str, Cell | str]]:
-    """1F1B, over NCCL GPipe, of any number of stages that divides the ranks and that there are blocks for,
-    from the least on.
-
-    Of as many microbatches as stages, and of more.
-    """
-    gpus, schedule = cell.gpus, "gpipe" if cell.backend == "nccl" else "1f1b"
-    numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
-    for stages in [number for number in numbers if number <= blocks] or numbers[:1]:
-        copies = f"dp={gpus // stages}"
-        whole = made(STRATEGIES.parse(f"pipeline:gpipe:microbatches=1:{copies}").text)
-        found = [stages] if isinstance(whole, str) else microbatch_counts(whole.micro_batch, stages)
-        for count in found:
-            strategy = STRATEGIES.parse(f"pipeline:{schedule}:microbatches={count}:{copies}").text
-            yield strategy, whole if isinstance(whole, str) else made(strategy)
-
-
-def microbatch_counts(samples: int, stages: int) -> list[int]:
-    """Divisors of a micro-batch that keep all stages busy, each at least twice the one before.
-
-    Without any it is the number of stages, for which it is too small.
-    """
-    found: list[int] = []
-    for count in range(stages, samples + 1):
-        if samples % count == 0 and (not found or count >= 2 * found[-1]):
-            found.append(count)
-    return found or [stages]
+def proposals(point: AutoPoint) -> list[Proposal]:
+    """What may be chosen, from the simplest on."""
+    every = (proposal for facts in STRATEGIES.all_facts for proposal in facts.proposals(point))
+    return sorted(every, key=lambda proposal: proposal.complexity)
 
 
 def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | str:
@@ -236,9 +195,18 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
             "auto weighs gradients that are exchanged as they are, by the default collective: name a strategy"
         )
     around = Surroundings.of(cell, devices, gpus_per_node)
-    plain = ((strategy, made(strategy)) for strategy in strategies_for(cell, around.node_size))
+
+    def micro_batch(strategy: str) -> int | str:
+        there = made(STRATEGIES.parse(strategy).text)
+        return there if isinstance(there, str) else there.micro_batch
+
+    point = AutoPoint(
+        cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
+    )
     candidates, refused = [], []
-    for strategy, there in chain(plain, _pipelines(cell, len(parts.blocks), made)):
+    for proposal in proposals(point):
+        strategy = STRATEGIES.parse(proposal.strategy).text
+        there = proposal.refused or made(strategy)
         if isinstance(there, str):
             refused.append((strategy, there))
         else:

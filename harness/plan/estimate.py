@@ -11,7 +11,7 @@ from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
 from results.recorded import RECORDED_STEPS
 from results.unknown import Unknown
-from strategies.catalog import STRATEGIES, microbatches, period
+from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]
@@ -138,7 +138,8 @@ def step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> Step
     alone = replica_seconds(cell, hardware)
     if isinstance(alone, Unknown):
         return StepTime(basis="budget", seconds=alone)
-    return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + bubble(cell)))
+    idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
+    return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + idle))
 
 
 def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
@@ -150,17 +151,6 @@ def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
     if isinstance(rate, Unknown):
         return rate
     return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
-
-
-def bubble(cell: Cell) -> float:
-    """Idle time of a pipeline over the computation of a rank: (p - 1) / m, and of v stages a rank a v-th of
-    it (Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one."""
-    spec = STRATEGIES.parse(cell.strategy)
-    if spec.name != "pipeline":
-        return 0.0
-    chunks = spec.integer("chunks") if spec.positional == "interleaved" else 1
-    stages = cell.gpus // spec.integer("dp")
-    return (stages - 1) / (microbatches(cell.strategy) * chunks)
 
 
 def _rate(cell: Cell, hardware: Hardware) -> float | Unknown:
@@ -182,14 +172,14 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
     The check simulates all replicas on one device beside the real steps, each with the work of all its ranks
     and no bubble, and is left out where it would not fit its limit.
     """
-    policy = cell.steps
+    policy, strategy = cell.steps, STRATEGIES.facts(cell.strategy)
     if isinstance(step.seconds, Unknown):
         return SETUP_S + policy.budget_s
-    block_s = max(policy.block_steps, period(cell.strategy)) * step.seconds
+    block_s = max(policy.block_steps, strategy.period) * step.seconds
     measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
     exchange_s = policy.quads * QUAD_BLOCKS * block_s + _recorded_steps(cell) * step.seconds
-    simulated = cell.gpus / (1 + bubble(cell))
-    proof_s = max(PROOF_STEPS, period(cell.strategy)) * step.seconds * (1 + simulated)
+    simulated = cell.gpus / (1 + strategy.bubble(cell.gpus))
+    proof_s = max(PROOF_STEPS, strategy.period) * step.seconds * (1 + simulated)
     counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
     alone_s = SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s
     return alone_s + exchange_s if cell.gpus > 1 else alone_s
@@ -197,5 +187,5 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
 
 def _recorded_steps(cell: Cell) -> int:
     """Whole periods, with the one before them."""
-    steps = period(cell.strategy)
+    steps = STRATEGIES.facts(cell.strategy).period
     return (max(1, RECORDED_STEPS // steps) + 1) * steps

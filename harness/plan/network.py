@@ -5,7 +5,7 @@ from __future__ import annotations
 from results.cell import Cell
 from results.errors import SpecError
 from results.plan import placement_of
-from strategies.catalog import STRATEGIES, group_layout
+from strategies.catalog import STRATEGIES
 
 
 def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
@@ -15,7 +15,7 @@ def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
     """
     real = placement_of(cell, gpus_per_node).gpus_per_node
     size = min(cell.node_size or real, real)
-    return _flat(cell, size) or _hybrid(cell, size)
+    return _flat(cell, size) or _grouped(cell, size)
 
 
 def _flat(cell: Cell, size: int) -> str | None:
@@ -26,25 +26,13 @@ def _flat(cell: Cell, size: int) -> str | None:
     return f"hierarchical goes inside of nodes and across them, and {here}; give --node-size"
 
 
-def _hybrid(cell: Cell, size: int) -> str | None:
-    """Why nodes of `size` leave hsdp without replicas, or without shards."""
-    strategy = STRATEGIES.parse(cell.strategy)
-    if strategy.name != "hsdp":
-        return None
+def _grouped(cell: Cell, size: int) -> str | None:
+    """Why nodes of `size` give the strategy's groups nothing to do."""
+    strategy = STRATEGIES.facts(cell.strategy)
     try:
-        groups = group_layout(cell.strategy, cell.gpus, size)
+        return strategy.misplaced(strategy.groups(cell.gpus, size), size)
     except SpecError as error:
         return str(error)
-    instead = f"or use {strategy.text.replace('hsdp', 'fsdp', 1)}"
-    if groups.replicate == 1:
-        return (
-            f"hsdp shards inside of nodes and replicates across them, and here is one node of {size}: give a "
-            f"smaller --node-size or --gpus-per-node, {instead}"
-        )
-    if groups.shard == 1:
-        few = f"{strategy.text} has nothing left to shard on nodes of {size}"
-        return f"{few}: give a --node-size of more than {size}, {instead}"
-    return None
 
 
 def refusal(cell: Cell) -> str | None:

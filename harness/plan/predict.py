@@ -16,15 +16,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.plan.estimate import BACKWARD_AND_FORWARD, bubble, replica_seconds
+from harness.plan.estimate import BACKWARD_AND_FORWARD, replica_seconds
 from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
-from strategies.catalog import group_layout, state_values
+from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
 from strategies.closed_form.footprint import updated_bytes
-from strategies.closed_form.traffic import Overlap, Term
-from strategies.pipeline.cut import stages_of
+from strategies.closed_form.terms import Overlap, Term
 
 REPEATED_SHARE = 4 / 3
 """Computation with activation checkpointing over that without: the forward pass twice."""
@@ -47,13 +46,14 @@ class Times:
 def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> Times:
     alone = replica_seconds(cell, around.hardware)
     assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
-    once = alone * _share(cell, parts)
+    strategy = STRATEGIES.facts(cell.strategy)
+    once = alone * strategy.busiest_share(cell, parts)
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
     update = _update_values(cell) * updated_bytes(cell, parts) / around.memory_rate
     return Times(
         compute=compute,
         update=update + _offloading(cell, parts),
-        bubble=compute * bubble(cell),
+        bubble=compute * strategy.bubble(cell.gpus),
         exposed=_exposed(cell, terms, (once / BACKWARD_AND_FORWARD, compute), around),
     )
 
@@ -61,31 +61,14 @@ def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around
 def _update_values(cell: Cell) -> int:
     """Values that an update moves for each parameter: it and its state are read and written, its gradient is
     read."""
-    return 3 + 2 * state_values(cell.optimizer)
-
-
-def _share(cell: Cell, parts: ModelParts) -> float:
-    """Of the computation of a replica, what the busiest of its ranks does."""
-    total = sum(part.flops for part in parts.parts)
-    groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
-    blocks = sum(block.flops for block in parts.blocks)
-    if groups.pipeline > 1:
-        return (
-            max(
-                sum(parts.blocks[index].flops for stage in own for index in stage.blocks)
-                + sum(parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in own)
-                for own in stages_of(cell, parts)
-            )
-            / total
-        )
-    return (total - blocks + blocks / groups.tensor) / total
+    return 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
 
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
     """What a rank has in its host's memory: with offload=cpu a shard of parameters, gradients and state."""
-    if cell.device == "cpu" or "offload=cpu" not in cell.strategy:
+    if cell.device == "cpu" or not STRATEGIES.facts(cell.strategy).offloads:
         return 0
-    return (2 + state_values(cell.optimizer)) * updated_bytes(cell, parts)
+    return (2 + OPTIMIZERS.facts(cell.optimizer).state_values) * updated_bytes(cell, parts)
 
 
 def _offloading(cell: Cell, parts: ModelParts) -> float:

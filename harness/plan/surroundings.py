@@ -17,7 +17,7 @@ from results.cell import Cell, Device
 from results.groups import GroupLayout
 from results.link import link_text
 from results.plan import Placement, has_virtual_nodes
-from strategies.closed_form.traffic import Term
+from strategies.closed_form.terms import Term
 
 MIB = 2**20
 SHARE = 0.95

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results.cell import Cell
-from strategies.catalog import shards, sums_micro_batches
+from strategies.catalog import STRATEGIES
 
 
 def exact_arithmetic(cell: Cell) -> bool:
@@ -15,12 +15,14 @@ def exact_arithmetic(cell: Cell) -> bool:
 def exact_update(cell: Cell) -> bool:
     """Whether two updates by the same gradients give the same bits: a norm over shards is summed in another
     order than one over whole gradients."""
-    return exact_arithmetic(cell) and not (cell.clip_norm is not None and shards(cell.strategy))
+    return exact_arithmetic(cell) and not (
+        cell.clip_norm is not None and STRATEGIES.facts(cell.strategy).shards
+    )
 
 
 def summed_terms(cell: Cell, replicas: int) -> int:
     """What is added up in an order of the strategy's own: whole replicas, or each micro-batch of each."""
-    return replicas * cell.accumulation if sums_micro_batches(cell.strategy) else replicas
+    return replicas * cell.accumulation if STRATEGIES.facts(cell.strategy).sums_micro_batches else replicas
 
 
 def sizes_matter(cell: Cell, replicas: int) -> bool:

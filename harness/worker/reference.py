@@ -16,7 +16,7 @@ from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.parts import Parts
 from harness.worker.seeds import seed_step
 from results.cell import Cell
-from strategies.catalog import microbatches
+from strategies.catalog import STRATEGIES
 from strategies.training.optimizer import build_optimizer
 from strategies.training.parallel import Batch, OptimizerState
 from strategies.training.precision import autocast
@@ -113,7 +113,7 @@ def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: in
     workload = _reference_model(parts, start)
     batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
     seed_step(cell.seed, step, replica)
-    passes = cell.accumulation * microbatches(cell.strategy)
+    passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for inputs, targets in _passes(batches, cell):
@@ -131,7 +131,7 @@ def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: in
 
 def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
     """What goes through forward and backward at once, one after another."""
-    pieces = microbatches(cell.strategy)
+    pieces = STRATEGIES.facts(cell.strategy).microbatches
     for inputs, targets in itertools.islice(batches, cell.accumulation):
         yield from zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
 

@@ -75,7 +75,7 @@ def _rule(cell: Cell) -> str:
     if not exact_arithmetic(cell):
         each = ", parameter by parameter" if cell.model_parallel > 1 else ""
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm{each}"
-    if STRATEGIES.parse(cell.strategy).name == "local-sgd":
+    if STRATEGIES.facts(cell.strategy).promise.of == "parameters":
         return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
     few = summed_terms(cell, cell.replicas) <= 2
     if few and exact_update(cell):

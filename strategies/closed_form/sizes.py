@@ -1,29 +1,43 @@
 """Bytes of what a rank holds, piece by piece: parameters, units of shards, optimizer state, activations.
 
-`strategies.closed_form.footprint` says which of them a training step holds at once.
+Each strategy's facts say which of them a training step holds at once.
 """
 
 from __future__ import annotations
 
-from results.cell import Cell, Checkpointing
-from results.parts import VALUE_BYTES, ModelParts, Part
-from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout, state_values
-from strategies.fsdp.block_choices import read_choices
-from strategies.pipeline.cut import Stage
+from collections.abc import Callable
+from dataclasses import dataclass
 
-_HALF_BYTES = 2
+from results.cell import Cell, Checkpointing
+from results.groups import GroupLayout
+from results.parts import VALUE_BYTES, ModelParts, Part
+from strategies.optimizers.catalog import OPTIMIZERS
+
+HALF_BYTES = 2
 _GRADIENT_SHARE = 0.5
 """Gradients of activations at once, in a block's backward pass, over what the block keeps: a GPT's MLP has
 8 T d of them while 16 T d are kept. An estimate for others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What a rank has of the depth of a model."""
+
+    blocks: range
+    stem: bool
+    head: bool
+
+
 class Sizes:
     """What the moments of all strategies are made of."""
 
-    def __init__(self, cell: Cell, parts: ModelParts) -> None:
-        self.cell, self.parts = cell, parts
-        self.spec = STRATEGIES.parse(cell.strategy)
-        self.groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
+    def __init__(
+        self, cell: Cell, parts: ModelParts, groups: GroupLayout, checkpointed: Callable[[int], bool]
+    ) -> None:
+        """`checkpointed` says of a block, by its place, whether the strategy itself computes it again."""
+        self.cell, self.parts, self.groups = cell, parts, groups
+        self._checkpointed = checkpointed
+        self._optimizer = OPTIMIZERS.facts(cell.optimizer)
         self.accumulates = cell.accumulation > 1
         self.shared = VALUE_BYTES * parts.shared_values
         """Gradients of a shared parameter come from both of its uses, and are there twice for a moment."""
@@ -44,18 +58,20 @@ class Sizes:
 
     def state(self, parameters: int) -> int:
         """Bytes of the optimizer's state for these bytes of parameters."""
-        return state_values(self.cell.optimizer) * parameters
+        return self._optimizer.state_values * parameters
 
     def update(self, parameters: int) -> int:
         """What an update of so many bytes computes in between.
 
         On CPU torch's optimizers go from parameter to parameter; on CUDA they take all of them at once.
         """
-        spec = OPTIMIZERS.parse(self.cell.optimizer)
-        at_once = VALUE_BYTES * self.parts.largest_weight if self.cell.device == "cpu" else parameters
-        if spec.name == "adamw":
-            return min(parameters, at_once) * (2 if self.cell.device == "cpu" else 1)
-        return min(parameters, at_once) if spec.number("weight_decay") else 0
+        on_cpu = self.cell.device == "cpu"
+        at_once = VALUE_BYTES * self.parts.largest_weight if on_cpu else parameters
+        return min(parameters, at_once) * self._optimizer.temporaries(self.cell.device)
+
+    def checkpointing(self, block: int) -> Checkpointing:
+        """What is computed again of a block in its backward pass."""
+        return self._checkpointed(block) or self.cell.activation_checkpointing
 
     def activations(self) -> Activations:
         """Of a rank that has the whole depth of the model."""
@@ -69,41 +85,19 @@ class Sizes:
 class Units:
     """The units of a sharded model: its blocks, and what is around them."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._half = sizes.spec.word("params") == "bf16"
-        around, blocks = self._full(sizes.parts.around), [self._full(block) for block in sizes.parts.blocks]
+    def __init__(self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool) -> None:
+        """`full` gives the bytes of a unit in full precision, filled up to equal shards; `halved`: parameters
+        are gathered in half precision."""
+        around, blocks = full(sizes.parts.around), [full(block) for block in sizes.parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
         """In full precision, as gradients are averaged; what follows is as parameters are gathered."""
-        self.around = around // 2 if self._half else around
-        self.blocks = [block // 2 if self._half else block for block in blocks]
+        self.around = around // 2 if halved else around
+        self.blocks = [block // 2 if halved else block for block in blocks]
         self.block = max(self.blocks, default=0)
         self.whole = around + sum(blocks)
         """Of all gradients."""
         self.shard = self.whole // sizes.groups.shard
         """Of parameters, and as much of gradients."""
-
-    def _full(self, part: Part) -> int:
-        """Bytes of a unit in full precision, filled up to equal shards: torch fills up the first dimension
-        of each parameter, ours one flat vector."""
-        groups = self._sizes.groups
-        if self._sizes.spec.name == "scratch-fsdp":
-            return VALUE_BYTES * part.flat_values(groups.shard, _HALF_BYTES if self._half else VALUE_BYTES)
-        return VALUE_BYTES * part.padded_values(groups.shard, groups.tensor)
-
-    def staying(self) -> list[bool]:
-        """Of each block, whether it stays whole until its backward pass."""
-        spec = self._sizes.spec
-        if spec.name == "manual":
-            return [not choice.reshard for choice in read_choices(str(spec.positional))]
-        return [not spec.flag("reshard")] * len(self.blocks)
-
-    def held(self) -> int:
-        """Gradients of earlier micro-batches: whole, unless each is averaged by itself."""
-        if not self._sizes.accumulates:
-            return 0
-        spec = self._sizes.spec
-        return self.shard if spec.name == "scratch-fsdp" and spec.integer("stage") > 1 else self.whole
 
 
 class Activations:
@@ -113,7 +107,7 @@ class Activations:
         self._samples, self._tensor = samples, sizes.groups.tensor
         model = sizes.parts
         blocks = [model.blocks[index] for index in stage.blocks]
-        modes = [_checkpointing(sizes, index) for index in stage.blocks]
+        modes = [sizes.checkpointing(index) for index in stage.blocks]
         kept = [self._kept(block, mode) for block, mode in zip(blocks, modes, strict=True)]
         whole = [self._whole(block) for block in blocks]
         stem = self._whole(model.stem) if stage.stem else 0
@@ -123,7 +117,7 @@ class Activations:
         computing = max(
             (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
         )
-        casts = _HALF_BYTES * stage_values(model, stage, self._tensor) if _autocasts(sizes.cell) else 0
+        casts = HALF_BYTES * stage_values(model, stage, self._tensor) if _autocasts(sizes.cell) else 0
         held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
         self.at_loss, self.at_block = held + losing, held + computing
         """When the backward pass of the first of them begins, and when it is in the last block."""
@@ -141,12 +135,6 @@ class Activations:
             return self._whole(block)
         products = block.products.over(self._tensor) if mode == "selective" else 0
         return self._samples * (block.input + products)
-
-
-def _checkpointing(sizes: Sizes, block: int) -> Checkpointing:
-    if sizes.spec.name == "manual" and read_choices(str(sizes.spec.positional))[block].checkpoint:
-        return True
-    return sizes.cell.activation_checkpointing
 
 
 def _autocasts(cell: Cell) -> bool:

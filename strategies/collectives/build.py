@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from results.spec import Spec
-from strategies.catalog import COLLECTIVES
+from strategies.collectives.catalog import COLLECTIVES
 from strategies.collectives.hierarchical import build_hierarchical
 from strategies.collectives.link import Link
 from strategies.collectives.ring import Ring

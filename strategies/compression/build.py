@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from results.spec import Spec
-from strategies.catalog import COMPRESSIONS
 from strategies.compression.base import Compressor
 from strategies.compression.cast import Bf16, Fp16
+from strategies.compression.catalog import COMPRESSIONS
 from strategies.compression.dense import Dense
 from strategies.compression.dgc import Dgc
 from strategies.compression.int8 import Int8

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.catalog import COMPRESSIONS
+from strategies.compression.catalog import COMPRESSIONS
+from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
 from strategies.ddp.torch_powersgd import RAMP_STEPS, TorchPowerSgd
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.parallel import ParallelModel, Setting
-
-TORCHS_BUCKET_MB = 25.0
-"""torch's own default."""
 
 
 class DdpModel(ParallelModel):

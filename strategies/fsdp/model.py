@@ -33,10 +33,10 @@ from torch.distributed.tensor import DTensor
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from results.spec import Spec
 from strategies.collectives.link import Link
-from strategies.fsdp.block_choices import BlockChoice, read_choices
+from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.device_grid import DeviceGrid
+from strategies.fsdp.facts import Fsdp2Facts
 from strategies.tensor_parallel.model import TensorSplit
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
@@ -59,23 +59,23 @@ class FsdpModel(ParallelModel):
         and for one that does not go into `tp` parts.
         """
         super().__init__(module)
-        spec, device, layout = setting.spec, setting.device, setting.layout
+        facts, device, layout = cast(Fsdp2Facts, setting.facts), setting.device, setting.layout
         self._device = device
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
         _require_shardable(module)
-        if spec.word("params") == "bf16":
+        if facts.gathers_bf16:
             require_bf16_parameters(module, device)
         for tensor in (*module.parameters(), *self._buffers.now()):
             take_from_first(self._link, [tensor])
         self._grid = DeviceGrid(self._link, setting.groups, device)
         tensor_link = self._grid.tensor
         self._split = None if tensor_link is None else TensorSplit(module, layout, tensor_link)
-        choices = _choices(spec, layout)
+        choices = _choices(facts, layout)
         _checkpoint(module, choices)
-        self._units = _shard(module, choices, spec, self._grid.mesh)
-        if spec.integer("prefetch"):
-            _prefetch(self._units, spec.integer("prefetch"), device)
+        self._units = _shard(module, choices, facts, self._grid.mesh)
+        if prefetch := setting.spec.integer("prefetch"):
+            _prefetch(self._units, prefetch, device)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
@@ -144,15 +144,12 @@ def _require_shardable(module: nn.Module) -> None:
             raise UsageError(f"fsdp has no sparse gradients, as {name} asks for: use ddp or scratch-ddp")
 
 
-def _choices(spec: Spec, layout: ModelLayout) -> dict[str, BlockChoice]:
+def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:
     """How each block is treated, in the order of the forward pass. Raises UsageError."""
-    if spec.name != "manual":
-        alike = BlockChoice(reshard=spec.flag("reshard"), offload=spec.word("offload") == "cpu")
-        return dict.fromkeys(layout.blocks, alike)
-    chosen = read_choices(str(spec.positional))
+    chosen = facts.choices(len(layout.blocks))
     if len(chosen) != len(layout.blocks):
         raise UsageError(
-            f"{spec.text} chooses for {len(chosen)} blocks, and the model has {len(layout.blocks)}"
+            f"{facts.spec.text} chooses for {len(chosen)} blocks, and the model has {len(layout.blocks)}"
         )
     return dict(zip(layout.blocks, chosen, strict=True))
 
@@ -164,12 +161,12 @@ def _checkpoint(module: nn.Module, choices: Mapping[str, BlockChoice]) -> None:
 
 
 def _shard(
-    module: nn.Module, choices: Mapping[str, BlockChoice], spec: Spec, mesh: DeviceMesh
+    module: nn.Module, choices: Mapping[str, BlockChoice], facts: Fsdp2Facts, mesh: DeviceMesh
 ) -> list[FSDPModule]:
     """Shard each block, then what is around them; the blocks in the order of the forward pass."""
-    policy = MixedPrecisionPolicy() if spec.word("params") == "fp32" else _BF16
+    policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
     # What is around the blocks is needed again as soon as the backward pass begins.
-    around = BlockChoice(reshard=False, offload=spec.options.get("offload") == "cpu")
+    around = BlockChoice(reshard=False, offload=facts.offloads)
     try:
         units: list[FSDPModule] = []
         for name, choice in choices.items():

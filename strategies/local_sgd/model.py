@@ -49,13 +49,13 @@ class LocalSgdModel(ParallelModel):
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0."""
         super().__init__(module)
-        spec, device, exchange = setting.spec, setting.device, setting.exchange
+        promise, device, exchange = setting.facts.promise, setting.device, setting.exchange
         self._device = device
         self._link = Link(exchange.group)
         self._plain = ExchangeSettings(group=exchange.group)
         self.gradient_exchange = differences = GradientExchange(exchange, device=device)
-        self._warmup = spec.integer("warmup")
-        self.period = spec.count
+        self._warmup = promise.after
+        self.period = promise.every
         self.ramp_steps = self._warmup + self.period * differences.ramp_steps
         self._steps = 0
         self._alone = 0

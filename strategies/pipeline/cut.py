@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from results.cell import Cell
 from results.parts import ModelParts
-from strategies.catalog import STRATEGIES, microbatches
+from strategies.closed_form.sizes import Stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What a rank has of the depth of a model."""
-
-    blocks: range
-    stem: bool
-    head: bool
-
-
-def in_flight(cell: Cell, rank: int) -> int:
+def in_flight(schedule: str, *, microbatches: int, ranks: int, chunks: int, rank: int) -> int:
     """Microbatches of a stage of `rank` that are forward and not yet backward, at most; of all its stages.
 
     GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1).
     Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0 is v p
     (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
     """
-    spec = STRATEGIES.parse(cell.strategy)
-    m, ranks = microbatches(cell.strategy), cell.gpus // spec.integer("dp")
-    if spec.positional == "gpipe":
-        return m
-    if spec.positional == "1f1b":
-        return min(m, ranks - rank)
-    chunks = spec.integer("chunks")
-    return min(chunks * m, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
+    if schedule == "gpipe":
+        return microbatches
+    if schedule == "1f1b":
+        return min(microbatches, ranks - rank)
+    return min(chunks * microbatches, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
 
 
-def stages_of(cell: Cell, parts: ModelParts) -> list[list[Stage]]:
-    """The stages of each rank of a pipeline: runs of blocks, the dearest of which is as cheap as can be."""
-    spec = STRATEGIES.parse(cell.strategy)
-    ranks = cell.gpus // spec.integer("dp")
-    count = ranks * (spec.integer("chunks") if spec.positional == "interleaved" else 1)
+def stages_of(parts: ModelParts, *, ranks: int, chunks: int) -> list[list[Stage]]:
+    """The stages of each rank, `chunks` each: runs of blocks, the dearest of which is as cheap as can be."""
+    count = ranks * chunks
     costs = [block.flops for block in parts.blocks]
     costs[0] += parts.stem.flops
     costs[-1] += parts.head.flops

@@ -32,6 +32,7 @@ from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
@@ -53,15 +54,13 @@ class PipelineModel(ParallelModel):
         Raises UsageError, with the way out, for a model that cannot be cut into so many stages.
         """
         super().__init__(module)
-        spec, groups, layout = setting.spec, setting.groups, setting.layout
-        self._kind, self._device = str(spec.positional), setting.device
-        self._pieces = spec.integer("microbatches")
-        chunks = spec.integer("chunks") if self._kind == "interleaved" else 1
-        self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, chunks)
+        facts, groups, layout = cast(Pipeline, setting.facts), setting.groups, setting.layout
+        self._kind, self._device, self._pieces = facts.schedule, setting.device, facts.microbatches
+        self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, facts.chunks)
         require_cuttable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
-            module, self._twin, layout, ranks=groups.pipeline, stages=chunks * groups.pipeline
+            module, self._twin, layout, ranks=groups.pipeline, stages=facts.chunks * groups.pipeline
         )
         self.decided_over = everyone = Link(setting.exchange.group)
         for tensor in (*module.parameters(), *module.buffers()):

@@ -28,14 +28,13 @@ from torch import Tensor, nn
 
 from results.layout import ModelLayout
 from strategies.collectives.link import Link
+from strategies.scratch_fsdp.facts import ScratchFsdp
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.clipping import clip_shards
 from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Buffers, take_from_first
-
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class ScratchFsdpModel(ParallelModel):
@@ -47,8 +46,8 @@ class ScratchFsdpModel(ParallelModel):
         Raises UsageError for a model that does not compute with `params=bf16`.
         """
         super().__init__(module)
-        spec = setting.spec
-        if spec.word("params") == "bf16":
+        facts = cast(ScratchFsdp, setting.facts)
+        if facts.gathers_bf16:
             require_bf16_parameters(module, setting.device)
         self._device = setting.device
         self._link = self.decided_over = Link(setting.exchange.group)
@@ -58,8 +57,8 @@ class ScratchFsdpModel(ParallelModel):
         sharding = Sharding(
             link=self._link,
             device=setting.device,
-            computed_in=_DTYPES[spec.word("params")],
-            offloaded=spec.word("offload") == "cpu",
+            computed_in=torch.bfloat16 if facts.gathers_bf16 else None,
+            offloaded=facts.offloads,
         )
         around, *blocks = _units(module, setting.layout, sharding)
         self._flats = [flat for unit in (around, *blocks) for flat in unit.flats]
@@ -67,7 +66,7 @@ class ScratchFsdpModel(ParallelModel):
         self._places = [places[name] for name, _ in module.named_parameters()]
         """Of every parameter, in the order of the bare model."""
         self._schedule = UnitSchedule(
-            around, blocks, sharding, stage=spec.integer("stage"), prefetch=spec.integer("prefetch")
+            around, blocks, sharding, stage=facts.stage, prefetch=facts.spec.integer("prefetch")
         )
 
     def parameters(self) -> Iterator[nn.Parameter]:

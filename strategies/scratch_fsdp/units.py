@@ -22,11 +22,9 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed import Work
 
 from results.errors import UsageError
+from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
 from strategies.scratch_fsdp.flat import Averaging, FlatParameters, Sharding
 from strategies.training.missing_gradients import MissingGradients
-
-MOST_UNDER_WAY = 2
-"""Whole gradients of flat vectors that are being averaged; the next one waits for the first of them."""
 
 
 class Unit:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from strategies.catalog import OPTIMIZERS
+from results.registry import load
+from strategies.optimizers.catalog import OPTIMIZERS
 
 
 def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -19,9 +20,6 @@ def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.opti
 
 def optimizer_call(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class that `text` names, and what it is given beside the parameters."""
-    spec = OPTIMIZERS.parse(text)
-    options = {"lr": spec.number("lr"), "weight_decay": spec.number("weight_decay")}
-    if spec.name == "sgd":
-        return torch.optim.SGD, options | {"momentum": spec.number("momentum")}
-    assert spec.name == "adamw", spec.name
-    return torch.optim.AdamW, options
+    facts = OPTIMIZERS.facts(text)
+    kind: type[torch.optim.Optimizer] = load(facts.kind)
+    return kind, facts.arguments

@@ -17,6 +17,7 @@ from results.spec import Spec
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import ExchangeSettings
+from strategies.facts import StrategyFacts
 from strategies.training.observer import Phase, StepObserver
 from strategies.training.optimizer import build_optimizer
 from strategies.training.precision import autocast
@@ -31,12 +32,17 @@ OptimizerState = dict[str, object]
 class Setting:
     """What a strategy is given beside the model."""
 
-    spec: Spec
+    facts: StrategyFacts
     device: torch.device
     exchange: ExchangeSettings
     layout: ModelLayout
     groups: GroupLayout
     """Of the ranks of the exchange's group."""
+
+    @property
+    def spec(self) -> Spec:
+        """What was asked for, with the strategy's options."""
+        return self.facts.spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ class Zero1Model(DdpModel):
         if len(types) > 1:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
             raise UsageError(f"zero1 takes parameters of one data type, not {names}: use ddp or scratch-ddp")
-        ddp = STRATEGIES.parse(f"ddp:bucket_mb={setting.spec.number('bucket_mb')!r}")
-        super().__init__(module, replace(setting, spec=ddp))
+        ddp = STRATEGIES.facts(f"ddp:bucket_mb={setting.spec.number('bucket_mb')!r}")
+        super().__init__(module, replace(setting, facts=ddp))
         self._device = setting.device
         self._link = Link(setting.exchange.group)
 

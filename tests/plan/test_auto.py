@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.plan import expand as expanding
-from harness.plan.auto import COLUMNS, NUMERIC, Candidate, Choice, choose, microbatch_counts, rows
+from harness.plan.auto import COLUMNS, NUMERIC, Candidate, Choice, choose, rows
 from harness.plan.expand import choices
 from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
@@ -18,8 +18,10 @@ from results.errors import SpecError
 from results.parts import ModelParts
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.closed_form.footprint import Footprint, footprint
+from strategies.closed_form.footprint import footprint
+from strategies.closed_form.moments import Footprint
 from strategies.closed_form.traffic import traffic
+from strategies.pipeline.facts import microbatch_counts
 from workloads.catalog import WORKLOADS, facts
 
 MakePlan = Callable[..., Plan]
@@ -187,7 +189,7 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) 
         assert row["activations"] == f"{memory.activations / MIB:,.0f}"
         assert row["sent MiB"] == f"{sent / MIB:,.1f}"
     assert [row["verdict"] for row in told.values()].count("chosen") == 1
-    assert told["single"]["verdict"] == "single runs on exactly 1"
+    assert told["single"]["verdict"] == "single runs on 1 rank alone; on more use ddp"
     assert told["ddp"]["fullest when"] == footprint(choice.candidates[0].cell, parts).moment
     assert [name for name, numeric in zip(COLUMNS, NUMERIC, strict=True) if not numeric] == [
         "candidate",
@@ -303,11 +305,11 @@ def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
-    told = [row for row in rows(weighed(plan)) if "pipeline" in row[0] and "divide" in row[-1]]
+    told = [row for row in rows(weighed(plan)) if "pipeline" in row[0] and "multiple" in row[-1]]
     assert [(row[0], row[-1]) for row in told] == [
         (
             "pipeline:gpipe:dp=4 and 2 more",
-            "a micro-batch of 2 does not divide into 4 microbatches, and the like",
+            "the micro-batch (2 samples) must be a multiple of microbatches (4), and the like",
         )
     ]
 

@@ -15,8 +15,8 @@ from workloads.catalog import MEMBERS
 MakePlan = Callable[..., Plan]
 Row = tuple[object, ...]
 
-SINGLE = "single runs on exactly 1"
-DDP = "ddp needs at least 2: on 1 there is nothing to exchange, and single is the same step"
+SINGLE = "single runs on 1 rank alone; on more use ddp"
+DDP = "ddp needs at least 2 ranks; on 1 use single"
 
 
 def rows(plan: Plan) -> list[Row]:
@@ -202,10 +202,11 @@ def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside(pla
     by_axes = {(s.strategy, s.compression, s.collective, s.link, s.gpus): s.reason for s in plan.skips}
     # Two strategies x 8 ways x 2 sizes, less the 9 cells.
     assert len(by_axes) == len(plan.skips) == 32 - 9
-    nothing = "single exchanges nothing that could be compressed or collected"
+    alone = "single goes with --compression none and --collective default alone, not"
+    nothing = "one device exchanges nothing"
     assert by_axes["single", "none", "default", "1gbit", 1] == "single has no network"
-    assert by_axes["single", "bf16", "default", "none", 1] == nothing
-    assert by_axes["single", "none", "ring", "none", 1] == nothing
+    assert by_axes["single", "bf16", "default", "none", 1] == f"{alone} bf16 and default: {nothing}"
+    assert by_axes["single", "none", "ring", "none", 1] == f"{alone} none and ring: {nothing}"
     assert by_axes["single", "none", "default", "1gbit", 2] == SINGLE
 
 

@@ -10,7 +10,7 @@ from harness.plan.predict import predicted_times
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
-from strategies.closed_form.traffic import Overlap, Term
+from strategies.closed_form.terms import Overlap, Term
 from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)

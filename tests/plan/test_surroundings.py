@@ -10,7 +10,8 @@ from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surrou
 from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import group_layout
-from strategies.closed_form.traffic import Term, traffic
+from strategies.closed_form.terms import Term
+from strategies.closed_form.traffic import traffic
 from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)

@@ -14,7 +14,7 @@ from pipelines import CASES, STEPS, batch, build, copied, loss_of
 from torch import Tensor, nn
 
 from strategies import TrainSettings
-from strategies.catalog import group_layout, microbatches
+from strategies.catalog import STRATEGIES, group_layout
 from strategies.training.optimizer import build_optimizer
 
 
@@ -26,7 +26,8 @@ class Serial:
         self.settings = TrainSettings(
             strategy=strategy, **{"optimizer": "sgd:lr=0.1:momentum=0.9", **settings}
         )
-        self.replicas, self.pieces = group_layout(strategy, size).replicas, microbatches(strategy)
+        self.replicas = group_layout(strategy, size).replicas
+        self.pieces = STRATEGIES.facts(strategy).microbatches
         self.module = build(self.model).double()
         self.optimizer = build_optimizer(self.settings.optimizer, self.module.parameters())
 

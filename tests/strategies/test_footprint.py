@@ -16,9 +16,11 @@ from harness.worker.exchange import open_exchange
 from harness.worker.usage import reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.closed_form.footprint import deal, footprint, updated_bytes
-from strategies.pipeline.cut import in_flight, stages_of
+from strategies.catalog import STRATEGIES
+from strategies.closed_form.footprint import footprint, updated_bytes
+from strategies.pipeline.facts import Pipeline
 from strategies.training.trainer import Trainer, TrainSettings
+from strategies.zero1.facts import deal
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 from workloads.resnet.shape import ResNetShape
@@ -203,6 +205,14 @@ def test_offloaded_shards_take_no_memory_of_a_gpu() -> None:
     assert total("fsdp:offload=cpu", 4) == total("fsdp", 4)
 
 
+def pipeline_of(cell: Cell) -> Pipeline:
+    return Pipeline(STRATEGIES.parse(cell.strategy))
+
+
+def in_flight(cell: Cell, rank: int) -> int:
+    return pipeline_of(cell).in_flight(cell, rank)
+
+
 def test_microbatches_in_flight() -> None:
     """GPipe m, 1F1B min(m, p - s), interleaved (v - 1) p + 2 (p - s - 1) + 1."""
     gpipe, one = cell_of("pipeline:gpipe:microbatches=6", 4), cell_of("pipeline:1f1b:microbatches=6", 4)
@@ -216,7 +226,7 @@ def test_microbatches_in_flight() -> None:
 
 def test_stages_of_a_rank_lie_p_apart() -> None:
     cell = cell_of("pipeline:interleaved:chunks=2", 2)
-    blocks = [[stage.blocks for stage in own] for own in stages_of(cell, SMALL)]
+    blocks = [[stage.blocks for stage in own] for own in pipeline_of(cell).stages(cell, SMALL)]
     assert blocks == [[range(0, 1), range(2, 3)], [range(1, 2), range(3, 4)]]
 
 

@@ -267,7 +267,7 @@ def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
     [
         ({"compression": "topk:0.01"}, "none other, and no compressor"),
         ({"collective": "ring"}, "none other, and no compressor"),
-        ({"strategy": "fsdp:tp=2"}, "leaves nothing to shard on 2: tp is the same"),
+        ({"strategy": "fsdp:tp=2"}, "leaves nothing to shard on 2 ranks: use tp, which is the same"),
         ({"strategy": "fsdp:tp=2", "gpus": 3}, "a number of ranks that 2 divides, not 3"),
         ({"strategy": "fsdp:tp=2", "gpus": 4, "compile": True}, "the compiler does not see through"),
         ({"strategy": "fsdp:params=bf16"}, "goes with --precision bf16"),

@@ -119,7 +119,7 @@ def test_a_model_is_freed_when_nobody_has_it(ranks: Ranks, pipelines: ModuleType
 
 
 def test_a_micro_batch_that_does_not_divide_is_refused(ranks: Ranks, pipelines: ModuleType) -> None:
-    told = "UsageError: a micro-batch of 10 does not divide into 4 microbatches"
+    told = "UsageError: the micro-batch (10 samples) must be a multiple of microbatches (4)"
     assert ranks(2, pipelines.complaint, 10, 4) == [told] * 2
 
 

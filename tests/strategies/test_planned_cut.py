@@ -6,7 +6,8 @@ import pytest
 
 from results.cell import Cell
 from results.parts import ModelParts
-from strategies.pipeline.cut import stages_of
+from strategies.catalog import STRATEGIES
+from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.stages import Twin, cut_model
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts
@@ -29,5 +30,6 @@ def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
         workload=workload, dataset="synthetic", strategy="pipeline:1f1b", gpus=stages, micro_batch=4,
         device="cpu", backend="gloo", optimizer="sgd", model_parallel=stages,
     )  # fmt: skip
-    planned = [stage for stages_of_rank in stages_of(cell, parts) for stage in stages_of_rank]
+    pipeline = Pipeline(STRATEGIES.parse(cell.strategy))
+    planned = [stage for stages_of_rank in pipeline.stages(cell, parts) for stage in stages_of_rank]
     assert [stage.blocks for stage in planned] == list(worker.runs)

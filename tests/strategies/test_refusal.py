@@ -11,14 +11,13 @@ from harness.plan.expand import expand
 from harness.plan.request import StudyFile, make_request
 from results.cell import Cell
 from results.spec import Catalog, Entry
-from strategies.catalog import COLLECTIVES, COMPRESSIONS, STANDS_ON, STRATEGIES
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.compression.build import build_compressor
+from strategies.compression.catalog import STANDS_ON
 from strategies.refusal import refusal
 
-ONE = "on 1 there is nothing to exchange, and single is the same step"
-NEIGHBOUR = "and a ring goes to the neighbour alone"
-SUM = "and a tree can only sum"
-OVERFLOW = "which {} would keep; use bf16"
+ONE = "ranks; on 1 use single"
+OVERFLOW = "does not go with {}, whose residual would keep an overflow"
 
 
 def cell_of(**fields: object) -> Cell:
@@ -42,29 +41,29 @@ CUDA = {"device": "cuda", "backend": "nccl"}
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"strategy": "single"}, "single runs on exactly 1"),
+        ({"strategy": "single"}, "single runs on 1 rank alone; on more use ddp"),
         (
             {"strategy": "single", "gpus": 1, "compression": "bf16"},
-            "single exchanges nothing that could be compressed or collected",
+            "none and --collective default alone, not bf16 and default: one device exchanges nothing",
         ),
         (
             {"strategy": "single", "gpus": 1, "collective": "ring"},
-            "single exchanges nothing that could be compressed or collected",
+            "none and --collective default alone, not none and ring: one device exchanges nothing",
         ),
-        ({"gpus": 1}, f"ddp needs at least 2: {ONE}"),
-        ({"strategy": "scratch-ddp", "gpus": 1}, f"scratch-ddp needs at least 2: {ONE}"),
-        ({"strategy": "local-sgd:4", "gpus": 1}, f"local-sgd needs at least 2: {ONE}"),
-        ({"strategy": "ddp:static_graph=true", "accumulation": 2}, "does not go with accumulation"),
-        ({"strategy": "ddp:find_unused=true", "compression": "bf16"}, "scratch-ddp:find_unused=true waits"),
-        ({"strategy": "ddp:find_unused=true", "collective": "ring"}, "scratch-ddp:find_unused=true waits"),
-        ({"strategy": "local-sgd:4", "precision": "fp16"}, "lets every rank scale its loss on its own"),
-        ({"strategy": "local-sgd:4", "compression": "dgc:0.01"}, "local-sgd exchanges differences"),
-        ({"precision": "tf32"}, "tf32 exists on CUDA devices alone"),
-        ({"backend": "nccl"}, "nccl moves data between CUDA devices alone; use gloo"),
-        ({"strategy": "scratch-ddp", "compression": "torch-powersgd:4"}, "powersgd goes with all"),
-        ({"collective": "ring", "compression": "torch-powersgd:4"}, "powersgd goes with all"),
-        ({"compression": "dgc:0.01", "optimizer": "sgd"}, "use --optimizer sgd:momentum=0"),
-        ({"compression": "dgc:0.01", "optimizer": "adamw"}, "use --optimizer sgd:momentum=0"),
+        ({"gpus": 1}, f"ddp needs at least 2 {ONE}"),
+        ({"strategy": "scratch-ddp", "gpus": 1}, f"scratch-ddp needs at least 2 {ONE}"),
+        ({"strategy": "local-sgd:4", "gpus": 1}, f"local-sgd needs at least 2 {ONE}"),
+        ({"strategy": "ddp:static_graph=true", "accumulation": 2}, "goes with --accumulation 1 alone, not 2"),
+        ({"strategy": "ddp:find_unused=true", "compression": "bf16"}, "use scratch-ddp:find_unused=true"),
+        ({"strategy": "ddp:find_unused=true", "collective": "ring"}, "use scratch-ddp:find_unused=true"),
+        ({"strategy": "local-sgd:4", "precision": "fp16"}, "each rank would scale its own loss; use bf16"),
+        ({"strategy": "local-sgd:4", "compression": "dgc:0.01"}, "it exchanges differences of parameters"),
+        ({"precision": "tf32"}, "--precision tf32 goes with --device cuda alone"),
+        ({"backend": "nccl"}, "--backend nccl goes with --device cuda alone; use gloo"),
+        ({"strategy": "scratch-ddp", "compression": "torch-powersgd:4"}, "not scratch-ddp and default"),
+        ({"collective": "ring", "compression": "torch-powersgd:4"}, "not ddp and ring"),
+        ({"compression": "dgc:0.01", "optimizer": "sgd"}, "sgd:momentum=0 alone, not sgd"),
+        ({"compression": "dgc:0.01", "optimizer": "adamw"}, "sgd:momentum=0 alone, not adamw"),
         ({"precision": "fp16", "compression": "topk:0.01"}, OVERFLOW.format("topk")),
         ({"precision": "fp16", "compression": "randomk:0.01"}, OVERFLOW.format("randomk")),
         ({"precision": "fp16", "compression": "powersgd:4"}, OVERFLOW.format("powersgd")),
@@ -74,77 +73,119 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ({"precision": "fp16", "compression": "dgc:0.01"}, OVERFLOW.format("dgc")),
         (
             {"strategy": "scratch-ddp:find_unused=true", "compression": "topk:0.01"},
-            "drops the sum of a parameter that no replica used, and with it what topk:0.01 kept for it",
+            "goes with --compression none, fp16 or bf16, not topk:0.01: it drops the sum",
         ),
-        ({"collective": "hierarchical", "compression": "dgc:0.01"}, "one rank sends what all have"),
-        ({"collective": "ring", "device": "cuda"}, "ring is built from sends between CPU ranks"),
-        ({"collective": "ring", **CUDA}, "ring is built from sends between CPU ranks"),
-        ({"collective": "tree", **CUDA}, "tree is built from sends between CPU ranks"),
-        ({"collective": "ring", "compression": "int8"}, f"int8 stands on an all-to-all, {NEIGHBOUR}"),
-        ({"collective": "ring", "compression": "signsgd"}, f"signsgd stands on an all-to-all, {NEIGHBOUR}"),
-        ({"collective": "tree", "compression": "topk:0.01"}, f"topk stands on an all-gather, {SUM}"),
-        ({"collective": "tree", "compression": "dgc:0.01"}, f"dgc stands on an all-gather, {SUM}"),
-        ({"collective": "tree", "compression": "int8"}, f"int8 stands on an all-to-all, {SUM}"),
-        ({"collective": "tree", "compression": "signsgd"}, f"signsgd stands on an all-to-all, {SUM}"),
+        ({"collective": "hierarchical", "compression": "dgc:0.01"}, "one rank sends for all of its node"),
+        ({"collective": "ring", "device": "cuda"}, "ring goes with --device cpu alone"),
+        ({"collective": "ring", **CUDA}, "ring goes with --device cpu alone"),
+        ({"collective": "tree", **CUDA}, "tree goes with --device cpu alone"),
+        (
+            {"collective": "ring", "compression": "int8"},
+            "int8 needs all-to-all, which ring does not implement",
+        ),
+        (
+            {"collective": "ring", "compression": "signsgd"},
+            "signsgd needs all-to-all, which ring does not implement",
+        ),
+        (
+            {"collective": "tree", "compression": "topk:0.01"},
+            "topk needs all-gather, which tree does not implement",
+        ),
+        (
+            {"collective": "tree", "compression": "dgc:0.01"},
+            "dgc needs all-gather, which tree does not implement",
+        ),
+        (
+            {"collective": "tree", "compression": "int8"},
+            "int8 needs all-to-all, which tree does not implement",
+        ),
+        (
+            {"collective": "tree", "compression": "signsgd"},
+            "signsgd needs all-to-all, which tree does not implement",
+        ),
         ({"collective": "hierarchical", "compression": "powersgd:4"}, "powersgd needs whole matrices"),
         (
             {"collective": "hierarchical", "gpus": 5, "node_size": 2},
-            "5 ranks do not fill nodes of 2, and shards need equal nodes; hierarchical:via=leaders takes any",
+            "ranks (5) must be a multiple of --node-size (2); use hierarchical:via=leaders",
         ),
-        ({"strategy": "zero1", "compression": "bf16"}, "zero1 is torch's own, all-reduce and broadcasts"),
-        ({"strategy": "zero1", "collective": "ring"}, "zero1 is torch's own, all-reduce and broadcasts"),
+        (
+            {"strategy": "zero1", "compression": "bf16"},
+            "zero1 goes with --compression none and --collective default alone",
+        ),
+        (
+            {"strategy": "zero1", "collective": "ring"},
+            "zero1 goes with --compression none and --collective default alone",
+        ),
         (
             {"strategy": "fsdp:tp=2", "gpus": 4, "compile": True},
-            "in the middle of its layers, which the compiler",
+            "inside of layers, which torch.compile cannot trace",
         ),
         (
             {"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True},
-            "in the middle of its layers",
+            "inside of layers, which torch.compile cannot trace",
         ),
-        ({"strategy": "scratch-fsdp", "compile": True}, "which compiled code does not see; use fsdp"),
+        ({"strategy": "scratch-fsdp", "compile": True}, "which torch.compile cannot trace; use fsdp"),
         (
             {"strategy": "fsdp", "compression": "fp16"},
-            "fsdp averages gradients into shards by one collective",
+            "fsdp goes with --compression none and --collective default alone, not fp16 and default",
         ),
-        ({"strategy": "hsdp", "collective": "tree"}, "hsdp averages gradients into shards by one collective"),
-        ({"strategy": "scratch-fsdp", "collective": "ring"}, "scratch-fsdp averages gradients into shards"),
+        ({"strategy": "hsdp", "collective": "tree"}, "default alone, not none and tree"),
+        (
+            {"strategy": "scratch-fsdp", "collective": "ring"},
+            "averages gradients into shards by one collective",
+        ),
         (
             {"strategy": "fsdp:params=bf16"},
-            "fsdp:params=bf16 computes in bf16: it goes with --precision bf16",
+            "fsdp:params=bf16 computes in bf16: it goes with --precision bf16 alone, not fp32",
         ),
-        ({"strategy": "scratch-fsdp:params=bf16", "precision": "fp16"}, "it goes with --precision bf16"),
-        ({"strategy": "fsdp", "memory_format": "channels_last"}, "and channels_last is another order"),
-        ({"strategy": "manual:keep.offload+reshard", "activation_checkpointing": True}, ".checkpoint there"),
+        (
+            {"strategy": "scratch-fsdp:params=bf16", "precision": "fp16"},
+            "it goes with --precision bf16 alone, not fp16",
+        ),
+        (
+            {"strategy": "fsdp", "memory_format": "channels_last"},
+            "fsdp goes with --memory-format contiguous alone",
+        ),
+        (
+            {"strategy": "manual:keep.offload+reshard", "activation_checkpointing": True},
+            "write .checkpoint behind the blocks",
+        ),
         (
             {"strategy": "manual:reshard*4"},
-            "manual:reshard*4 chooses alike for all blocks: fsdp is the same",
+            "manual:reshard*4 chooses alike for all blocks: use fsdp, which is the same",
         ),
         (
             {"strategy": "manual:keep"},
-            "manual:keep chooses alike for all blocks: fsdp:reshard=false is the same",
+            "manual:keep chooses alike for all blocks: use fsdp:reshard=false, which is the same",
         ),
         (
             {"strategy": "manual:keep+keep*3:tp=2:prefetch=1", "gpus": 4},
-            "for all blocks: fsdp:prefetch=1:reshard=false:tp=2 is the same",
+            "for all blocks: use fsdp:prefetch=1:reshard=false:tp=2, which is the same",
         ),
         ({"strategy": "hsdp", "gpus": 5, "node_size": 2}, "a number of ranks that 2 divides, not 5"),
-        ({"strategy": "fsdp:tp=2"}, "fsdp:tp=2 leaves nothing to shard on 2: tp is the same"),
+        (
+            {"strategy": "fsdp:tp=2"},
+            "fsdp:tp=2 leaves nothing to shard on 2 ranks: use tp, which is the same",
+        ),
         ({"strategy": "fsdp:tp=2", "gpus": 3}, "fsdp:tp=2 needs a number of ranks that 2 divides, not 3"),
         (
             {"strategy": "pipeline:gpipe:dp=3", "gpus": 8},
             "pipeline:gpipe:dp=3 needs a number of ranks that 3 divides, not 8",
         ),
-        ({"strategy": "pipeline:gpipe", "gpus": 1}, f"pipeline needs at least 2: {ONE}"),
-        ({"strategy": "tp", "gpus": 1}, f"tp needs at least 2: {ONE}"),
+        ({"strategy": "pipeline:gpipe", "gpus": 1}, f"pipeline needs at least 2 {ONE}"),
+        ({"strategy": "tp", "gpus": 1}, f"tp needs at least 2 {ONE}"),
         (
             {"strategy": "pipeline:gpipe", "micro_batch": 6},
-            "a micro-batch of 6 does not divide into 4 microbatches",
+            "the micro-batch (6 samples) must be a multiple of microbatches (4)",
         ),
-        ({"strategy": "pipeline:gpipe:dp=2"}, "pipeline:gpipe:dp=2 leaves 1 stage on 2: that is ddp"),
-        ({"strategy": "pipeline:interleaved:chunks=1"}, "chunks of at least 2; with 1 it is 1f1b"),
+        (
+            {"strategy": "pipeline:gpipe:dp=2"},
+            "pipeline:gpipe:dp=2 leaves 1 stage for each pipeline: use ddp, or a smaller dp",
+        ),
+        ({"strategy": "pipeline:interleaved:chunks=1"}, "chunks of at least 2, not 1: use pipeline:1f1b"),
         (
             {"strategy": "pipeline:interleaved", "gpus": 3},
-            "pipeline:interleaved goes in rounds of 3 microbatches, and 4 are none",
+            "microbatches (4) must be a multiple of pipeline ranks (3)",
         ),
         ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank"),
         (
@@ -153,18 +194,24 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ),
         (
             {"strategy": "pipeline:interleaved:microbatches=2", "device": "cuda", "backend": "nccl"},
-            "pipeline:gpipe does one after the other",
+            "use pipeline:gpipe or --backend gloo",
         ),
         (
             {"strategy": "pipeline:1f1b:microbatches=2", "gpus": 4},
-            "pipeline:1f1b keeps 4 stages busy with at least as many microbatches, not 2",
+            "microbatches (2) must be at least pipeline ranks (4) for 1f1b",
         ),
-        ({"strategy": "pipeline:gpipe", "compression": "bf16"}, "pipeline exchanges activations"),
-        ({"strategy": "tp", "collective": "ring"}, "tp exchanges activations"),
-        ({"strategy": "pipeline:1f1b", "compile": True}, "pipeline talks in the middle of the model"),
-        ({"strategy": "tp", "compile": True}, "tp talks in the middle of the model"),
-        ({"strategy": "tp", "memory_format": "channels_last"}, "tp sends activations row by row"),
-        ({"strategy": "pipeline:gpipe", "memory_format": "channels_last"}, "pipeline sends activations row"),
+        ({"strategy": "pipeline:gpipe", "compression": "bf16"}, "pipeline goes with --compression none and"),
+        ({"strategy": "tp", "collective": "ring"}, "tp goes with --compression none and"),
+        ({"strategy": "pipeline:1f1b", "compile": True}, "pipeline does not go with --compile"),
+        ({"strategy": "tp", "compile": True}, "tp does not go with --compile"),
+        (
+            {"strategy": "tp", "memory_format": "channels_last"},
+            "contiguous alone: it sends activations row by row",
+        ),
+        (
+            {"strategy": "pipeline:gpipe", "memory_format": "channels_last"},
+            "contiguous alone: it sends activations row by row",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object], reason: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from harness.worker.exchange import ExchangeGroup
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.catalog import state_values
+from strategies.catalog import OPTIMIZERS
 from strategies.closed_form.footprint import footprint, updated_bytes
 from strategies.collectives.link import Link
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
@@ -37,7 +37,7 @@ def part(*values: int) -> Part:
     [("adamw", 2), ("adamw:weight_decay=0", 2), ("sgd", 1), ("sgd:momentum=0.5", 1), (NO_STATE, 0)],
 )
 def test_values_of_state_are_those_that_torch_keeps(optimizer: str, values: int) -> None:
-    assert state_values(optimizer) == values
+    assert OPTIMIZERS.facts(optimizer).state_values == values
     parameter = nn.Parameter(torch.ones(5, 3))
     parameter.grad = torch.ones(5, 3)
     built = build_optimizer(optimizer, [parameter])

@@ -320,8 +320,8 @@ FIELDS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"compression": "topk:0.01"}, "exchanges activations"),
-        ({"collective": "ring"}, "exchanges activations"),
+        ({"compression": "topk:0.01"}, "exchanges activations, not gradients"),
+        ({"collective": "ring"}, "exchanges activations, not gradients"),
         ({"compile": True}, "the compiler does not see through"),
         ({"memory_format": "channels_last"}, "another order"),
         ({"gpus": 1, "model_parallel": 1}, "needs at least 2"),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.closed_form.traffic import Term, traffic
+from strategies.closed_form.terms import Term
+from strategies.closed_form.traffic import traffic
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape

@@ -228,8 +228,8 @@ def test_a_model_of_several_data_types_is_refused_with_the_way_out(ranks: Ranks)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"compression": "topk:0.01"}, "no other collective, and no compressor"),
-        ({"collective": "ring"}, "no other collective, and no compressor"),
+        ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
+        ({"collective": "ring"}, "goes with --compression none and --collective default alone"),
         ({"memory_format": "channels_last"}, "another order"),
         ({"gpus": 1}, "needs at least 2"),
     ],

@@ -1,0 +1,77 @@
+"""A catalog whose entries are declared by classes: each says in one place what is known of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
+
+from results.errors import SpecError
+from results.spec import Catalog, Entry, Option, Spec
+
+
+class Facts:
+    """What is known of one name of a catalog without running it; an instance is of one spec.
+
+    A subclass declares the name; modules with such classes import no torch.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    positional: ClassVar[Option | None] = None
+    options: ClassVar[Mapping[str, Option]] = MappingProxyType({})
+    aliases: ClassVar[tuple[Entry, ...]] = ()
+    """Other names, each for a spec text of this one."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    @classmethod
+    def entries(cls) -> Iterator[Entry]:
+        """The lines of the catalog."""
+        yield Entry(name=cls.name, help=cls.help, positional=cls.positional, options=cls.options)
+        yield from cls.aliases
+
+
+F = TypeVar("F", bound=Facts)
+
+
+class Registry(Catalog, Generic[F]):
+    """A catalog with the facts of each name."""
+
+    def __init__(self, kind: str, known: Iterable[type[F]]) -> None:
+        super().__init__(kind, [])
+        self._facts: dict[str, type[F]] = {}
+        for facts in known:
+            self.register(facts)
+
+    def register(self, facts: type[F]) -> None:
+        """Add a name and its aliases after those that are there. Raises SpecError if one of them is taken."""
+        entries = list(facts.entries())
+        for entry in entries:
+            if entry.name in self.entries:
+                raise SpecError(
+                    f"{self.kind} {entry.name!r} of {facts.__module__} exists already: give it another name"
+                )
+        self.entries |= {entry.name: entry for entry in entries}
+        self._facts[facts.name] = facts
+
+    def facts(self, text: str) -> F:
+        """The facts of what `text` names, with its options. Raises SpecError."""
+        spec = self.parse(text)
+        return self._facts[spec.name](spec)
+
+    @property
+    def all_facts(self) -> tuple[type[F], ...]:
+        """In the order of the catalog."""
+        return tuple(self._facts.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+
+def load(place: str) -> Any:
+    """What `package.module:name` names. The module is imported now, which may import torch."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

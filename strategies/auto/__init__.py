@@ -1,0 +1,1 @@
+"""`auto`: the plan chooses another strategy in its place."""

@@ -1,0 +1,26 @@
+"""`auto` without torch: a name for what `harness.plan.auto` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from results.cell import Cell
+from results.errors import SpecError
+from results.groups import GroupLayout
+from results.parts import ModelParts
+from strategies.closed_form.terms import Term
+from strategies.facts import StrategyFacts
+
+
+class Auto(StrategyFacts):
+    """Stands in a request alone: no cell has it."""
+
+    name = "auto"
+    help = "what fits into memory and is predicted to be fastest: chosen by the plan"
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        raise SpecError("auto is for a plan to choose: name what `bench matrix --dry-run` says of it")
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        self.groups(cell.gpus, cell.node_size)
+        return iter(())

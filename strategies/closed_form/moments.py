@@ -1,0 +1,96 @@
+"""The moments of a training step at which a rank may hold most, and how they follow from sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from strategies.closed_form.sizes import Sizes, Units
+
+Moment = Literal["model built", "backward begins", "backward ends", "update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of a rank at one moment; `total` is their sum."""
+
+    moment: Moment
+    parameters: int
+    gradients: int = 0
+    optimizer: int = 0
+    """Its state, and what an update computes in between."""
+    gathered: int = 0
+    """Whole parameters of units that are sharded."""
+    buckets: int = 0
+    """Copies that are exchanged, or received."""
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        state = self.parameters + self.gradients + self.optimizer
+        return state + self.gathered + self.buckets + self.activations
+
+
+def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> Iterator[Footprint]:
+    """The moments of a rank that has every layer, or its part of it; it has `base` in all of them.
+
+    `in_buckets`: gradients are views of the buckets, where they go when the last micro-batch is done.
+    """
+    kept, whole = sizes.activations(), base.parameters
+    yield Footprint(moment="model built", parameters=sizes.built, buckets=base.buckets)
+    before = whole if sizes.accumulates else 0
+    yield replace(base, moment="backward begins", gradients=before, activations=kept.begin)
+    after = (before if in_buckets else whole) + sizes.shared
+    yield replace(base, moment="backward ends", gradients=after, activations=kept.end)
+    extra = sizes.update(whole)
+    yield replace(
+        base, moment="update", gradients=0 if in_buckets else whole, optimizer=base.optimizer + extra
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Bytes of whole parameters of a sharded model at three moments of backward, and in the update."""
+
+    at_loss: int
+    at_block: int
+    at_end: int
+    at_update: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """Bytes of gradients of a sharded model on their way into shards."""
+
+    held: int
+    """Gradients of earlier micro-batches."""
+    at_block: int
+    """Copies while a block is averaged."""
+    at_end: int
+    """Copies while what is around the blocks has its gradients computed."""
+
+
+def sharded_moments(
+    sizes: Sizes, units: Units, rest: Footprint, gathered: Gathered, averaging: Averaging
+) -> Iterator[Footprint]:
+    """The moments of a rank that has shards; it has `rest` in all moments after the model is built."""
+    kept, held = sizes.activations(), averaging.held
+    yield Footprint(moment="model built", parameters=sizes.built)
+    yield Footprint(moment="model built", parameters=sizes.parameters + units.shard)
+    begins = replace(rest, moment="backward begins", gradients=held)
+    yield replace(begins, gathered=gathered.at_loss, activations=kept.at_loss)
+    yield replace(begins, gathered=gathered.at_block, activations=kept.at_block)
+    ends = replace(rest, moment="backward ends", activations=kept.end)
+    own = max(held, units.shard)
+    still = max(gathered.at_end, min(gathered.at_block, units.around + units.block))
+    yield replace(ends, gathered=still, gradients=own + units.full_block, buckets=averaging.at_block)
+    last = own + units.full_around + sizes.shared
+    yield replace(ends, gathered=gathered.at_end, gradients=last, buckets=averaging.at_end)
+    extra = sizes.update(rest.parameters)
+    yield replace(
+        rest,
+        gathered=gathered.at_update,
+        gradients=rest.parameters,
+        optimizer=rest.optimizer + extra,
+    )

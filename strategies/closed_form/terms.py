@@ -1,0 +1,95 @@
+"""One kind of message of a step, and how many bytes of it go over the wire.
+
+The bytes on the wire are those of the standard algorithms (Thakur et al. 2005, IJHPCA 19(1), section 4), sent
+by each of p ranks: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
+bytes. Gloo runs torch's reduce-scatter as an all-reduce, and so twice that; ours moves it as an all-to-all,
+(p - 1) / p n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from results.groups import Dimension
+from results.parts import VALUE_BYTES
+
+Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
+Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
+"""Computation that a message can run beside: the forward or backward passes of one micro-batch or of all of
+them, both, or none."""
+Group = tuple[Dimension, int]
+"""Whom a message goes to: the ranks along a dimension, and how many they are."""
+
+MIB = 2**20
+BUCKET_BYTES = 25 * MIB
+"""As in `strategies.exchange.buckets`: of runs of whole tensors that are exchanged at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One kind of message of a step: of the rank that sends most of it."""
+
+    what: str
+    collective: Collective
+    dimension: Dimension
+    """The groups that it stays in."""
+    ranks: int
+    """Of such a group."""
+    payload_bytes: float
+    """Of the buffers that a rank hands over, over all operations; a mean where not every step has it."""
+    operations: float
+    wire_factor: float
+    """Bytes that a rank sends over its payload."""
+    overlap: Overlap
+
+    @property
+    def wire_bytes(self) -> float:
+        return self.wire_factor * self.payload_bytes
+
+
+def term(
+    what: str,
+    collective: Collective,
+    group: Group,
+    *,
+    payload: float,
+    operations: float,
+    overlap: Overlap = "none",
+) -> Term:
+    """`payload` in bytes, over all `operations` of a step."""
+    dimension, ranks = group
+    return Term(
+        what=what,
+        collective=collective,
+        dimension=dimension,
+        ranks=ranks,
+        payload_bytes=payload,
+        operations=operations,
+        wire_factor=_FACTORS[collective](ranks),
+        overlap=overlap,
+    )
+
+
+_FACTORS: dict[Collective, Callable[[int], float]] = {
+    "all-reduce": lambda p: 2 * (p - 1) / p,
+    "reduce-scatter": lambda p: (p - 1) / p,
+    "all-to-all": lambda p: (p - 1) / p,
+    # A rank hands over its own shard, and hands on those of the others but one.
+    "all-gather": lambda p: p - 1,
+    # Each byte is one rank's own, and p - 1 ranks want it: a pipelined chain.
+    "broadcast": lambda p: (p - 1) / p,
+    "send": lambda p: 1.0,
+}
+
+
+def runs(weights: list[int]) -> int:
+    """Runs of whole parameters, by their values, of up to `BUCKET_BYTES` each, or of one that is larger."""
+    count, held = 0, 0
+    for values in weights:
+        size = VALUE_BYTES * values
+        if count == 0 or held + size > BUCKET_BYTES:
+            count, held = count + 1, 0
+        held += size
+    return count

@@ -1,0 +1,101 @@
+"""`ddp` without torch, and what other strategies with its buckets take from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.parts import VALUE_BYTES, ModelParts
+from results.spec import Option
+from strategies.closed_form.moments import Footprint, step_moments
+from strategies.closed_form.terms import MIB, Term, term
+from strategies.facts import AutoPoint, Proposal, StrategyFacts
+
+BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
+UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
+TORCHS_BUCKET_MB, TORCHS_FIRST_MB = 25.0, 1.0
+"""torch's own default, and its first bucket where the size is the default."""
+
+
+class BucketedFacts(StrategyFacts):
+    """Replicas whose gradients are averaged in buckets during backward."""
+
+    bucket_copies = 1
+
+    @property
+    def first_bucket_mb(self) -> float:
+        """Of the bucket that is full first."""
+        mib = self.spec.number("bucket_mb")
+        return TORCHS_FIRST_MB if mib == TORCHS_BUCKET_MB else mib
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether gradients are views of the buckets."""
+        return False
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        return step_moments(*self.whole_model(cell, parts), in_buckets=self.in_buckets)
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        weights = [weight.values for part in parts.parts for weight in part.weights]
+        yield term(
+            "gradients",
+            "all-reduce",
+            ("replicate", cell.gpus),
+            payload=VALUE_BYTES * parts.values,
+            operations=self._buckets(weights),
+            overlap="last backward",
+        )
+
+    def _buckets(self, weights: list[int]) -> int:
+        """Buckets that gradients fill, in the reverse order of registration."""
+        first, others = self.first_bucket_mb * MIB, self.spec.number("bucket_mb") * MIB
+        count, held, limit = 0, 0, first
+        for values in reversed(weights):
+            held += VALUE_BYTES * values
+            if held >= limit:
+                count, held, limit = count + 1, 0, others
+        return count + (held > 0)
+
+
+class Ddp(BucketedFacts):
+    """P of buckets beside `single`, or gradients in them with `bucket_view`."""
+
+    name = "ddp"
+    help = "torch's DistributedDataParallel: replicas, bucketed all-reduce during backward"
+    options = MappingProxyType(
+        {
+            "bucket_mb": BUCKET_MB,
+            "static_graph": Option(
+                kind="bool", default=False, help="promise torch that the graph never changes"
+            ),
+            "bucket_view": Option(
+                kind="bool", default=False, help="gradients are views of the buckets: one copy less"
+            ),
+            "find_unused": UNUSED,
+        }
+    )
+    model = "strategies.ddp.model:DdpModel"
+
+    def refusal(self, cell: Cell) -> str | None:
+        if self.spec.flag("static_graph") and cell.accumulation > 1:
+            return (
+                f"ddp:static_graph=true goes with --accumulation 1 alone, not {cell.accumulation}: torch "
+                f"needs an exchange in the first backward pass"
+            )
+        if self.spec.flag("find_unused") and (cell.compression, cell.collective) != ("none", "default"):
+            return (
+                "ddp:find_unused=true goes with --compression none and --collective default alone: torch "
+                "exchanges which parameters were used while our exchange is under way; use "
+                "scratch-ddp:find_unused=true"
+            )
+        return None
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        yield Proposal(strategy="ddp", complexity=(1,))
+
+    @property
+    def in_buckets(self) -> bool:
+        return self.spec.flag("bucket_view")

@@ -1,0 +1,190 @@
+"""What is known of a strategy without torch: what planning, predictions, the proof and the page ask."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from results.cell import Cell
+from results.errors import SpecError
+from results.groups import GroupLayout
+from results.parts import ModelParts
+from results.registry import Facts
+from strategies.closed_form.moments import Footprint, step_moments
+from strategies.closed_form.sizes import Sizes
+from strategies.closed_form.terms import Term
+from strategies.promise import Promise
+
+Complexity = tuple[int, ...]
+"""How much a user of a strategy must understand; `auto` takes the least. The first number is 0 for one
+device, 1 for replicas, 2 for shards by torch, 3 for shards by us, 4 for shards inside of nodes,
+5 for split layers, 6 for shards of split layers, 7 for offloading, 8 for stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoPoint:
+    """Where `auto` looks for candidates."""
+
+    cell: Cell
+    """Its own strategy and micro-batch are not looked at."""
+    node_size: int
+    """Ranks of a node."""
+    blocks: int
+    """Of the model."""
+    micro_batch: Callable[[str], int | str]
+    """Samples of a micro-batch with a strategy, or why it makes no sense there."""
+
+    @property
+    def several_nodes(self) -> bool:
+        return self.node_size < self.cell.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A strategy that `auto` may take."""
+
+    strategy: str
+    complexity: Complexity
+    refused: str | None = None
+    """Why it makes no sense, where that is known before its cell is made."""
+
+
+class StrategyFacts(Facts):
+    """The facts of one strategy with its options; by default it has replicas that average gradients."""
+
+    model: ClassVar[str]
+    """The `ParallelModel`, as `package.module:Class`; imported on a rank alone."""
+    distributed: ClassVar[bool] = True
+    """Whether it takes more than one rank."""
+    bucket_copies: ClassVar[int] = 0
+    """Copies of all parameters' size that a rank has beside parameters and gradients: buckets, say."""
+    fixed_exchange: ClassVar[str | None] = None
+    """Why neither a compressor nor a collective can be chosen; None: any of both."""
+    by_blocks: ClassVar[bool] = False
+    """Whether it goes by the number of a model's blocks: see `unfit`."""
+    contiguous: ClassVar[str | None] = None
+    """Why parameters must lie row by row in memory; None: they need not."""
+    eager: ClassVar[str | None] = None
+    """Why the model cannot be compiled; None: it can."""
+
+    # Planning
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        """How the ranks are grouped; `node_size` None: all are on one node.
+
+        Raises SpecError, with the way out, where they do not divide.
+        """
+        return GroupLayout(replicate=ranks)
+
+    def refusal(self, cell: Cell) -> str | None:
+        """Why this strategy's own rules refuse a cell, as a sentence; None if they do not."""
+        return None
+
+    def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
+        """Why nodes of so many ranks give it nothing to do; None if they do, or it does not go by them."""
+        return None
+
+    def unfit(self, cell: Cell, blocks: int) -> str | None:
+        """Why it does not go with a model of so many blocks; None if it does."""
+        return None
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        """What `auto` may take of it at a point; nothing by default."""
+        return iter(())
+
+    # The training step
+
+    @property
+    def period(self) -> int:
+        """Steps after which everything that it does has been done once."""
+        return 1
+
+    @property
+    def microbatches(self) -> int:
+        """Pieces that a replica's micro-batch is cut into, each with a forward and a backward pass."""
+        return 1
+
+    @property
+    def shards(self) -> bool:
+        """Whether no rank has the whole of the gradients when it updates."""
+        return False
+
+    @property
+    def sums_micro_batches(self) -> bool:
+        """Whether gradients are summed over the ranks in every micro-batch, so that none keeps its own."""
+        return False
+
+    @property
+    def gathers_bf16(self) -> bool:
+        """Whether parameters are gathered, and computed with, in bfloat16."""
+        return False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether shards lie in host memory while they are not used."""
+        return False
+
+    def checkpoints(self, block: int) -> bool:
+        """Whether it computes the activations of a block, by its place, again in backward."""
+        return False
+
+    @property
+    def promise(self) -> Promise:
+        """What the proof holds it to."""
+        return Promise()
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """How its training differs from plain data parallelism, as verbs: `averages every 4 steps`."""
+        return ()
+
+    # Predictions
+
+    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
+        """Of a rank of `cell`."""
+        return Sizes(cell, parts, self.groups(cell.gpus, cell.node_size), self.checkpoints)
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        """What the fullest rank holds at each moment at which that may be most."""
+        return step_moments(*self.whole_model(cell, parts))
+
+    def whole_model(self, cell: Cell, parts: ModelParts) -> tuple[Sizes, Footprint]:
+        """What a rank has in all moments that has every layer, or its part of it, and all of its state."""
+        sizes = self.sizes(cell, parts)
+        whole = sizes.parameters
+        base = Footprint(
+            moment="update",
+            parameters=whole,
+            optimizer=sizes.state(whole),
+            buckets=self.bucket_copies * whole,
+        )
+        return sizes, base
+
+    @abstractmethod
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        """What the busiest rank sends in one step."""
+
+    def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
+        """Bytes of the parameters that the busiest rank updates."""
+        return self.sizes(cell, parts).parameters
+
+    def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
+        """Of the computation of a replica, what the busiest of its ranks does: layers that are split are
+        those of the blocks."""
+        total = sum(part.flops for part in parts.parts)
+        blocks = sum(block.flops for block in parts.blocks)
+        return (total - blocks + blocks / self.groups(cell.gpus, cell.node_size).tensor) / total
+
+    def bubble(self, ranks: int) -> float:
+        """Idle time of a rank over its computation, by the schedule."""
+        return 0.0
+
+
+def quotient(what: str, ranks: int, parts: int) -> int:
+    """`ranks` over `parts`. Raises SpecError where they do not divide."""
+    if ranks % parts:
+        raise SpecError(f"{what} needs a number of ranks that {parts} divides, not {ranks}")
+    return ranks // parts

@@ -1,0 +1,250 @@
+"""`fsdp`, `hsdp` and `manual` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.groups import GroupLayout
+from results.parts import VALUE_BYTES, ModelParts, Part
+from results.spec import Entry, Option
+from strategies.closed_form.moments import Averaging, Gathered
+from strategies.closed_form.sizes import Sizes, Units
+from strategies.closed_form.terms import Overlap, Term, term
+from strategies.facts import AutoPoint, Proposal, quotient
+from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices, read_runs
+from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
+from strategies.tensor_parallel.facts import activation_sums
+
+_ALL_BLOCKS = {
+    "prefetch": Option(kind="int", default=0, minimum=0, maximum=8, help="blocks that are gathered ahead"),
+    "params": PARAMS,
+    "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+}
+_OPTIONS = MappingProxyType(
+    {
+        "reshard": Option(
+            kind="bool", default=True, help="give whole parameters up between forward and backward: ZeRO-3"
+        ),
+        "offload": OFFLOAD,
+        **_ALL_BLOCKS,
+    }
+)
+_TENSOR = (2, 4, 8)
+"""Ranks that compute each layer together, of what `auto` may take."""
+
+
+class Fsdp2Facts(ShardingFacts):
+    """What is common to all that torch's `fully_shard` does.
+
+    A unit is gathered in one piece, which is then copied into its parameters; gradients are copied into one
+    piece, which Gloo copies again to sum it. The piece of the last block is kept until the next forward pass.
+    """
+
+    model = "strategies.fsdp.model:FsdpModel"
+
+    def choices(self, blocks: int) -> list[BlockChoice]:
+        """How each of so many blocks is treated, in the order of the forward pass."""
+        alike = BlockChoice(reshard=self.spec.flag("reshard"), offload=self.offloads)
+        return [alike] * blocks
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        parts = self.spec.integer("tp")
+        return GroupLayout(shard=quotient(self.spec.text, ranks, parts), tensor=parts)
+
+    def refusal(self, cell: Cell) -> str | None:
+        tensor = self.spec.integer("tp")
+        if cell.gpus == tensor:
+            return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use tp, which is the same"
+        if cell.compile and tensor > 1:
+            return (
+                f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
+                f"which torch.compile cannot trace"
+            )
+        return super().refusal(cell)
+
+    def units(self, sizes: Sizes) -> Units:
+        groups = sizes.groups
+
+        def full(part: Part) -> int:
+            return VALUE_BYTES * part.padded_values(groups.shard, groups.tensor)
+
+        return Units(sizes, full=full, halved=self.gathers_bf16)
+
+    def gathered(self, units: Units) -> Gathered:
+        choices = self.choices(len(units.blocks))
+        stays = units.around + sum(
+            block for block, choice in zip(units.blocks, choices, strict=True) if not choice.reshard
+        )
+        resharded = any(choice.reshard for choice in choices)
+        ahead = (1 + self.spec.integer("prefetch")) * units.block if resharded else 0
+        return Gathered(
+            at_loss=stays + units.block, at_block=stays + units.block + ahead, at_end=units.around
+        )
+
+    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
+        return Averaging(
+            held=units.whole if sizes.accumulates else 0,
+            at_block=2 * units.full_block,
+            at_end=units.full_block,
+        )
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        groups = self.groups(cell.gpus, cell.node_size)
+        around = VALUE_BYTES * parts.around.padded_values(groups.shard, groups.tensor)
+        blocks = [VALUE_BYTES * block.padded_values(groups.shard, groups.tensor) for block in parts.blocks]
+        after: Overlap = "last backward" if cell.device == "cuda" else "none"
+        if groups.shard > 1:
+            yield self._gatherings(cell, groups.shard, around, blocks)
+            yield term(
+                "gradients",
+                "reduce-scatter" if cell.backend == "nccl" else "all-reduce",
+                ("shard", groups.shard),
+                payload=around + sum(blocks),
+                operations=1 + len(blocks),
+                overlap=after,
+            )
+        if groups.replicate > 1:
+            yield term(
+                "shards of gradients",
+                "all-reduce",
+                ("replicate", groups.replicate),
+                payload=(around + sum(blocks)) / groups.shard,
+                operations=1 + len(blocks),
+                overlap=after,
+            )
+        if groups.tensor > 1:
+            yield activation_sums(cell, parts, groups.tensor)
+
+    def _gatherings(self, cell: Cell, shards: int, around: int, blocks: list[int]) -> Term:
+        """Of each block in one micro-batch: again for backward where it was given up in between."""
+        times = [1 + choice.reshard for choice in self.choices(len(blocks))]
+        ahead: Overlap = "compute" if any(count > 1 for count in times) else "forward"
+        if cell.device == "cpu" and not self.spec.integer("prefetch"):
+            ahead = "none"
+        gathered = around + sum(count * block for count, block in zip(times, blocks, strict=True))
+        return term(
+            "parameters",
+            "all-gather",
+            ("shard", shards),
+            payload=cell.accumulation * gathered / shards / (2 if self.gathers_bf16 else 1),
+            operations=cell.accumulation * (1 + sum(times)),
+            overlap=ahead,
+        )
+
+
+class Fsdp(Fsdp2Facts):
+    """Shards over all ranks."""
+
+    name = "fsdp"
+    help = "torch's FSDP2: parameters, gradients and optimizer state in shards, block by block"
+    options = _OPTIONS
+    aliases = (
+        Entry(
+            name="zero2",
+            help="ZeRO-2: fsdp that keeps whole parameters till after backward",
+            alias_of="fsdp:reshard=false",
+        ),
+        Entry(name="zero3", help="ZeRO-3: fsdp", alias_of="fsdp"),
+    )
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        yield Proposal(strategy="zero2", complexity=(2, 2))
+        yield Proposal(strategy="zero3", complexity=(2, 3))
+        for tensor in _TENSOR:
+            if tensor < point.cell.gpus and point.node_size % tensor == 0:
+                yield Proposal(strategy=f"fsdp:tp={tensor}", complexity=(6, tensor, 0))
+        if point.cell.device == "cuda":
+            yield Proposal(strategy="fsdp:offload=cpu", complexity=(7,))
+
+
+class Hsdp(Fsdp2Facts):
+    """Shards over the ranks of a node, replicas over nodes."""
+
+    name = "hsdp"
+    help = "fsdp inside of each node, replicas across nodes"
+    options = _OPTIONS
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        parts, node = self.spec.integer("tp"), min(node_size or ranks, ranks)
+        what = f"{self.spec.text} on nodes of {node}"
+        nodes, shard = quotient(what, ranks, node), quotient(what, node, parts)
+        return GroupLayout(replicate=nodes, shard=shard, tensor=parts)
+
+    def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
+        instead = f"or use {self.spec.text.replace('hsdp', 'fsdp', 1)}"
+        if groups.replicate == 1:
+            return (
+                f"hsdp shards inside of nodes and replicates across them, and here is one node of "
+                f"{node_size}: give a smaller --node-size or --gpus-per-node, {instead}"
+            )
+        if groups.shard == 1:
+            few = f"{self.spec.text} has nothing left to shard on nodes of {node_size}"
+            return f"{few}: give a --node-size of more than {node_size}, {instead}"
+        return None
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        if not point.several_nodes:
+            return
+        if point.node_size > 1:
+            yield Proposal(strategy="hsdp", complexity=(4,))
+        for tensor in _TENSOR:
+            if tensor < point.node_size and point.node_size % tensor == 0:
+                yield Proposal(strategy=f"hsdp:tp={tensor}", complexity=(6, tensor, 1))
+
+
+class Manual(Fsdp2Facts):
+    """A choice for each block."""
+
+    name = "manual"
+    help = "fsdp with a choice for each block: reshard or keep, with .checkpoint, .offload"
+    positional = Option(
+        kind="str",
+        canonical=canonical,
+        help="a choice for each block, such as reshard.checkpoint*2+keep*2",
+    )
+    options = MappingProxyType(_ALL_BLOCKS)
+    by_blocks = True
+
+    @property
+    def _text(self) -> str:
+        return str(self.spec.positional)
+
+    @property
+    def offloads(self) -> bool:
+        """What is around the blocks stays on the device."""
+        return False
+
+    def choices(self, blocks: int) -> list[BlockChoice]:
+        return read_choices(self._text)
+
+    def checkpoints(self, block: int) -> bool:
+        return read_choices(self._text)[block].checkpoint
+
+    def refusal(self, cell: Cell) -> str | None:
+        if cell.activation_checkpointing:
+            return (
+                "manual goes without --activation-checkpointing and --selective-checkpointing: write "
+                ".checkpoint behind the blocks that are to be checkpointed"
+            )
+        return super().refusal(cell) or self._alike()
+
+    def _alike(self) -> str | None:
+        """Which fsdp makes the same choice for all blocks."""
+        same = {BlockChoice(reshard=True): "", BlockChoice(reshard=False): "reshard=false"}
+        [run, *others] = read_runs(self._text)
+        if others or run.choice not in same:
+            return None
+        given = self.spec.text.removeprefix(f"manual:{self._text}").split(":")[1:]
+        options = sorted([*given, *filter(None, [same[run.choice]])])
+        plain = ":".join(["fsdp", *options])
+        return f"{self.spec.text} chooses alike for all blocks: use {plain}, which is the same"
+
+    def unfit(self, cell: Cell, blocks: int) -> str | None:
+        chosen = blocks_of(self._text)
+        if chosen != blocks:
+            return f"{cell.workload} has {blocks} blocks, and {self.spec.text} chooses for {chosen}"
+        return None

@@ -1,0 +1,65 @@
+"""`local-sgd` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.parts import VALUE_BYTES, ModelParts
+from results.spec import Option
+from strategies.closed_form.terms import Term, runs, term
+from strategies.facts import StrategyFacts
+from strategies.promise import Promise
+
+
+class LocalSgd(StrategyFacts):
+    """2 P beside `single`: the parameters of the last average, and the buckets."""
+
+    name = "local-sgd"
+    help = "every rank trains alone, parameters are averaged every so many steps"
+    positional = Option(kind="int", minimum=1, help="the steps from one average to the next")
+    options = MappingProxyType(
+        {
+            "warmup": Option(
+                kind="int",
+                default=0,
+                minimum=0,
+                help="steps before that, which average gradients as they are",
+            )
+        }
+    )
+    model = "strategies.local_sgd.model:LocalSgdModel"
+    bucket_copies = 2
+
+    @property
+    def period(self) -> int:
+        return self.spec.count
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(of="parameters", every=self.period, after=self.spec.integer("warmup"))
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return (f"averages every {self.period} step{'s' if self.period > 1 else ''}",)
+
+    def refusal(self, cell: Cell) -> str | None:
+        if cell.precision == "fp16":
+            return "local-sgd does not go with --precision fp16: each rank would scale its own loss; use bf16"
+        if cell.compression.startswith("dgc"):
+            return (
+                "local-sgd does not go with dgc, which corrects the momentum of gradients, as it exchanges "
+                "differences of parameters; use topk"
+            )
+        return None
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        buckets = runs([weight.values for part in parts.parts for weight in part.weights])
+        yield term(
+            "parameters",
+            "all-reduce",
+            ("replicate", cell.gpus),
+            payload=VALUE_BYTES * parts.values / self.period,
+            operations=buckets / self.period,
+        )

@@ -1,0 +1,1 @@
+"""Optimizers: what is known of each, without torch."""

@@ -1,0 +1,31 @@
+"""`adamw`: Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from results.cell import Device
+from results.spec import Option
+from strategies.optimizers.facts import OptimizerFacts
+
+
+class AdamW(OptimizerFacts):
+    """Two moments."""
+
+    name = "adamw"
+    help = "AdamW"
+    options = MappingProxyType(
+        {
+            "lr": Option(kind="float", default=3e-4, minimum=0, help="learning rate"),
+            "weight_decay": Option(kind="float", default=0.01, minimum=0, help="weight decay"),
+        }
+    )
+    kind = "torch.optim:AdamW"
+
+    @property
+    def state_values(self) -> int:
+        return 2
+
+    def temporaries(self, device: Device) -> int:
+        """The root of the second moment, and on CPU what it divides."""
+        return 2 if device == "cpu" else 1

@@ -1,0 +1,30 @@
+"""What is known of an optimizer without torch: its options, and the memory that it takes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from results.cell import Device
+from results.registry import Facts
+
+
+class OptimizerFacts(Facts):
+    """An optimizer of torch's; its options are arguments of the class that `kind` names."""
+
+    kind: ClassVar[str]
+    """`package.module:Class`; imported on a rank alone."""
+
+    @property
+    @abstractmethod
+    def state_values(self) -> int:
+        """Values that it keeps for each parameter."""
+
+    @abstractmethod
+    def temporaries(self, device: Device) -> int:
+        """Copies of what is updated at once that an update computes in between."""
+
+    @property
+    def arguments(self) -> dict[str, float]:
+        """Of the class, beside the parameters."""
+        return {key: self.spec.number(key) for key in self.options}

@@ -1,0 +1,256 @@
+"""`pipeline` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.groups import GroupLayout
+from results.parts import VALUE_BYTES, ModelParts
+from results.spec import Option
+from strategies.closed_form.moments import Footprint
+from strategies.closed_form.sizes import Activations, Sizes, Stage, stage_values
+from strategies.closed_form.terms import BUCKET_BYTES, Group, Term, term
+from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
+from strategies.pipeline.cut import in_flight, stages_of
+
+_CHUNKS = 2
+_LOSS_BYTES = 8
+
+
+class Pipeline(StrategyFacts):
+    """The stages of the fullest rank, and activations of the microbatches that are in flight on it."""
+
+    name = "pipeline"
+    help = "the blocks in stages, one after another; micro-batches follow each other through them"
+    positional = Option(
+        kind="str",
+        choices=("gpipe", "1f1b", "interleaved"),
+        help="the schedule: gpipe, 1f1b or interleaved",
+    )
+    options = MappingProxyType(
+        {
+            "microbatches": Option(
+                kind="int", default=4, minimum=1, help="pieces that a micro-batch is cut into"
+            ),
+            "chunks": Option(
+                kind="int",
+                default=_CHUNKS,
+                minimum=1,
+                maximum=64,
+                help="stages of a rank, for interleaved alone",
+            ),
+            "dp": Option(
+                kind="int", default=1, minimum=1, help="pipelines beside each other, on data of their own"
+            ),
+        }
+    )
+    model = "strategies.pipeline.model:PipelineModel"
+    by_blocks = True
+    fixed_exchange = "it exchanges activations, not gradients"
+    contiguous = "it sends activations row by row"
+    eager = "it exchanges activations inside of the model, which torch.compile cannot trace"
+
+    @property
+    def schedule(self) -> str:
+        """`gpipe`, `1f1b` or `interleaved`."""
+        return str(self.spec.positional)
+
+    @property
+    def microbatches(self) -> int:
+        return self.spec.integer("microbatches")
+
+    @property
+    def pipelines(self) -> int:
+        """How many of it lie beside each other, on data of their own."""
+        return self.spec.integer("dp")
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a rank."""
+        return self.spec.integer("chunks") if self.schedule == "interleaved" else 1
+
+    @property
+    def shards(self) -> bool:
+        return True
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        copies = self.pipelines
+        return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)
+
+    def refusal(self, cell: Cell) -> str | None:
+        if cell.backend == "nccl" and self.schedule != "gpipe":
+            # NCCL needs the two as one operation, which torch makes of them for its own groups alone.
+            return (
+                f"pipeline:{self.schedule} sends and receives at once, which NCCL takes as one operation and "
+                f"gets as two, so that it would wait for ever; use pipeline:gpipe or --backend gloo"
+            )
+        if cell.micro_batch % self.microbatches:
+            return (
+                f"the micro-batch ({cell.micro_batch} samples) must be a multiple of microbatches "
+                f"({self.microbatches})"
+            )
+        return self._misfit(cell.gpus // self.pipelines)
+
+    def _misfit(self, ranks: int) -> str | None:
+        """Why the schedule does not go with so many ranks of a pipeline."""
+        pieces = self.microbatches
+        if ranks < 2:
+            return f"{self.spec.text} leaves {ranks} stage for each pipeline: use ddp, or a smaller dp"
+        if self.schedule != "interleaved" and self.spec.integer("chunks") != _CHUNKS:
+            return (
+                f"chunks ({self.spec.integer('chunks')}) goes with pipeline:interleaved alone: "
+                f"{self.schedule} has one stage a rank"
+            )
+        if self.schedule == "interleaved" and self.chunks < 2:
+            return f"pipeline:interleaved needs chunks of at least 2, not {self.chunks}: use pipeline:1f1b"
+        if self.schedule == "interleaved" and pieces % ranks:
+            return f"microbatches ({pieces}) must be a multiple of pipeline ranks ({ranks})"
+        if self.schedule == "1f1b" and pieces < ranks:
+            return f"microbatches ({pieces}) must be at least pipeline ranks ({ranks}) for 1f1b"
+        return None
+
+    def unfit(self, cell: Cell, blocks: int) -> str | None:
+        stages = self.chunks * self.groups(cell.gpus, cell.node_size).pipeline
+        if not blocks:
+            return f"{cell.workload} has no blocks that a pipeline could be made of"
+        if stages > blocks:
+            return f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
+        return None
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        """1F1B, over NCCL GPipe, of any number of stages that divides the ranks and that there are blocks
+        for, from the least on.
+
+        Of as many microbatches as stages, and of more.
+        """
+        gpus, schedule = point.cell.gpus, "gpipe" if point.cell.backend == "nccl" else "1f1b"
+        numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
+        for stages in [number for number in numbers if number <= point.blocks] or numbers[:1]:
+            copies = gpus // stages
+            samples = point.micro_batch(f"pipeline:gpipe:microbatches=1:dp={copies}")
+            refused = samples if isinstance(samples, str) else None
+            counts = [stages] if isinstance(samples, str) else microbatch_counts(samples, stages)
+            for count in counts:
+                strategy = f"pipeline:{schedule}:microbatches={count}:dp={copies}"
+                yield Proposal(strategy=strategy, complexity=(8,), refused=refused)
+
+    def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:
+        """The stages of each rank of a pipeline."""
+        return stages_of(parts, ranks=cell.gpus // self.pipelines, chunks=self.chunks)
+
+    def in_flight(self, cell: Cell, rank: int) -> int:
+        """Microbatches of a stage of `rank` that are forward and not yet backward, at most."""
+        ranks = cell.gpus // self.pipelines
+        return in_flight(
+            self.schedule, microbatches=self.microbatches, ranks=ranks, chunks=self.chunks, rank=rank
+        )
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        """Of the rank whose fullest moment is fullest."""
+        sizes = self.sizes(cell, parts)
+        ranks = range(sizes.groups.pipeline)
+        every = [list(self._moments_of(sizes, rank)) for rank in ranks]
+        return iter(max(every, key=lambda moments: max(moment.total for moment in moments)))
+
+    def _moments_of(self, sizes: Sizes, rank: int) -> Iterator[Footprint]:
+        parts, cell = sizes.parts, sizes.cell
+        pieces, own = self.microbatches, self.stages(cell, parts)[rank]
+        whole = VALUE_BYTES * sum(stage_values(parts, stage) for stage in own)
+        samples, flights = cell.micro_batch // pieces, self.in_flight(cell, rank)
+        largest = max(
+            (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
+            key=lambda kept: kept.begin,
+        )
+        received = samples * pieces * sum(_edges(parts, [stage])[0] for stage in own)
+        averaged = whole if sizes.groups.replicate > 1 else 0
+        rest = {"parameters": whole, "buckets": received + averaged}
+        state, update = sizes.state(whole), sizes.update(whole)
+        yield Footprint(moment="model built", parameters=sizes.built)
+        begin = largest.begin * len(own) if len(own) > 1 else largest.begin
+        before = whole if sizes.accumulates or pieces * len(own) > flights else 0
+        # The second one begins with gradients, and without the activations of the first.
+        for gradients, activations in ((before, begin), (whole, begin - begin // flights)):
+            yield Footprint(
+                moment="backward begins",
+                optimizer=state,
+                gradients=gradients,
+                activations=activations,
+                **rest,
+            )
+        both_ends = any(stage.stem for stage in own) and any(stage.head for stage in own)
+        yield Footprint(
+            moment="backward ends",
+            optimizer=state,
+            gradients=whole + sizes.shared * both_ends,
+            activations=largest.end,
+            **rest,
+        )
+        yield Footprint(moment="update", optimizer=state + update, gradients=whole, **rest)
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        """Of the rank that sends most activations; both ends share the gradient of what both have."""
+        groups = self.groups(cell.gpus, cell.node_size)
+        sent = (_edges(parts, own) for own in self.stages(cell, parts))
+        payload, edges = max(sent, key=lambda each: each[0])
+        yield term(
+            "activations",
+            "send",
+            ("pipeline", groups.pipeline),
+            payload=cell.batch_per_replica * payload,
+            operations=cell.accumulation * self.microbatches * edges,
+            overlap="compute",
+        )
+        if groups.replicate > 1:
+            largest = self.updated_bytes(cell, parts)
+            buckets = -(-largest // BUCKET_BYTES)
+            across: Group = ("replicate", groups.replicate)
+            yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
+        if parts.shared_values and groups.pipeline > 1:
+            shared = VALUE_BYTES * parts.shared_values
+            yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
+        yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
+
+    def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
+        every = self.stages(cell, parts)
+        return VALUE_BYTES * max(sum(stage_values(parts, stage) for stage in own) for own in every)
+
+    def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
+        total = sum(part.flops for part in parts.parts)
+        return max(_flops(parts, own) for own in self.stages(cell, parts)) / total
+
+    def bubble(self, ranks: int) -> float:
+        """(p - 1) / m, and of v stages a rank a v-th of it (Narayanan et al. 2021, arXiv:2104.04473, sections
+        2.2.1 and 2.2.2); each micro-batch has one."""
+        return (ranks // self.pipelines - 1) / (self.microbatches * self.chunks)
+
+
+def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
+    """Bytes of one sample that stages send on and back, which are those that they receive, and how often: a
+    stage's input, and the gradient of its output, which is the input of the block after its last."""
+    payload, edges = 0, 0
+    for stage in stages:
+        if not stage.stem:
+            payload, edges = payload + parts.blocks[stage.blocks[0]].input, edges + 1
+        if not stage.head:
+            payload, edges = payload + parts.blocks[stage.blocks[-1] + 1].input, edges + 1
+    return payload, edges
+
+
+def _flops(parts: ModelParts, stages: list[Stage]) -> int:
+    blocks = sum(parts.blocks[index].flops for stage in stages for index in stage.blocks)
+    return blocks + sum(parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in stages)
+
+
+def microbatch_counts(samples: int, stages: int) -> list[int]:
+    """Divisors of a micro-batch that keep all stages busy, each at least twice the one before.
+
+    Without any it is the number of stages, for which it is too small.
+    """
+    found: list[int] = []
+    for count in range(stages, samples + 1):
+        if samples % count == 0 and (not found or count >= 2 * found[-1]):
+            found.append(count)
+    return found or [stages]

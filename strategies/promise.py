@@ -1,0 +1,33 @@
+"""What a strategy promises of a step: whose values a replica averages, and when.
+
+The proof (`harness/worker/proof.py`) holds every strategy to its promise, and knows nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Partners = Callable[[int, int], Sequence[int]]
+"""(replica, replicas) to the replicas whose values it averages with equal weights, itself among them."""
+
+
+def everyone(replica: int, replicas: int) -> Sequence[int]:
+    """All replicas."""
+    return range(replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A replica computes the gradients of its own samples, and averages them, or its parameters after the
+    update, with its partners."""
+
+    of: Literal["gradients", "parameters"] = "gradients"
+    every: int = 1
+    """Parameters are averaged after every so many steps; gradients in each step."""
+    after: int = 0
+    """Steps at the start that average gradients over all replicas instead."""
+    partners: Partners = everyone
+    equal: bool = True
+    """Whether replicas with the same partners hold the same bits after an average."""

@@ -1,0 +1,44 @@
+"""`scratch-ddp` without torch."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.spec import Option
+from strategies.compression.catalog import COMPRESSIONS, LOSSLESS_ENOUGH
+from strategies.ddp.facts import BUCKET_MB, UNUSED, BucketedFacts
+
+
+class ScratchDdp(BucketedFacts):
+    """P of buckets beside `single`, which have the gradients in them."""
+
+    name = "scratch-ddp"
+    help = "ours on raw collectives: the same, gradients as views of the buckets"
+    options = MappingProxyType(
+        {
+            "bucket_mb": BUCKET_MB,
+            "first_bucket_mb": Option(
+                kind="float", default=1.0, minimum=0.001, help="MiB of the bucket that is full first"
+            ),
+            "find_unused": UNUSED,
+        }
+    )
+    model = "strategies.scratch_ddp.model:ScratchDdpModel"
+
+    @property
+    def first_bucket_mb(self) -> float:
+        return self.spec.number("first_bucket_mb")
+
+    @property
+    def in_buckets(self) -> bool:
+        return True
+
+    def refusal(self, cell: Cell) -> str | None:
+        if self.spec.flag("find_unused") and COMPRESSIONS.parse(cell.compression).name not in LOSSLESS_ENOUGH:
+            return (
+                f"scratch-ddp:find_unused=true goes with --compression none, fp16 or bf16, not "
+                f"{cell.compression}: it drops the sum of a parameter that no replica used, and with it the "
+                f"residual of that parameter"
+            )
+        return None

@@ -1,0 +1,107 @@
+"""`scratch-fsdp` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.groups import GroupLayout
+from results.parts import VALUE_BYTES, ModelParts, Part
+from results.spec import Option
+from strategies.closed_form.moments import Averaging, Gathered
+from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
+from strategies.closed_form.terms import Term, term
+from strategies.facts import AutoPoint, Proposal
+from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
+
+MOST_UNDER_WAY = 2
+"""Whole gradients of flat vectors that are being averaged; the next one waits for the first of them."""
+
+
+class ScratchFsdp(ShardingFacts):
+    """Gathered in place, averaged from one vector, which on CPU is received in a second one."""
+
+    name = "scratch-fsdp"
+    help = "ours on raw collectives: flat shards, gathered ahead; stage=1, 2, 3 is ZeRO 1, 2, 3"
+    options = MappingProxyType(
+        {
+            "stage": Option(
+                kind="int",
+                default=3,
+                minimum=1,
+                maximum=3,
+                help="ZeRO stage: optimizer, and gradients, and parameters",
+            ),
+            "prefetch": Option(
+                kind="int", default=1, minimum=0, maximum=8, help="blocks that are gathered ahead"
+            ),
+            "offload": OFFLOAD,
+            "params": PARAMS,
+        }
+    )
+    model = "strategies.scratch_fsdp.model:ScratchFsdpModel"
+    eager = "it frees parameters between their uses, which torch.compile cannot trace; use fsdp"
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO."""
+        return self.spec.integer("stage")
+
+    @property
+    def sums_micro_batches(self) -> bool:
+        return self.stage > 1
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        return GroupLayout(shard=ranks)
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        for stage in (1, 2, 3):
+            yield Proposal(strategy=f"scratch-fsdp:stage={stage}", complexity=(3, stage))
+
+    def units(self, sizes: Sizes) -> Units:
+        def full(part: Part) -> int:
+            value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
+            return VALUE_BYTES * part.flat_values(sizes.groups.shard, value_bytes)
+
+        return Units(sizes, full=full, halved=self.gathers_bf16)
+
+    def gathered(self, units: Units) -> Gathered:
+        always = units.around + sum(units.blocks) if self.stage < 3 else 0
+        ahead = min(1 + self.spec.integer("prefetch"), len(units.blocks)) * units.block
+        part = always or units.around + ahead
+        return Gathered(at_loss=part, at_block=part, at_end=always or units.around, at_update=always)
+
+    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
+        averaged = MOST_UNDER_WAY * (2 if sizes.cell.device == "cpu" else 1) * units.full_block
+        held = units.shard if self.sums_micro_batches else units.whole
+        return Averaging(held=held if sizes.accumulates else 0, at_block=averaged, at_end=averaged)
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        ranks, rounds = cell.gpus, cell.accumulation
+        half = 2 if self.gathers_bf16 else 1
+
+        def whole(part: Part) -> int:
+            return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
+
+        blocks = sum(whole(block) for block in parts.blocks)
+        units, count = whole(parts.around) + blocks, 1 + len(parts.blocks)
+        at_each_use = self.stage == 3
+        yield term(
+            "parameters",
+            "all-gather",
+            ("shard", ranks),
+            payload=(rounds * (units + blocks) if at_each_use else units) / ranks / half,
+            operations=rounds * (2 * count - 1) if at_each_use else count,
+            overlap="compute" if at_each_use else "first forward",
+        )
+        averages = rounds if self.sums_micro_batches else 1
+        yield term(
+            "gradients",
+            "all-to-all" if cell.device == "cpu" else "reduce-scatter",
+            ("shard", ranks),
+            payload=averages * units,
+            operations=averages * count,
+            overlap="backward" if self.sums_micro_batches else "last backward",
+        )

@@ -1,0 +1,73 @@
+"""What strategies have in common that shard parameters, gradients and optimizer state, without torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from results.cell import Cell
+from results.parts import ModelParts
+from results.spec import Option
+from strategies.closed_form.moments import Averaging, Footprint, Gathered, sharded_moments
+from strategies.closed_form.sizes import Sizes, Units
+from strategies.facts import StrategyFacts
+
+OFFLOAD = Option(
+    kind="str", default="none", choices=("none", "cpu"), help="where shards lie while they are not used"
+)
+PARAMS = Option(
+    kind="str", default="fp32", choices=("fp32", "bf16"), help="what whole parameters are gathered in"
+)
+
+
+class ShardingFacts(StrategyFacts):
+    """Shards of 1/p, and what is gathered and averaged at the moment, block by block."""
+
+    fixed_exchange = "it averages gradients into shards by one collective of its own"
+    contiguous = "it cuts shards from parameters row by row"
+
+    @property
+    def shards(self) -> bool:
+        return True
+
+    @property
+    def gathers_bf16(self) -> bool:
+        return self.spec.word("params") == "bf16"
+
+    @property
+    def offloads(self) -> bool:
+        return self.spec.word("offload") == "cpu"
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return ("gathers parameters in bf16",) if self.gathers_bf16 else ()
+
+    def refusal(self, cell: Cell) -> str | None:
+        if self.gathers_bf16 and cell.precision != "bf16":
+            return (
+                f"{self.name}:params=bf16 computes in bf16: it goes with --precision bf16 alone, not "
+                f"{cell.precision}"
+            )
+        return None
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        sizes = self.sizes(cell, parts)
+        units = self.units(sizes)
+        shard = 0 if self.offloads and cell.device == "cuda" else units.shard
+        rest = Footprint(moment="update", parameters=shard, optimizer=sizes.state(shard))
+        return sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))
+
+    def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
+        return self.units(self.sizes(cell, parts)).shard
+
+    @abstractmethod
+    def units(self, sizes: Sizes) -> Units:
+        """What is gathered together."""
+
+    @abstractmethod
+    def gathered(self, units: Units) -> Gathered:
+        """Whole parameters during the backward pass and the update."""
+
+    @abstractmethod
+    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
+        """Gradients on their way into shards."""

@@ -1,0 +1,1 @@
+"""`single`: one device."""

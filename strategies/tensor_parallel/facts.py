@@ -1,0 +1,53 @@
+"""`tp` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from results.cell import Cell
+from results.groups import GroupLayout
+from results.parts import ModelParts
+from strategies.closed_form.terms import Term, term
+from strategies.facts import AutoPoint, Proposal, StrategyFacts
+
+
+class TensorParallel(StrategyFacts):
+    """As `single`, split layers over p, the rest whole; while it is split, P and a part of the largest split
+    weight."""
+
+    name = "tp"
+    help = "tensor parallelism: every rank computes a part of each layer"
+    model = "strategies.tensor_parallel.model:TensorParallelModel"
+    fixed_exchange = "it exchanges activations, not gradients"
+    contiguous = "it sends activations row by row"
+    eager = "it exchanges activations inside of the model, which torch.compile cannot trace"
+
+    @property
+    def shards(self) -> bool:
+        return True
+
+    def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
+        return GroupLayout(tensor=ranks)
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        if not point.several_nodes:
+            yield Proposal(strategy="tp", complexity=(5,))
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        yield activation_sums(cell, parts, cell.gpus)
+
+
+def activation_sums(cell: Cell, parts: ModelParts, tensor: int) -> Term:
+    """Of each block, two sums of activations forward and two of gradients backward (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the last product's input, and
+    so one of them."""
+    sums = 5 if cell.activation_checkpointing else 4
+    each = cell.batch_per_replica
+    return term(
+        "activations",
+        "all-reduce",
+        ("tensor", tensor),
+        payload=each * sum(sums * block.input for block in parts.blocks),
+        operations=cell.accumulation * sums * len(parts.blocks),
+    )

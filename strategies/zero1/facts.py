@@ -1,0 +1,59 @@
+"""`zero1` without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from results.cell import Cell
+from results.parts import VALUE_BYTES, ModelParts
+from strategies.closed_form.moments import Footprint, step_moments
+from strategies.closed_form.terms import Term, term
+from strategies.ddp.facts import BUCKET_MB, BucketedFacts
+from strategies.facts import AutoPoint, Proposal
+
+
+class Zero1(BucketedFacts):
+    """As `ddp`, with the optimizer's state of the parameters that the fullest rank was dealt."""
+
+    name = "zero1"
+    help = "torch's ZeroRedundancyOptimizer: ddp, whose update each rank makes for a part"
+    options = MappingProxyType({"bucket_mb": BUCKET_MB})
+    model = "strategies.zero1.model:Zero1Model"
+    fixed_exchange = "torch's ZeroRedundancyOptimizer exchanges by all-reduce and broadcast"
+    contiguous = "torch's ZeroRedundancyOptimizer keeps parameters in flat buffers"
+
+    @classmethod
+    def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
+        yield Proposal(strategy="zero1", complexity=(2, 1))
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        sizes, base = self.whole_model(cell, parts)
+        return step_moments(sizes, replace(base, optimizer=sizes.state(self.updated_bytes(cell, parts))))
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        yield from super().terms(cell, parts)
+        yield term(
+            "updated parameters",
+            "broadcast",
+            ("replicate", cell.gpus),
+            payload=VALUE_BYTES * parts.values,
+            operations=sum(1 for values in deal(_values(parts), cell.gpus) if values),
+        )
+
+    def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
+        return VALUE_BYTES * max(deal(_values(parts), cell.gpus))
+
+
+def _values(parts: ModelParts) -> list[int]:
+    return [weight.values for part in parts.parts for weight in part.weights]
+
+
+def deal(values: Sequence[int], ranks: int) -> list[int]:
+    """Values of each rank as torch's ZeroRedundancyOptimizer deals them: the largest parameter first, each
+    to the rank that has least."""
+    dealt = [0] * ranks
+    for count in sorted(values, reverse=True):
+        dealt[dealt.index(min(dealt))] += count
+    return dealt
