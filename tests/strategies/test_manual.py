@@ -124,8 +124,8 @@ def test_blocks_that_are_kept_are_gathered_once(
 def test_the_model_has_as_many_blocks_as_choices() -> None:
     layout = ModelLayout(blocks=("a", "b"))
     with pytest.raises(UsageError, match=r"manual:keep\*3 chooses for 3 blocks, and the model has 2"):
-        fsdp._choices(STRATEGIES.parse("manual:keep*3"), layout)
-    assert fsdp._choices(STRATEGIES.parse("manual:keep+reshard"), layout) == {"a": KEEP, "b": RESHARD}
+        fsdp._choices(STRATEGIES.facts("manual:keep*3"), layout)
+    assert fsdp._choices(STRATEGIES.facts("manual:keep+reshard"), layout) == {"a": KEEP, "b": RESHARD}
 
 
 def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[int]]:
