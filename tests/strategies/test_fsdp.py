@@ -265,13 +265,13 @@ def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"compression": "topk:0.01"}, "none other, and no compressor"),
-        ({"collective": "ring"}, "none other, and no compressor"),
+        ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
+        ({"collective": "ring"}, "goes with --compression none and --collective default alone"),
         ({"strategy": "fsdp:tp=2"}, "leaves nothing to shard on 2 ranks: use tp, which is the same"),
         ({"strategy": "fsdp:tp=2", "gpus": 3}, "a number of ranks that 2 divides, not 3"),
-        ({"strategy": "fsdp:tp=2", "gpus": 4, "compile": True}, "the compiler does not see through"),
+        ({"strategy": "fsdp:tp=2", "gpus": 4, "compile": True}, "which torch.compile cannot trace"),
         ({"strategy": "fsdp:params=bf16"}, "goes with --precision bf16"),
-        ({"memory_format": "channels_last"}, "another order"),
+        ({"memory_format": "channels_last"}, "goes with --memory-format contiguous alone"),
         ({"gpus": 1}, "needs at least 2"),
     ],
 )

@@ -177,11 +177,11 @@ def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
     [
         ({"strategy": "manual:keep*2+reshard"}, "has 4 blocks, and manual:keep*2+reshard chooses for 3"),
         ({"activation_checkpointing": True}, "write .checkpoint behind the blocks"),
-        ({"strategy": "manual:keep*3+reshard:tp=2"}, "tp is the same"),
+        ({"strategy": "manual:keep*3+reshard:tp=2"}, "use tp, which is the same"),
         ({"strategy": "manual:keep*3+reshard:params=bf16"}, "goes with --precision bf16"),
         ({"strategy": "manual:keep*4"}, "use fsdp:reshard=false, which is the same"),
         ({"strategy": "manual:reshard*4"}, "use fsdp, which is the same"),
-        ({"compression": "topk:0.01"}, "none other, and no compressor"),
+        ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
         ({"gpus": 1}, "needs at least 2"),
         ({}, "None"),
     ],

@@ -322,8 +322,8 @@ FIELDS: dict[str, Any] = {
     [
         ({"compression": "topk:0.01"}, "exchanges activations, not gradients"),
         ({"collective": "ring"}, "exchanges activations, not gradients"),
-        ({"compile": True}, "the compiler does not see through"),
-        ({"memory_format": "channels_last"}, "another order"),
+        ({"compile": True}, "which torch.compile cannot trace"),
+        ({"memory_format": "channels_last"}, "goes with --memory-format contiguous alone"),
         ({"gpus": 1, "model_parallel": 1}, "needs at least 2"),
         ({"workload": "resnet18-32px"}, "no layers that tensor parallelism knows how to split"),
         (

@@ -230,7 +230,7 @@ def test_a_model_of_several_data_types_is_refused_with_the_way_out(ranks: Ranks)
     [
         ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
         ({"collective": "ring"}, "goes with --compression none and --collective default alone"),
-        ({"memory_format": "channels_last"}, "another order"),
+        ({"memory_format": "channels_last"}, "goes with --memory-format contiguous alone"),
         ({"gpus": 1}, "needs at least 2"),
     ],
 )
