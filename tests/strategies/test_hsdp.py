@@ -175,7 +175,7 @@ def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(
         ({"node_size": 3}, "a number of ranks that 3 divides, not 4"),
         ({"strategy": "hsdp:tp=2"}, "nothing left to shard on nodes of 2: give a --node-size of more than 2"),
         ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
-        ({"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True}, "does not see through"),
+        ({"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True}, "cannot trace"),
     ],
 )
 def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
