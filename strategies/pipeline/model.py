@@ -187,7 +187,8 @@ class PipelineModel(ParallelModel):
         rows, rest = divmod(inputs.shape[0], self._pieces)
         if rest:
             raise UsageError(
-                f"the micro-batch ({inputs.shape[0]} samples) must be a multiple of microbatches ({self._pieces})"
+                f"the micro-batch ({inputs.shape[0]} samples) must be a multiple of microbatches "
+                f"({self._pieces})"
             )
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
         # Given to torch, which else sends shapes ahead, and runs the model to learn them.
