@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import pickle
 import runpy
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -142,3 +144,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
     yield run
     for pool in pools.values():
         pool.end(patience_s=5)
+
+
+@pytest.fixture(scope="session")
+def other_rounding() -> ModuleType:
+    """What sums in another order on ranks, as another CPU would."""
+    path = Path(__file__).with_name("other_rounding.py")
+    spec = importlib.util.spec_from_file_location("other_rounding", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -53,6 +53,7 @@ from harness.worker.reference import (
     TooLongError,
     dense,
     finite,
+    host_copy,
     optimizer_history,
     replay_update,
     simulate_step,
@@ -255,7 +256,7 @@ class _Examination:
         collective all the same."""
         model = self._trainer.model
         named = chain(model.named_parameters(), model.named_buffers())
-        return {name: value.to("cpu", copy=True) for name, value in named if kept}
+        return {name: host_copy(value) for name, value in named if kept}
 
     def _parameters(self, *, kept: bool = True) -> dict[str, Tensor]:
         return {name: value.cpu() for name, value in self._trainer.model.named_parameters() if kept}

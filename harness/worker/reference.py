@@ -16,6 +16,7 @@ from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.parts import Parts
 from harness.worker.seeds import seed_step
 from results.cell import Cell
+from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.training.optimizer import build_optimizer
 from strategies.training.parallel import Batch, OptimizerState
@@ -215,7 +216,23 @@ def _reference_model(parts: Parts, start: dict[str, Tensor]) -> Workload:
     with torch.no_grad():
         for name, value in state_of(module):
             value.copy_(start[name])
+    if parts.device.type == "cpu":
+        for name, parameter in module.named_parameters():
+            if start[name].data_ptr() % ALIGNED_BYTES:
+                parameter.data = host_copy(start[name])
     return workload
+
+
+def host_copy(value: Tensor) -> Tensor:
+    """A copy in host memory, as far from a multiple of `ALIGNED_BYTES` as `value` is.
+
+    A strategy may put parameters one after another (`zero1`), and the CPU's product of a matrix and a vector
+    rounds by where the matrix begins.
+    """
+    off = value.data_ptr() % ALIGNED_BYTES // value.itemsize
+    if value.device.type != "cpu" or not off or not value.is_contiguous():
+        return value.to("cpu", copy=True)
+    return torch.empty(off + value.numel(), dtype=value.dtype)[off:].view(value.shape).copy_(value)
 
 
 def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -128,35 +128,38 @@ def train(rank: int, model: str, settings: dict[str, Any]) -> list[Step]:
     return found
 
 
-def serial(model: str, replicas: int, settings: dict[str, Any]) -> list[Step]:
-    """The same in a plain loop: replicas one after another, their gradients averaged; `loss` is a list."""
-    workload = build(model)
-    module = workload.module
-    optimizer = OPTIMIZERS[settings["optimizer"]](module.parameters())
-    found = []
-    for step in range(STEPS):
-        twins = [_replica(workload, step, replica, settings) for replica in range(replicas)]
-        for name, parameter in module.named_parameters():
-            shares = [twin[name] / replicas for twin, _ in twins if name in twin]
-            parameter.grad = sum(shares[1:], shares[0]) if shares else None
-        gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-        if "clip_norm" in settings:
-            nn.utils.clip_grad_norm_(module.parameters(), settings["clip_norm"])
-        optimizer.step()
+class Serial:
+    """The same in a plain loop: replicas one after another, their gradients averaged."""
+
+    def __init__(self, model: str, replicas: int, settings: dict[str, Any]) -> None:
+        self._workload, self._replicas, self._settings = build(model), replicas, settings
+        self.module = self._workload.module
+        self._optimizer = OPTIMIZERS[settings["optimizer"]](self.module.parameters())
+
+    def gradients(self, step: int) -> tuple[dict[str, Tensor], list[float]]:
+        """The averages, and each replica's loss."""
+        twins = [_replica(self._workload, step, replica, self._settings) for replica in range(self._replicas)]
+        found = {}
+        for name, _ in self.module.named_parameters():
+            shares = [twin[name] / self._replicas for twin, _ in twins if name in twin]
+            if shares:
+                found[name] = sum(shares[1:], shares[0])
+        return found, [loss for _, loss in twins]
+
+    def update(self, gradients: dict[str, Tensor]) -> Step:
+        """Parameters and state after an update by the gradients that the ranks moved by: AdamW divides by
+        their size, and would make steps of rounding where a gradient is rounding alone."""
+        for name, parameter in self.module.named_parameters():
+            parameter.grad = gradients[name].clone() if name in gradients else None
+        if "clip_norm" in self._settings:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self._settings["clip_norm"])
+        self._optimizer.step()
         state = {
             f"{name}.{key}": value
-            for name, parameter in module.named_parameters()
-            for key, value in optimizer.state.get(parameter, {}).items()
+            for name, parameter in self.module.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
         }
-        found.append(
-            {
-                "loss": [loss for _, loss in twins],
-                "gradients": gradients,
-                "parameters": copied(module.named_parameters()),
-                "state": copied(state.items()),
-            }
-        )
-    return found
+        return {"parameters": copied(self.module.named_parameters()), "state": copied(state.items())}
 
 
 def _replica(
@@ -176,21 +179,29 @@ def assert_as_serial(results: list[list[Step]], model: str, settings: dict[str, 
     """Every rank has, whole and under the same names, what the plain loop has, within `TOLERANCE`."""
     size = len(results)
     replicas = group_layout(settings["strategy"], size, settings.get("node_size")).replicas
-    expected = serial(model, replicas, settings)
-    for rank, result in enumerate(results):
-        for step, (ours, theirs) in enumerate(zip(result, expected, strict=True)):
-            for what in ("gradients", "parameters", "state"):
-                _assert_near(ours[what], theirs[what], (rank, step, what))
-            loss = theirs["loss"][replica_of(rank, size, settings)]
+    serial = Serial(model, replicas, settings)
+    for step in range(STEPS):
+        gradients, losses = serial.gradients(step)
+        updated = serial.update(results[0][step]["gradients"])
+        for rank, result in enumerate(results):
+            ours = result[step]
+            # That of a bias of keys is zero but for rounding: differences count beside the largest norm.
+            largest = max(float(value.norm()) for value in gradients.values())
+            _assert_near(ours["gradients"], gradients, (rank, step, "gradients"), least=largest)
+            for what in ("parameters", "state"):
+                _assert_near(ours[what], updated[what], (rank, step, what))
+            loss = losses[replica_of(rank, size, settings)]
             assert abs(ours["loss"] - loss) <= TOLERANCE * loss
 
 
-def _assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], where: object) -> None:
+def _assert_near(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], where: object, *, least: float = 0.0
+) -> None:
+    """Each within `TOLERANCE` of its norm, or of `least`."""
     assert ours.keys() == theirs.keys(), where
-    # The gradient of a bias of keys is zero but for rounding: differences count beside the largest norm.
-    size = max(value.norm() for value in theirs.values())
     for name, value in ours.items():
         assert value.shape == theirs[name].shape, (where, name)
+        size = max(float(theirs[name].norm()), least)
         assert (value - theirs[name]).norm() <= TOLERANCE * size, (where, name)
 
 

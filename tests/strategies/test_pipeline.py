@@ -37,6 +37,15 @@ def test_every_schedule_trains_as_the_model_does_in_one_piece(
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
+def test_sums_in_another_order_train_alike(
+    ranks: Ranks, pipelines: ModuleType, serial_pipelines: ModuleType, other_rounding: ModuleType
+) -> None:
+    strategy = "pipeline:1f1b:dp=2:microbatches=4"
+    results = ranks(4, other_rounding.otherwise, pipelines.__file__, "train", strategy, pipelines.EVERYWHERE)
+    for case in pipelines.EVERYWHERE:
+        serial_pipelines.assert_as_serial(results, case, strategy)
+
+
 def test_a_gradient_that_is_left_out_is_seen_unless_it_is_rounding_alone(
     serial_pipelines: ModuleType,
 ) -> None:

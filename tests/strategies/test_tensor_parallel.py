@@ -45,6 +45,16 @@ def test_ranks_train_as_the_whole_model_does(ranks: Ranks, split_models: ModuleT
     split_models.assert_as_serial(ranks(size, split_models.train, model, settings), model, settings)
 
 
+@pytest.mark.parametrize("case", ["GPT, AdamW, a head on each", "clipped, three ways of splitting"])
+def test_sums_in_another_order_train_alike(
+    ranks: Ranks, split_models: ModuleType, other_rounding: ModuleType, case: str
+) -> None:
+    size, model, settings = CASES[case]
+    settings = {"strategy": "tp", **settings}
+    results = ranks(size, other_rounding.otherwise, split_models.__file__, "train", model, settings)
+    split_models.assert_as_serial(results, model, settings)
+
+
 def autocast_losses(rank: int, strategy: str) -> list[float]:
     """On a rank: three losses of a small model under bf16 autocast."""
     torch.manual_seed(0)

@@ -33,48 +33,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-MODELS = """
-import torch
-from torch import nn
-from workloads import Workload
-from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
-
-
-def gpt():
-    return build_gpt(GPTShape(layers=3, width=16, heads=2, context=16, vocabulary=256, seq=16))
-
-
-def normed():
-    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
-    return workload(nn.Sequential(*layers), nn.functional.mse_loss)
-
-
-def wide():
-    layers = nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
-    return workload(nn.Sequential(*layers), nn.functional.mse_loss)
-
-
-def diverging():
-    return workload(nn.Linear(6, 3), lambda y, t: nn.functional.mse_loss(y, t) / (t[0, 0] > 0))
-
-
-def loud():
-    return workload(nn.Linear(6, 3), nn.functional.mse_loss)
-
-
-def deafening():
-    return workload(nn.Linear(6, 3), lambda y, t: 1000 * nn.functional.mse_loss(y, t))
-
-
-def workload(module, loss):
-    def synthetic(generator, samples):
-        return torch.randn(samples, 6, generator=generator), torch.randn(samples, 3, generator=generator)
-
-    return Workload(module=module, loss=loss, synthetic=synthetic)
-"""
-
-
 def _cell(size: int, fields: Fields) -> Cell:
     base = {
         "dataset": "synthetic",
@@ -110,13 +68,12 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
 
 
 @pytest.fixture(scope="session")
-def proofs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Fields]]:
+def proofs(ranks: Ranks) -> Callable[..., list[Fields]]:
     """`proofs(2, fields)` is what each of two ranks finds of a cell with these fields.
 
     `broken`, a context manager (rank, size) at the top of a test file, is open on every rank meanwhile.
     """
-    folder = tmp_path_factory.mktemp("models")
-    (folder / "proof_models.py").write_text(MODELS)
+    folder = Path(__file__).parent
 
     def run(size: int, fields: Fields, *, broken: Callable[..., object] | None = None) -> list[Fields]:
         where = None

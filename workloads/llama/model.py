@@ -60,8 +60,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        # In single precision whatever comes in: a square of fp16 overflows at 256.
-        wide = x.float()
+        # In single precision at least: a square of fp16 overflows at 256.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
         return (wide * scale).type_as(x) * self.weight
 

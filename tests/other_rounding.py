@@ -1,0 +1,84 @@
+"""Sums in another order, as another CPU's kernels take them: what may differ between two right computations.
+
+Loaded by `conftest.py`, which hands it out as `other_rounding`.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strategies.training.trainer import Trainer
+
+aten = torch.ops.aten
+
+
+class OtherOrder(TorchDispatchMode):
+    """Products of matrices and sums over dimensions in two halves, the second one first."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        halved = None if named else _HALVED.get(function)
+        return (halved or function)(*arguments, **named or {})
+
+
+def _product(multiply: Any, a: Tensor, b: Tensor) -> Tensor:
+    half = a.shape[-1] // 2
+    if half == 0:
+        result: Tensor = multiply(a, b)
+        return result
+    first = multiply(a[..., :half], b[..., :half, :])
+    second = multiply(a[..., half:], b[..., half:, :])
+    total: Tensor = second + first
+    return total
+
+
+def _sum(x: Tensor, dims: list[int] | None, keepdim: bool = False) -> Tensor:
+    dim = dims[0] if dims else 0
+    if not dims or x.shape[dim] < 2:
+        whole: Tensor = aten.sum.dim_IntList(x, dims, keepdim)
+        return whole
+    half = x.shape[dim] // 2
+    first, second = x.narrow(dim, 0, half), x.narrow(dim, half, x.shape[dim] - half)
+    total: Tensor = aten.sum.dim_IntList(second, dims, keepdim) + aten.sum.dim_IntList(first, dims, keepdim)
+    return total
+
+
+_HALVED: dict[Any, Callable[..., Tensor]] = {
+    aten.mm.default: lambda a, b: _product(aten.mm, a, b),
+    aten.bmm.default: lambda a, b: _product(aten.bmm, a, b),
+    aten.addmm.default: lambda bias, a, b: _product(aten.mm, a, b) + bias,
+    aten.sum.dim_IntList: _sum,
+}
+
+
+@contextmanager
+def trainer_sums_otherwise(rank: int, size: int) -> Iterator[None]:
+    """The gradients that are trained with, and not those that a simulation computes beside them."""
+    original = Trainer.compute_gradients
+
+    def other(self: Trainer, batches: Any) -> Tensor:
+        with OtherOrder():
+            return original(self, batches)
+
+    with patch.object(Trainer, "compute_gradients", other):
+        yield
+
+
+def all_sum_otherwise(rank: int, size: int) -> AbstractContextManager[object]:
+    """The trainer, and with it the simulation on the same CPU."""
+    return OtherOrder()
+
+
+def otherwise(rank: int, path: str, name: str, *arguments: object) -> Any:
+    """On a rank: what a function of a file gives where the trainer sums otherwise."""
+    with trainer_sums_otherwise(rank, 0):
+        return runpy.run_path(path)[name](rank, *arguments)

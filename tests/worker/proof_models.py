@@ -1,0 +1,128 @@
+"""Models of a user's own, `py:proof_models:NAME`, for cells that are proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from results.layout import LinearSplit, ModelLayout, splits_of
+from workloads import Workload
+from workloads.gpt.model import build_gpt
+from workloads.gpt.shape import GPTShape
+
+
+def gpt() -> Workload:
+    return build_gpt(GPTShape(layers=3, width=16, heads=2, context=16, vocabulary=256, seq=16))
+
+
+def odd() -> Workload:
+    """Weights of 30, 65 and 39 numbers: one behind another begin at no multiple of 64 bytes."""
+    layers = nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 13), nn.Tanh(), nn.Linear(13, 3)
+    return workload(nn.Sequential(*layers), F.mse_loss)
+
+
+def normed() -> Workload:
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    return workload(nn.Sequential(*layers), F.mse_loss)
+
+
+def wide() -> Workload:
+    layers = nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
+    return workload(nn.Sequential(*layers), F.mse_loss)
+
+
+def diverging() -> Workload:
+    return workload(nn.Linear(6, 3), lambda y, t: F.mse_loss(y, t) / (t[0, 0] > 0))
+
+
+def loud() -> Workload:
+    return workload(nn.Linear(6, 3), F.mse_loss)
+
+
+def deafening() -> Workload:
+    return workload(nn.Linear(6, 3), lambda y, t: 1000 * F.mse_loss(y, t))
+
+
+class Attention(nn.Module):
+    """Keys with a bias, which softmax takes away: it adds the same to all scores of a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (layer(x).unflatten(2, (self.heads, -1)) for layer in (self.query, self.key, self.value))
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        shares = torch.softmax(query @ key.transpose(2, 3), 3)
+        y: Tensor = self.out((shares @ value).transpose(1, 2).flatten(2))
+        return y
+
+
+class Block(nn.Module):
+    """Attention, and a layer with a bias, which the BatchNorm behind it takes away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.wide = Attention(), nn.Linear(8, 16)
+        self.norm, self.narrow = nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        normed = self.norm(self.wide(x).transpose(1, 2)).transpose(1, 2)
+        y: Tensor = x + self.narrow(F.gelu(normed))
+        return y
+
+
+class Cancelling(nn.Module):
+    """Some of its gradients are zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def stem(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        return y
+
+    def head(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(x)
+        return y
+
+
+def cancelling() -> Workload:
+    """On samples of 4 tokens; it can be split in every way."""
+    blocks = tuple(f"blocks.{block}" for block in range(2))
+    outputs = (LinearSplit(name=f"attention.{name}", by="outputs") for name in ("query", "key", "value"))
+    layout = ModelLayout(
+        blocks=blocks,
+        stem=("first",),
+        head=("last",),
+        sample=(4, 6),
+        splits=splits_of(blocks, (*outputs, LinearSplit(name="attention.out", by="inputs"))),
+        heads=tuple(f"{block}.attention.heads" for block in blocks),
+    )
+    return workload(Cancelling(), F.mse_loss, 4, layout=layout)
+
+
+def workload(
+    module: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *tokens: int,
+    layout: ModelLayout | None = None,
+) -> Workload:
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
+        shape = samples, *tokens
+        return torch.randn(*shape, 6, generator=generator), torch.randn(*shape, 3, generator=generator)
+
+    return Workload(module=module, loss=loss, synthetic=synthetic, layout=layout or ModelLayout())

@@ -1,0 +1,62 @@
+"""Right cells pass the proof on any CPU: gradients that are rounding alone, sums in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Proofs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+# Of four keys' and BatchNorms' biases the gradients are zero but for rounding.
+CELL: Fields = {"workload": "py:proof_models:cancelling", "micro_batch": 8, "optimizer": "adamw:lr=0.01"}
+PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
+EXACT = "gradients are equal bit for bit"
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (2, CELL | {"strategy": "tp", "clip_norm": 0.1}),
+        (2, CELL | {"strategy": "tp", "precision": "bf16"}),
+        (4, CELL | {"strategy": "fsdp:tp=2"}),
+        (2, PIPELINE | {"accumulation": 2, "clip_norm": 0.1}),
+        (2, PIPELINE | {"precision": "bf16"}),
+        (2, PIPELINE | {"precision": "fp16", "clip_norm": 0.1}),
+        (2, CELL | {"strategy": "ddp", "precision": "bf16"}),
+    ],
+)
+def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
+    proofs: Proofs, other_rounding: ModuleType, size: int, fields: Fields
+) -> None:
+    for found in proofs(size, fields, broken=other_rounding.trainer_sums_otherwise):
+        assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (2, CELL | {"strategy": "fsdp", "clip_norm": 0.1}),
+        (3, CELL | {"strategy": "ddp"}),
+        (3, CELL | {"strategy": "scratch-fsdp:stage=3", "accumulation": 2, "clip_norm": 0.1}),
+        (3, CELL | {"strategy": "scratch-ddp", "compression": "fp16"}),
+        (3, CELL | {"strategy": "scratch-ddp", "compression": "powersgd:2"}),
+        (3, CELL | {"strategy": "local-sgd:2"}),
+    ],
+)
+def test_bits_are_compared_of_two_computations_on_one_cpu_whichever_it_is(
+    proofs: Proofs, other_rounding: ModuleType, size: int, fields: Fields
+) -> None:
+    for found in proofs(size, fields, broken=other_rounding.all_sum_otherwise):
+        assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+    assert not proofs(size, fields, broken=other_rounding.trainer_sums_otherwise)[0]["passed"]
+
+
+def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Proofs) -> None:
+    """zero1 lays parameters one behind another, which MKL's kernels for AMD's CPUs are sensitive to."""
+    odd: Fields = {"workload": "py:proof_models:odd", "micro_batch": 1, "optimizer": "sgd:lr=0.05"}
+    found = proofs(2, odd | {"strategy": "zero1"})[0]
+    assert found["passed"], found["detail"]
+    assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
