@@ -43,6 +43,8 @@ class CampaignContext:
     job_id: str | None = None
     conditions: Conditions | None = None
     """What earlier runs must have in common with new ones; None: those of this process."""
+    machine: Machine | None = None
+    """What each host of the ranks has; None: this process is on one of them, and sees it."""
     only: frozenset[str] | None = None
     """Ids of the cells that are run; None: all of the plan."""
     first: tuple[PlannedLaunch, ...] = ()
@@ -99,18 +101,20 @@ class Campaign:
         if not launches:
             return
         launches = [*context.first, *launches]
-        found = warnings(self._plan.request.device)
+        # The state of this host is no news of others.
+        found = warnings(self._plan.request.device) if context.machine is None else ()
         for warning in found:
             self._console.warn(warning)
+        machine = context.machine or self._machine
         costs = estimate(
             launches,
             known_step_ns=so_far.step_ns,
-            hardware=self._machine.hardware(self._plan.request.device),
+            hardware=machine.hardware(self._plan.request.device),
         )
         runs = [len(launch.cells) for launch in launches]
         with self._console.progress(sum(runs)) as line:
             pace = Pace(line, costs.launches, runs, deadline=self._deadline)
-            crew = Crew(self._plan, self._options, self._machine, context, found)
+            crew = Crew(self._plan, self._options, machine, context, found)
             for planned in launches:
                 self._run_launch(planned, crew, so_far, pace)
                 if self._deadline.is_over:

@@ -33,6 +33,8 @@ class CampaignCall(LauncherCall):
     def __init__(self, call: MatrixCall) -> None:
         self._call = call
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
+        self.machine: Machine | None = None
+        """What each host of the ranks has, if this process is not on one of them."""
 
     @abstractmethod
     def starter(self) -> Starter:
@@ -43,7 +45,7 @@ class CampaignCall(LauncherCall):
         """How a launch whose file is `path` is started, as it would be typed."""
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        show_plan(self._call, study, plan, code, self.line)
+        show_plan(self._call, study, plan, self._conditions(code), self.line)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
@@ -54,22 +56,35 @@ class CampaignCall(LauncherCall):
             cells = tuple(cell for cell in plan.cells if cell.id not in held)
             plan = msgspec.structs.replace(plan, cells=cells)
         campaign = Campaign(study, plan, self._call.run_options, console)
-        so_far = campaign.tally(study.collect(), Conditions.here(code))
+        conditions = self._conditions(code)
+        so_far = campaign.tally(study.collect(), conditions)
         for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
             console.note(line)
+        context = CampaignContext(
+            starter=self.starter(),
+            checkout=checkout(),
+            code=code,
+            lock=lock,
+            conditions=conditions,
+            machine=self.machine,
+        )
         try:
-            campaign.run(CampaignContext(starter=self.starter(), checkout=checkout(), code=code, lock=lock))
+            campaign.run(context)
         except Interrupted:
             study.collect()
             console.note("interrupted; the same command goes on from here")
             return INTERRUPTED
         return None
 
+    def _conditions(self, code: CodeVersion) -> Conditions:
+        """What earlier runs must have in common with new ones: of another Python, the code alone is known."""
+        return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
+
 
 def show_plan(
-    call: MatrixCall, study: Study, plan: Plan, code: CodeVersion, line: Callable[[Launch, Path], str]
+    call: MatrixCall, study: Study, plan: Plan, conditions: Conditions, line: Callable[[Launch, Path], str]
 ) -> None:
     """Print the plan, and how each launch is started, as `line` has it. Writes nothing."""
     campaign = Campaign(study, plan, call.run_options, call.console)
-    so_far = campaign.tally(study.results(), Conditions.here(code))
+    so_far = campaign.tally(study.results(), conditions)
     plan_tables(call.console, study, plan, campaign.planned(so_far), so_far.step_ns, line=line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.launch.machine import Machine
+from harness.launch.tally import Conditions
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.manual.launches import typed_line, write_launches
@@ -31,7 +32,7 @@ class ManualCall(LauncherCall):
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        show_plan(self._call, study, plan, code, typed_line)
+        show_plan(self._call, study, plan, Conditions.here(code), typed_line)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
         write_launches(study, plan, self._call.run_options, code, self._call.console)

@@ -1,0 +1,165 @@
+"""The launchers that need no cluster, held to the laws of all launchers. Slurm's are in tests/slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_laws import PATIENCE_S, CampaignLaws, Done, JobLaws, LauncherLaws
+
+from harness.matrix import Matrix
+from harness.plan import launchers
+from harness.plan.launchers import launcher_names, register
+from harness.plan.study_file import StudyFile
+from results.errors import UsageError
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SSH = """\
+#!/bin/sh
+# In the place of ssh: the words after the host are for its shell, which here is one of this machine.
+while [ "$1" = -o ]; do shift 2; done
+echo "$1" >> "$HOSTS"
+shift
+exec sh -c "$*"
+"""
+WITH_SSH = """\
+from harness.plan.launchers import register
+
+register("ssh", "ssh_launcher:SshLauncher", "starts torchrun on each host over ssh")
+from harness.cli import main
+
+main()
+"""
+
+
+class TestLocal(CampaignLaws):
+    name = "local"
+
+    def options(self) -> dict[str, object]:
+        return {"oversubscribe": True}
+
+
+class TestManual(LauncherLaws):
+    name = "manual"
+    gpus = "2"
+
+    def finish(self) -> None:
+        """Type the printed line on both hosts."""
+        lines = [line for line in self.call().out.splitlines() if "torch.distributed.run" in line]
+        typed = [
+            line.replace("NODE_RANK", str(rank)).replace("HOST:PORT", f"127.0.0.1:{_port()}")
+            for line in lines
+            for rank in (0, 1)
+        ]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+        hosts = [subprocess.Popen(["sh", "-c", f"exec env {line}"], env=environment) for line in typed]
+        assert [host.wait(PATIENCE_S) for host in hosts] == [0] * 2
+
+
+class TestSsh(CampaignLaws):
+    """The example of a launcher from another package."""
+
+    name = "ssh"
+    gpus = "2"
+
+    @pytest.fixture(autouse=True)
+    def _hosts(self, _folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(launchers, "_ENTRIES", dict(launchers._ENTRIES))
+        register("ssh", "ssh_launcher:SshLauncher", "starts torchrun on each host over ssh")
+        (self.folder / "bin").mkdir()
+        (self.folder / "bin" / "ssh").write_text(SSH)
+        (self.folder / "bin" / "ssh").chmod(0o755)
+        self.variables = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": str(EXAMPLES),
+            "HOSTS": str(self.folder / "hosts"),
+        }
+
+    def options(self) -> dict[str, object]:
+        (self.folder / "hosts.yaml").write_text(
+            f"hosts: [127.0.0.1, localhost]\ncpus_per_node: 2\npython: {sys.executable}\n"
+            f"environment: {{GLOO_SOCKET_IFNAME: lo}}\nport: {_port()}\n"
+        )
+        return {"site": "hosts.yaml"}
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", WITH_SSH]
+
+    def bench(self, *arguments: str) -> Done:
+        """As a process: the flags of this one were made before the launcher was registered."""
+        done = subprocess.run(
+            [*self.command(), *arguments],
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        return Done(code=done.returncode, out=done.stdout, errors=done.stderr)
+
+    @pytest.mark.slow
+    def test_the_same_command_goes_on_where_it_stopped(self) -> None:
+        super().test_the_same_command_goes_on_where_it_stopped()
+        assert sorted((self.folder / "hosts").read_text().split()) == ["127.0.0.1", "localhost"]
+
+    def test_more_workers_than_hosts_are_refused(self) -> None:
+        done = self.call(gpus="4")
+        assert done.code == 2
+        assert "--gpus 4 needs 4 hosts, and the list of --site has 2" in done.errors
+        assert not self.study.root.exists()
+
+    @pytest.mark.slow
+    def test_a_host_that_cannot_be_reached_is_told(self) -> None:
+        (self.folder / "bin" / "ssh").write_text("#!/bin/sh\necho no route to host >&2\nexit 255\n")
+        done = self.call()
+        assert done.code == 1
+        assert "no route to host" in done.errors
+
+
+class TestKubernetes(JobLaws):
+    name = "kubernetes"
+    gpus = "1"
+
+    def options(self) -> dict[str, object]:
+        (self.folder / "site.yaml").write_text(
+            f"image: bench:1\nvolume_claim: results\nmount_path: {self.folder}\ngpu_resource: none\n"
+        )
+        return {"site": "site.yaml"}
+
+    def finish(self) -> None:
+        """Run the programs of the pods, one for each job of one node."""
+        for folder in sorted(self.study.root.glob("jobs/*")):
+            subprocess.run(
+                [sys.executable, "-m", "harness.launchers.program", str(folder)],
+                env={**os.environ, "JOB_COMPLETION_INDEX": "0"},
+                check=True,
+                timeout=PATIENCE_S,
+            )
+
+
+def _port() -> int:
+    """Not that of another process of tests."""
+    return 25_000 + os.getpid() % 4000
+
+
+def test_every_launcher_is_held_to_the_laws() -> None:
+    here = {case.name for case in (TestLocal, TestManual, TestKubernetes)}
+    there = (Path(__file__).parents[1] / "slurm" / "test_launcher_laws.py").read_text()
+    assert here | set(re.findall(r'^    name = "(\w+)"$', there, re.MULTILINE)) == set(launcher_names())
+
+
+def test_an_unknown_launcher_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no launcher 'nowhere'; --launcher is one of local,"):
+        Matrix(StudyFile(gpus=1, launcher="nowhere"), study_file=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_launchers_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two launchers are called local: harness"):
+        register("local", "elsewhere:Launcher", "runs elsewhere")
