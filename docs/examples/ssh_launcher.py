@@ -67,6 +67,7 @@ class SshLauncher(Launcher):
 
     name = "ssh"
     options = frozenset({"site"})
+    site_file = FILE
 
     def accept(self, call: MatrixCall) -> SshCall:
         if call.options.site is None:

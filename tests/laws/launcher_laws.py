@@ -20,9 +20,8 @@ from harness.launchers.launcher import JobLauncher, Launcher
 from harness.launchers.registry import launcher, launchers
 from harness.plan.expand import expand
 from harness.plan.launchers import launcher_entry
-from harness.plan.options import BY_NAME
 from harness.plan.request import make_request
-from harness.plan.study_file import StudyFile
+from harness.plan.study_file import BY_NAME, StudyFile
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study
@@ -114,6 +113,7 @@ class LauncherLaws:
         assert self.launcher.name == self.name
         assert launcher_entry(self.name).help.strip()
         assert self.launcher.options <= BY_NAME.keys()
+        assert (self.launcher.site_file is not None) == ("site" in self.launcher.options)
         offer = self.launcher.offer()
         assert offer is None or f"--launcher {self.name}" in offer
 
