@@ -15,13 +15,13 @@ import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.departure import who_left
 from harness.launch.ending import Signs, Stopped, asked_to_end, killed_on_a_node, rank_exits, reading
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
+from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
-from harness.worker.vigil import MARGIN_S
+from harness.worker.watchdog import MARGIN_S
 from results.launch import Attempt, Launch
 from results.outcome import Outcome
 from results.store import Study, utc_now

@@ -20,7 +20,7 @@ from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
 from harness.worker.teardown import fragmented, tear_down
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -72,7 +72,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
 def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
     number = f"{rank.rank:05d}"
     record = partial(write_recording, folder / f"flight-{number}.json", launch.backend)
-    return RankLog(folder / f"rank-{number}.jsonl", rank.rank, Vigil(launch.silence_s, record))
+    return RankLog(folder / f"rank-{number}.jsonl", rank.rank, Watchdog(launch.silence_s, record))
 
 
 def _run_slots(study: Study, around: Surroundings) -> int:

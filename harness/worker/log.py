@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.store import utc_now
 
 HEARTBEAT_S = 5.0
@@ -15,9 +15,9 @@ HEARTBEAT_S = 5.0
 class RankLog:
     """Appends to one rank's file; every line is flushed, so that a killed rank's last words stay."""
 
-    def __init__(self, path: Path, rank: int, vigil: Vigil) -> None:
+    def __init__(self, path: Path, rank: int, watchdog: Watchdog) -> None:
         self._file = path.open("a", encoding="utf-8")
-        self._vigil = vigil
+        self._watchdog = watchdog
         self._rank = rank
         self._last = 0.0
 
@@ -26,7 +26,7 @@ class RankLog:
         line = {"at": utc_now(), "rank": self._rank, "event": name, **fields}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        self._vigil.progress()
+        self._watchdog.progress()
         self._last = time.monotonic()
 
     def heartbeat(self, **fields: object) -> None:
@@ -35,5 +35,5 @@ class RankLog:
             self.event("alive", **fields)
 
     def close(self) -> None:
-        self._vigil.end()
+        self._watchdog.end()
         self._file.close()

@@ -13,9 +13,9 @@ import pytest
 
 from harness.launch import supervise
 from harness.launch.deadline import Deadline
-from harness.launch.departure import say_left, who_left
 from harness.launch.ending import Stopped
 from harness.launch.follow import Pulse
+from harness.launch.node_exit import say_left, who_left
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
 from results.environment import CodeVersion

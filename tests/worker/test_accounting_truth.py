@@ -26,7 +26,7 @@ from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 
@@ -133,7 +133,7 @@ def stopwatch(rank: int, folder: str, model: Planted, exchange: ExchangeGroup, s
     for _ in range(2):
         trainer.step(data)
     exchange._backend = SleepingTransport(exchange._backend)
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900))
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
 
 

@@ -21,7 +21,7 @@ from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 from strategies.training.snapshot import Snapshot
@@ -164,7 +164,7 @@ def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: b
     trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
     trainer.step(data)
     policy = StepPolicy(block_steps=2, quads=2)
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900))
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     if disturbed:
         watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
         quads = watch.measure_exposed(exchange, policy)

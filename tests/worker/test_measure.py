@@ -16,7 +16,7 @@ from harness.worker.clock import step_clock
 from harness.worker.control import Control
 from harness.worker.log import RankLog
 from harness.worker.measure import DivergedError, Stopwatch
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings
@@ -202,7 +202,7 @@ class Quad:
         self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
         control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list)
-        self.log = RankLog(folder / "log.jsonl", 0, Vigil(900))
+        self.log = RankLog(folder / "log.jsonl", 0, Watchdog(900))
         self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def diverging(rank: int, folder: str, bad_rank: int) -> tuple[str, int]:
     trainer = Trainer(module, lambda y, t: (y * t).mean(), device=CPU, settings=settings)
     bad = float("nan") if rank == bad_rank else 1.0
     data = ((torch.ones(1, 1), torch.tensor(bad if index == 2 else 1.0)) for index in range(100))
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900))
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
     try:
         watch.measure(StepPolicy(block_steps=2))

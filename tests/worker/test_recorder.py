@@ -36,7 +36,7 @@ from harness.worker.recorder import (
     group_text,
     steps_to_record,
 )
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.layout import ModelLayout
 from results.record import StepColumns
 from results.recorded import POINT_TO_POINT, Operations
@@ -469,7 +469,7 @@ def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
 
 
 def stopwatch(rank: int, folder: str, trainer: Trainer, data: Iterator[Any]) -> Stopwatch:
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900))
+    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
 
 

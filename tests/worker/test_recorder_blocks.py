@@ -26,7 +26,7 @@ from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.run import Run, Surroundings
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
@@ -210,7 +210,7 @@ def surroundings(rank: int, folder: str, size: int) -> Surroundings:
         pinned=(),
         exchange=open_exchange(),
         control=Control(CPU),
-        log=RankLog(Path(folder) / f"{rank}.jsonl", rank, Vigil(900)),
+        log=RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900)),
     )
 
 

@@ -21,8 +21,8 @@ import psutil
 from harness.code import checkout
 from harness.kernel import die_with_parent
 from harness.launch.command import node_command, worker_environment
-from harness.launch.departure import say_left
 from harness.launch.ending import Stopped, exit_words
+from harness.launch.node_exit import say_left
 from harness.launchers.kubernetes.profile import PORTS
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.launch.departure import who_left
+from harness.launch.node_exit import who_left
 from harness.launchers.kubernetes import pods
 from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
 from results.environment import CodeVersion

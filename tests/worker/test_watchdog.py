@@ -9,19 +9,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness.worker.vigil import Vigil
+from harness.worker.watchdog import Watchdog
 
 SILENCE_S = 1.2
 """Half of it, 0.6 s, is a rank's patience: the margin of 2 s is more than there is."""
 
 
 @contextmanager
-def _vigil(times: list[float]) -> Iterator[Vigil]:
-    vigil = Vigil(SILENCE_S, lambda: times.append(time.monotonic()))
+def _watchdog(times: list[float]) -> Iterator[Watchdog]:
+    watchdog = Watchdog(SILENCE_S, lambda: times.append(time.monotonic()))
     try:
-        yield vigil
+        yield watchdog
     finally:
-        vigil.end()
+        watchdog.end()
 
 
 def _wait_for(times: list[float], count: int) -> None:
@@ -35,10 +35,10 @@ def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     times: list[float] = []
-    with _vigil(times) as vigil:
+    with _watchdog(times) as watchdog:
         for _ in range(12):
             time.sleep(0.1)
-            vigil.progress()
+            watchdog.progress()
         last = time.monotonic()
         assert times == []
         _wait_for(times, 1)
@@ -48,16 +48,16 @@ def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
         assert times[1] - times[0] >= 0.59
 
 
-def test_an_ended_vigil_records_nothing_and_leaves_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
     times: list[float] = []
-    with _vigil(times) as vigil:
-        vigil.progress()
+    with _watchdog(times) as watchdog:
+        watchdog.progress()
     time.sleep(0.9)
     assert times == []
     assert capfd.readouterr().err == ""
-    assert not any(thread.name == "vigil" for thread in threading.enumerate())
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 890), (30, 20), (20, 10), (10, 5), (1, 0.5)])
 def test_ranks_speak_before_the_supervisor_loses_patience(silence_s: float, patience_s: float) -> None:
-    assert Vigil(silence_s)._patience_s == patience_s
+    assert Watchdog(silence_s)._patience_s == patience_s

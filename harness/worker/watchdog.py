@@ -11,7 +11,7 @@ MARGIN_S = 10.0
 """Before the supervisor ends a silent launch, its ranks have this long to say where they stand."""
 
 
-class Vigil:
+class Watchdog:
     """Has a rank say where it stands when nothing has happened for too long.
 
     Every thread's stack goes to stderr: that wait is in C, beside Python, so that a rank prints whatever it
@@ -24,7 +24,7 @@ class Vigil:
         self._due = time.monotonic() + self._patience_s
         self._over = threading.Event()
         if record is not None:
-            threading.Thread(target=self._keep, args=(record,), name="vigil", daemon=True).start()
+            threading.Thread(target=self._keep, args=(record,), name="watchdog", daemon=True).start()
 
     def progress(self) -> None:
         """Something has happened: begin to wait anew."""
