@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # The image of a node, with bench and torch:
 #
-#   docker build --build-arg VARIANT=cuda --tag bench:0.1.0-cuda .
+#   docker build --build-arg VARIANT=cuda --tag bench:cuda .
 #
 # VARIANT is cpu, or cuda: then torch's wheels bring CUDA and NCCL along, and the host only the driver.
 # Python packages are those of constraints.txt; images are pinned by version, and whoever must build the same

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from results.errors import NewerSchemaError, SchemaError, StoreError
+from results.version import VERSION
 
 T = TypeVar("T")
 Json = dict[str, Any]
-WRITER = "bench 0.1.0"
+WRITER = f"bench {VERSION}"
 
 
 class _Envelope(msgspec.Struct):

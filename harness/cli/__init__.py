@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from results.errors import BenchError
+from results.version import VERSION
 
 COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
@@ -44,7 +45,7 @@ class _Commands(click.Group):
 
 
 @click.command(cls=_Commands, name="bench")
-@click.version_option(package_name="bench")
+@click.version_option(VERSION, prog_name="bench")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error; may stand anywhere.")
 def bench(debug: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
