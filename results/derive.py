@@ -125,7 +125,7 @@ def _outcome(
         if run_id in attempt.outcomes:
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return Outcome.MISSING_RANKS, f"{missing} of {cell.gpus} ranks left no record"
-    if not _replicas_agree(ranks):
+    if _replicas_agree(ranks) is False:
         return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
     return Outcome.OK, None
 
@@ -327,7 +327,10 @@ def _proof(ranks: Sequence[RankRecord]) -> Proof | None:
     return next(iter(failed or proofs), None)
 
 
-def _replicas_agree(ranks: Sequence[RankRecord]) -> bool:
+def _replicas_agree(ranks: Sequence[RankRecord]) -> bool | None:
+    """None where the strategy does not keep all replicas equal."""
+    if any("parameters_hash" in rank.absent for rank in ranks):
+        return None
     return len({rank.parameters_hash for rank in ranks}) <= 1
 
 

@@ -57,6 +57,12 @@ class Registry(Catalog, Generic[F]):
         self.entries |= {entry.name: entry for entry in entries}
         self._facts[facts.name] = facts
 
+    def forget(self, name: str) -> None:
+        """Take a name and its aliases away again."""
+        for entry in self._facts.pop(name).entries():
+            del self.entries[entry.name]
+        self._parsed.clear()
+
     def facts(self, text: str) -> F:
         """The facts of what `text` names, with its options. Raises SpecError."""
         spec = self.parse(text)

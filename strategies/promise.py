@@ -31,3 +31,12 @@ class Promise:
     partners: Partners = everyone
     equal: bool = True
     """Whether replicas with the same partners hold the same bits after an average."""
+
+    @property
+    def all_equal(self) -> bool:
+        """Whether all replicas hold the same bits after an average."""
+        return self.partners is everyone and self.equal
+
+    def averages_all_gradients(self, step: int) -> bool:
+        """Whether all replicas average their gradients in a step, counted from 0."""
+        return step < self.after or (self.of == "gradients" and self.partners is everyone)

@@ -22,6 +22,7 @@ def refusal(cell: Cell) -> str | None:
         or strategy.refusal(cell)
         or _fixed(cell, strategy)
         or _grouping(cell, strategy)
+        or _averaged(cell, strategy)
         or _machine(cell)
         or _compressed(cell, strategy.spec, compression)
         or _collected(cell, strategy.spec, collective, compression)
@@ -56,6 +57,21 @@ def _grouping(cell: Cell, strategy: StrategyFacts) -> str | None:
         strategy.groups(cell.gpus, cell.node_size)
     except SpecError as error:
         return str(error)
+    return None
+
+
+def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
+    """What does not go with the averages that a strategy promises."""
+    promise = strategy.promise
+    if promise.of == "parameters" and cell.precision == "fp16":
+        return (
+            f"{strategy.name} does not go with --precision fp16: each rank would scale its own loss; use bf16"
+        )
+    if not promise.equal and cell.compression != "none":
+        return (
+            f"{strategy.name} goes with --compression none alone, not {cell.compression}: without equal "
+            f"replicas no proof can tell what was lost"
+        )
     return None
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from harness.worker.control import Control
 from strategies.training.trainer import Trainer
 
 
@@ -29,8 +28,3 @@ def _digest(values: Iterable[tuple[str, Tensor]]) -> str:
         bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(bits.numpy().data)
     return digest.hexdigest()
-
-
-def replicas_agree(trainer: Trainer, control: Control) -> bool:
-    """Whether the parameters are bit for bit equal on all ranks; collective."""
-    return control.agree(hash_number(trainer.model.named_parameters()))

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from harness.worker.exactness import exact_arithmetic
 from harness.worker.findings import TOLERANCE, Finding, Tensors, distance
+from harness.worker.partners import Partners
 from harness.worker.reference import UNIT_ROUNDOFF, Reference
 from results.cell import Cell
 from strategies.catalog import COMPRESSIONS
@@ -52,8 +52,9 @@ class Balance:
 class Ledger:
     """Opened before an exchange and balanced after it, on all ranks; collective."""
 
-    def __init__(self, model: ParallelModel) -> None:
-        self._model = model
+    def __init__(self, model: ParallelModel, partners: Partners) -> None:
+        """`partners` are those whose shares are summed."""
+        self._model, self._partners = model, partners
         self._carried = {name: value.clone() for name, value in _carried(model).items()}
 
     def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
@@ -67,8 +68,7 @@ class Ledger:
                 if part is not None:
                     change += sign * part / scale
                     size += part.abs() / scale
-            dist.all_reduce(change)
-            dist.all_reduce(size)
+            change, size = self._partners.sum(change), self._partners.sum(size)
             # In host memory: a device that the cell nearly fills has no room for the books of all parameters.
             values[name], held[name] = (sums.double() + change).cpu(), size.cpu()
         return Balance(values=values, held=held)
@@ -103,24 +103,23 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
 
 
 def compare_average(
-    cell: Cell, balance: Balance, own: Tensors, common: Tensors, device: torch.device
+    cell: Cell, balance: Balance, own: Tensors, common: Tensors | None, partners: Partners
 ) -> list[Finding]:
-    """An average of the replicas' parameters, from what each recomputed for itself; collective.
+    """An average of the partners' parameters, from what each recomputed for itself; collective.
 
-    What was exchanged are differences to the parameters that they had in common, and so these are compared,
-    up to the rounding of parameters. All are in host memory; sums over the ranks are made on `device`.
+    Where they had parameters in `common`, differences to these were exchanged, and so these are compared, up
+    to the rounding of parameters. All are in host memory.
     """
     findings = []
     for name in sorted(own):
-        base = common[name].to(device).double()
-        shares = (own[name].to(device).double() - base) / cell.gpus
-        mean, size = shares.clone(), shares.abs()
-        dist.all_reduce(mean)
-        dist.all_reduce(size)
+        mine = own[name].double()
+        base = torch.zeros_like(mine) if common is None else common[name].double()
+        shares = (mine - base) / partners.count
+        mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
         lossy = law_tolerance(cell) if cell.compression != "none" else 0.0
-        bound = lossy * distance([(size + balance.held[name].to(device), None)])
-        bound += 4 * (cell.gpus + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
-        applied = balance.values[name].to(device) - base
+        bound = lossy * distance([(size + balance.held[name], None)])
+        bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
+        applied = balance.values[name] - base
         findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
     return findings
 

@@ -13,6 +13,7 @@ from harness.worker.rank import Rank
 from harness.worker.seeds import seed_torch
 from results.cell import Cell
 from results.errors import UsageError
+from results.groups import GroupLayout
 from strategies.catalog import group_layout
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer, TrainSettings
@@ -74,10 +75,14 @@ class Parts:
         return self.cell.node_size or self.rank.local_gpus
 
     @property
+    def groups(self) -> GroupLayout:
+        """Of all ranks."""
+        return group_layout(self.cell.strategy, self.cell.gpus, self._node_size)
+
+    @property
     def replica(self) -> int:
         """The number of the replica that this rank is a part of."""
-        cell = self.cell
-        return group_layout(cell.strategy, cell.gpus, self._node_size).replica(self.rank.rank)
+        return self.groups.replica(self.rank.rank)
 
     def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup) -> Trainer:
         """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""

@@ -11,20 +11,24 @@ What a strategy splits is gathered a tensor at a time, and kept in host memory b
 alone: a device that the cell nearly fills has no room for wholes.
 
 A compressed exchange is not meant to give those gradients. It is held to its books instead
-(`conservation`): what was applied, with what the ranks kept back, is what the simulation gives. Where ranks
-train alone between averages, each recomputes its own replica, and the average is checked when it comes.
-How near two computations must be, `findings` says.
+(`conservation`): what was applied, with what the ranks kept back, is what the simulation gives.
+
+A strategy's facts promise whose gradients, or parameters after the update, a replica averages, and when
+(`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
+from its own parameters, and an average is checked against what its partners (`partners`) recomputed. How near
+two computations must be, `findings` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
+import torch
 from torch import Tensor
 
-from harness.worker.agreement import hash_number, replicas_agree
+from harness.worker.agreement import hash_number
 from harness.worker.clock import FirstStep
 from harness.worker.conservation import (
     Balance,
@@ -45,6 +49,7 @@ from harness.worker.findings import (
     compare_update,
 )
 from harness.worker.measure import DivergedError
+from harness.worker.partners import Partners
 from harness.worker.parts import Parts
 from harness.worker.reference import (
     History,
@@ -62,6 +67,7 @@ from harness.worker.seeds import seed_step
 from harness.worker.verdict import verdict, weaker
 from results.cell import Cell
 from results.record import Proof
+from strategies.catalog import STRATEGIES
 from strategies.training.parallel import Batch, ParallelModel
 from strategies.training.trainer import Trainer
 
@@ -144,14 +150,16 @@ class _Examination:
         self._batches = batches
         self._control = control
         self._lossy = parts.cell.compression != "none"
+        self._promise = STRATEGIES.facts(parts.cell.strategy).promise
+        self._partners = Partners(self._promise, parts.groups, parts.rank.rank, parts.device)
         self._findings: list[Finding] = []
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
         self._first = FirstStep()
         self._alone = 0
-        """Steps that the replicas took each on its own."""
+        """Steps that were not averaged over all replicas."""
         self._common: dict[str, Tensor] = {}
-        """The parameters that the replicas last had in common."""
+        """This rank's parameters after the last average, and its partners' where these are equal."""
         self._history: History | None = {}
         """The optimizer state that the next update must begin with; None where the last was not replayed."""
 
@@ -162,18 +170,18 @@ class _Examination:
         for step, checked in enumerate(first_steps(self._trainer.model)):
             seed_step(self._parts.cell.seed, step, self._parts.replica)
             if obstacle is None and checked:
-                take = self._together if self._trainer.model.exchanges_gradients else self._apart
+                take = self._by_first if self._promise.averages_all_gradients(step) else self._by_each
                 obstacle = take(step)
             else:
                 self._history = None
-                self._alone += not self._trainer.model.exchanges_gradients
+                self._alone += not self._promise.averages_all_gradients(step)
                 with self._parts.memory.kept():
                     self._trainer.step(self._batches)
             first.is_over()
             beat()
-        agreed = replicas_agree(self._trainer, self._control)
+        agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
         if obstacle is not None:
-            return weaker(agreed, obstacle)
+            return weaker(self._parts.cell, agreed, obstacle)
         different = any(not finding.passed for finding in self._findings)
         failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
         return verdict(
@@ -185,12 +193,13 @@ class _Examination:
             steps=self._checked,
         )
 
-    def _together(self, step: int) -> str | None:
-        """A step whose gradients are the mean over replicas. Returns what stands in the way of a check."""
+    def _by_first(self, step: int) -> str | None:
+        """A step whose gradients are the mean over all replicas, recomputed by rank 0. Returns what stands in
+        the way of a check."""
         cell, trainer = self._parts.cell, self._trainer
         first = self._parts.rank.rank == 0
         start = self._start(kept=first)
-        ledger = Ledger(trainer.model) if self._lossy else None
+        ledger = Ledger(trainer.model, self._partners) if self._lossy else None
         gradients = self._gradients(step, kept=first)
         buffers, history = self._buffers(kept=first), optimizer_history(trainer, kept=first)
         found, obstacle = None, ""
@@ -213,33 +222,55 @@ class _Examination:
             self._findings.append(compare_update(cell, updated, found.replay.parameters, start))
         return None
 
-    def _apart(self, step: int) -> str | None:
-        """A step that every replica takes alone, and after which it may be averaged with the others."""
-        cell, trainer = self._parts.cell, self._trainer
+    def _by_each(self, step: int) -> str | None:
+        """A step of which every rank recomputes its own replica, whose gradients, or parameters after the
+        update, are then averaged with its partners'."""
+        cell, trainer, promise = self._parts.cell, self._trainer, self._promise
+        averages_gradients = promise.of == "gradients"
         start = self._start()
-        if self._alone % trainer.model.period == 0:
+        if self._alone % promise.every == 0:
             self._common = start
+        ledger = Ledger(trainer.model, self._partners) if self._lossy and averages_gradients else None
         gradients, history = self._gradients(step), optimizer_history(trainer)
-        found, obstacle = self._recomputed(start, step, gradients, history, [self._parts.replica])
+        count = self._partners.count if averages_gradients else 1
+        found, obstacle = self._recomputed(
+            start, step, gradients, history, [self._parts.replica], averaged=count
+        )
         if self._control.largest([float(found is None)])[0]:
             self._update()
             return obstacle or "a rank could not recompute its replica"
         assert found is not None
-        self._findings += compare_step(cell, gradients, self._buffers(), found.reference, None)
+        reference = found.reference
+        balance = None
+        if averages_gradients:
+            reference = partner_mean(reference, self._parameters_of(start), self._partners)
+        if ledger is not None:
+            balance = ledger.balance(self._dense_gradients(), scale=trainer.scaler.get_scale())
+        self._findings += compare_step(cell, gradients, self._buffers(), reference, balance)
         self._compare_history(history, found)
-        expected = found.replay.parameters
-        ledger = Ledger(trainer.model)
-        self._update()
         self._alone += 1
-        updated = self._parameters()
-        if self._alone % trainer.model.period:
-            self._findings.append(compare_update(cell, updated, expected, start))
+        if averages_gradients or self._alone % promise.every:
+            self._update()
+            expected = found.replay.parameters
+            self._findings.append(compare_update(cell, self._parameters(), expected, start))
         else:
-            balance = ledger.balance(trainer.model.named_parameters(), scale=1.0)
-            self._findings += compare_average(cell, balance, expected, self._common, self._parts.device)
-            self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
-            self._stale |= not self._control.agree(hash_number(trainer.model.named_buffers()))
+            self._check_average(found.replay.parameters)
         return None
+
+    def _parameters_of(self, start: Tensors) -> dict[str, Tensor]:
+        return {name: start[name] for name, _ in self._trainer.model.bare.named_parameters()}
+
+    def _check_average(self, expected: Tensors) -> None:
+        """An update that ends in an average of parameters; without it they would be `expected`."""
+        cell, model, partners = self._parts.cell, self._trainer.model, self._partners
+        ledger = Ledger(model, partners)
+        self._update()
+        updated = self._parameters()
+        balance = ledger.balance(model.named_parameters(), scale=1.0)
+        common = self._common if self._promise.equal else None
+        self._findings += compare_average(cell, balance, expected, common, partners)
+        self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
+        self._stale |= not partners.agree(self._control, hash_number(model.named_buffers()))
 
     def _compare_history(self, history: History, found: _Recomputed | None) -> None:
         """The state that this update begins with against the one that the last replay left."""
@@ -248,7 +279,7 @@ class _Examination:
         self._history = None if found is None else found.replay.history
 
     def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
-        """How far parameters are from those that the replicas last had in common."""
+        """How far parameters are from those after the last average."""
         return {name: value - self._common[name] for name, value in parameters.items()}
 
     def _start(self, *, kept: bool = True) -> dict[str, Tensor]:
@@ -288,11 +319,15 @@ class _Examination:
         gradients: dict[str, Tensor],
         history: History,
         replicas: Sequence[int],
+        *,
+        averaged: int | None = None,
     ) -> tuple[_Recomputed | None, str]:
         """The step of these replicas and its update on this device, or what stands in the way."""
         try:
             limit_s = LONGEST_S / self._checked
-            reference = simulate_step(self._parts, start, step, replicas=replicas, longest_s=limit_s)
+            reference = simulate_step(
+                self._parts, start, step, replicas=replicas, averaged=averaged, longest_s=limit_s
+            )
             replay = replay_update(self._parts, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation would take about {self._checked * error.seconds:.0f} s"
@@ -307,6 +342,22 @@ class _Examination:
         none = [0.0] * self._parts.cell.replicas
         expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
         return hash_number(self._trainer.model.named_buffers()) == expected[self._parts.replica]
+
+
+def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) -> Reference:
+    """The mean of the gradients that partners recomputed each for itself; collective.
+
+    `parameters` are all of the model's: of some a partner may have no gradient, which counts as zero.
+    """
+    gradients, sizes = {}, {}
+    for name, parameter in parameters.items():
+        own = reference.gradients.get(name)
+        gradient = torch.zeros_like(parameter) if own is None else own
+        size = reference.sizes.get(name, gradient.abs())
+        mean, mean_size = partners.sum(gradient / partners.count), partners.sum(size / partners.count)
+        if partners.sum(torch.tensor([float(own is not None)])).item():
+            gradients[name], sizes[name] = mean.cpu(), mean_size.cpu()
+    return replace(reference, gradients=gradients, sizes=sizes)
 
 
 def compare_step(

@@ -65,20 +65,23 @@ def simulate_step(
     step: int,
     *,
     replicas: Sequence[int],
+    averaged: int | None = None,
     longest_s: float = math.inf,
 ) -> Reference:
     """One step of the named replicas, one after another, on this device, from the state `start`.
 
-    Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by
-    the first replica, the step would take more than `longest_s`.
+    Deliberately plain: what is under test (Trainer, strategies) is not used. The strategy's gradients are the
+    mean over `averaged` replicas (None: these). Raises TooLongError if, by the first replica, the step would
+    take more than `longest_s`.
     """
+    averaged = averaged or len(replicas)
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(parts, start, step, replica, sized=sizes_matter(parts.cell, len(replicas)))
+        own = _replica_step(parts, start, step, replica, sized=sizes_matter(parts.cell, averaged))
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
@@ -92,7 +95,7 @@ def simulate_step(
     return Reference(
         gradients={name: gradient.cpu() for name, gradient in sums.items()},
         sizes={name: size.cpu() for name, size in sizes.items()},
-        rounding=_rounding(summed_terms(parts.cell, len(replicas))),
+        rounding=_rounding(summed_terms(parts.cell, averaged)),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )

@@ -40,6 +40,7 @@ from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
+from strategies.catalog import STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
@@ -126,7 +127,10 @@ class Run:
         if self._foreign is not None:
             self._found["foreign_cpu_cores"] = self._foreign.cores_used()
         trainer.model.settle()
-        self._found["parameters_hash"] = parameters_hash(trainer)
+        if STRATEGIES.facts(cell.strategy).promise.all_equal:
+            self._found["parameters_hash"] = parameters_hash(trainer)
+        else:
+            self._absent["parameters_hash"] = f"{cell.strategy} does not keep all replicas equal"
         self._add_losses_to_a_weaker_proof()
         self._trace(trainer, batches)
 

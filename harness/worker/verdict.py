@@ -10,11 +10,18 @@ from harness.worker.findings import TOLERANCE, Finding
 from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
+from strategies.promise import Promise
 from workloads.catalog import WORKLOADS, facts
 
 
 def verdict(
-    cell: Cell, findings: Sequence[Finding], *, agreed: bool, failed: bool, stale: bool, steps: int
+    cell: Cell,
+    findings: Sequence[Finding],
+    *,
+    agreed: bool,
+    failed: bool,
+    stale: bool,
+    steps: int,
 ) -> Proof:
     """The proof by a simulation of `steps` steps.
 
@@ -31,7 +38,9 @@ def verdict(
         return Proof(method="serial-simulation", passed=False, detail=detail)
     gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
     if findings and not gradients:
-        return weaker(agreed, "the loss scaler left out every step of the simulation: gradients overflowed")
+        return weaker(
+            cell, agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
+        )
     return Proof(
         method="serial-simulation",
         passed=True,
@@ -41,14 +50,16 @@ def verdict(
     )
 
 
-def weaker(agreed: bool, obstacle: str) -> Proof:
-    """The proof that needs no reference; on one device it says nothing but that the loss is finite."""
-    found = "are equal bit for bit" if agreed else "differ"
-    return Proof(
-        method="replica-agreement",
-        passed=agreed,
-        detail=f"the replicas' parameters {found} after the update; {obstacle}",
-    )
+def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
+    """The proof that needs no reference: that those replicas are equal which the strategy promises to keep
+    equal. On one device, and where no replicas need be equal, it says nothing but that the loss is finite."""
+    promise, found = _promise(cell), "are equal bit for bit" if agreed else "differ"
+    compared = f"the replicas' parameters {found} after the update"
+    if not promise.equal:
+        compared = f"the loss is finite; {cell.strategy} keeps no replicas equal, so that none were compared"
+    elif not promise.all_equal:
+        compared = f"the parameters of replicas that average together {found} after the update"
+    return Proof(method="replica-agreement", passed=agreed, detail=f"{compared}; {obstacle}")
 
 
 def _failure(findings: Sequence[Finding], *, stale: bool) -> str:
@@ -66,6 +77,10 @@ def _replicas(cell: Cell) -> str:
     return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
 
 
+def _promise(cell: Cell) -> Promise:
+    return STRATEGIES.facts(cell.strategy).promise
+
+
 def _rule(cell: Cell) -> str:
     if cell.compression != "none":
         return (
@@ -75,9 +90,11 @@ def _rule(cell: Cell) -> str:
     if not exact_arithmetic(cell):
         each = ", parameter by parameter" if cell.model_parallel > 1 else ""
         return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm{each}"
-    if STRATEGIES.facts(cell.strategy).promise.of == "parameters":
-        return "each rank's own gradients are equal bit for bit, averaged parameters within their rounding"
-    few = summed_terms(cell, cell.replicas) <= 2
+    promise = _promise(cell)
+    if promise.of == "parameters":
+        means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
+        return f"each rank's own gradients are equal bit for bit, {means} within their rounding"
+    few = summed_terms(cell, len(promise.partners(0, cell.replicas))) <= 2
     if few and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
     sums = "are equal bit for bit" if few else "agree within the rounding of a sum in another order"

@@ -45,8 +45,6 @@ class LocalSgd(StrategyFacts):
         return (f"averages every {self.period} step{'s' if self.period > 1 else ''}",)
 
     def refusal(self, cell: Cell) -> str | None:
-        if cell.precision == "fp16":
-            return "local-sgd does not go with --precision fp16: each rank would scale its own loss; use bf16"
         if cell.compression.startswith("dgc"):
             return (
                 "local-sgd does not go with dgc, which corrects the momentum of gradients, as it exchanges "

@@ -68,18 +68,18 @@ class LocalSgdModel(ParallelModel):
         self._statistics = _Mean(statistics, GradientExchange(self._plain, device=device))
 
     @property
-    def exchanges_gradients(self) -> bool:
+    def _warming_up(self) -> bool:
         return self._steps < self._warmup
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """As ever; after the warm-up the gradients are of this replica's own samples alone."""
         loss = super().compute_gradients(batches, task)
-        if self.exchanges_gradients:
+        if self._warming_up:
             self._average_gradients()
         return loss
 
     def updated(self) -> None:
-        if self.exchanges_gradients:
+        if self._warming_up:
             self._parameters.start_from(dict(self.named_parameters()))
             self._average_buffers()
         else:

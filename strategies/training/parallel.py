@@ -100,11 +100,6 @@ class ParallelModel:
         self.bubble_ideal: float | None = None
         """Share of a step in which a pipeline's stages idle at best, by the schedule; None without stages."""
 
-    @property
-    def exchanges_gradients(self) -> bool:
-        """Whether the next step's gradients will be the mean over all replicas, the same on every rank."""
-        return True
-
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that this rank updates."""
         return self.bare.parameters()

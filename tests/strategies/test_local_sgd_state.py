@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from harness.worker.exchange import ExchangeGroup
 from strategies import Trainer, TrainSettings
+from strategies.catalog import STRATEGIES
 from strategies.exchange import buckets
 
 Threads = Callable[..., list[Any]]
@@ -82,7 +83,7 @@ def phases(group: ExchangeGroup, strategy: str, compression: str) -> list[Any]:
     replica = Replica(group, build(), strategy=strategy, compression=compression)
     said = []
     for step in range(4):
-        said.append(replica.model.exchanges_gradients)
+        said.append(STRATEGIES.facts(strategy).promise.averages_all_gradients(step))
         replica.step(step)
     return [replica.model.period, replica.model.ramp_steps, said]
 

@@ -50,12 +50,12 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
     """On a rank: the fields of the cell's Proof; `broken` names a file and a context manager in it."""
     size = torch.distributed.get_world_size()
     who = Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size)
-    cell, device = _cell(size, fields), torch.device("cpu")
-    parts = Parts(cell=cell, rank=who, device=device, source_folder=Path(folder))
+    device = torch.device("cpu")
     with ExitStack() as stack:
         if broken is not None:
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
+        parts = Parts(cell=_cell(size, fields), rank=who, device=device, source_folder=Path(folder))
         workload = parts.workload()
         trainer = parts.trainer(workload, open_exchange())
         try:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.agreement import parameters_hash, replicas_agree
+from harness.worker.agreement import hash_number, parameters_hash
 from harness.worker.clock import step_clock
 from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup, open_exchange
@@ -122,17 +122,17 @@ def diverge_and_return(rank: int, settings: dict[str, Any]) -> dict[str, bool]:
     trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
     for _ in range(2):
         trainer.step(data)
-    found = {"before": replicas_agree(trainer, control)}
+    found = {"before": control.agree(hash_number(trainer.model.named_parameters()))}
     snapshot = Snapshot(trainer)
     exchange.traffic.enabled = False
     for _ in range(2):
         trainer.step(data)
-    found["off"] = replicas_agree(trainer, control)
+    found["off"] = control.agree(hash_number(trainer.model.named_parameters()))
     exchange.traffic.enabled = True
     snapshot.restore()
-    found["restored"] = replicas_agree(trainer, control)
+    found["restored"] = control.agree(hash_number(trainer.model.named_parameters()))
     trainer.step(data)
-    found["after"] = replicas_agree(trainer, control)
+    found["after"] = control.agree(hash_number(trainer.model.named_parameters()))
     return found
 
 

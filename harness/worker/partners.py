@@ -1,0 +1,74 @@
+"""The replicas that average with this rank's own, by the promise of its strategy."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.worker.control import Control
+from results.errors import UsageError
+from results.groups import GroupLayout
+from strategies.promise import Promise, everyone
+
+
+class Partners:
+    """Sums over them, and whether those that must be equal are."""
+
+    def __init__(self, promise: Promise, groups: GroupLayout, rank: int, device: torch.device) -> None:
+        """`groups` are of all ranks; sums travel on `device`. Raises UsageError for a promise that names no
+        replicas."""
+        self._promise, self._groups, self._rank, self._device = promise, groups, rank, device
+        self._replicas = self._of(groups.replica(rank))
+
+    def _of(self, replica: int) -> list[int]:
+        partners = sorted(self._promise.partners(replica, self._groups.replicas))
+        known = set(range(self._groups.replicas))
+        if len(set(partners)) < len(partners) or replica not in partners or not known.issuperset(partners):
+            raise UsageError(
+                f"the strategy promises that replica {replica} averages with {partners}: these must be "
+                f"different replicas below {len(known)}, itself among them"
+            )
+        return partners
+
+    @property
+    def count(self) -> int:
+        """Replicas that this rank's averages with, itself among them."""
+        return len(self._replicas)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The values of all partners added up in rank order, on the device; collective over all ranks, whose
+        values have the same shape."""
+        values = values.to(self._device)
+        if self._promise.partners is everyone and self._groups.model_parallel == 1:
+            total = values.clone()
+            dist.all_reduce(total)
+            return total
+        every = [torch.empty_like(values) for _ in range(self._groups.ranks)]
+        dist.all_gather(every, values.contiguous())
+        first = {self._groups.replica(rank): rank for rank in reversed(range(self._groups.ranks))}
+        own = [every[first[replica]] for replica in self._replicas]
+        total = own[0].clone()
+        for values in own[1:]:
+            total += values
+        return total
+
+    def agree(self, control: Control, value: float) -> bool:
+        """Whether those ranks have the same `value`, at least 0, that the strategy promises to keep equal.
+
+        Collective; the same answer on all ranks.
+        """
+        if self._promise.partners is everyone:
+            return control.agree(value)
+        if not self._promise.equal:
+            return True
+        every = [0.0] * self._groups.ranks
+        every[self._rank] = value
+        every = control.largest(every)
+        alike = (
+            every[rank]
+            for rank in range(self._groups.ranks)
+            if self._of(self._groups.replica(rank)) == self._replicas
+        )
+        different = any(other != value for other in alike)
+        return not control.largest([float(different)])[0]
