@@ -1,4 +1,7 @@
-"""A strategy from another package, `docs/examples/gossip`: registered, proven, and caught when wrong."""
+"""Averages with some replicas alone: `docs/examples/gossip`, from another package, and averages in pairs.
+
+Each is registered, proven, and caught when wrong.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,15 @@ CELL: Fields = {
 
 
 def _register() -> None:
-    if "gossip" not in STRATEGIES:
-        sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
-        from gossip.facts import Gossip
+    if "gossip" in STRATEGIES:
+        return
+    here = Path(__file__).parent
+    sys.path += [str(here.parents[1] / "docs" / "examples"), str(here)]
+    from gossip.facts import Gossip
+    from paired import PairedGradients, PairedParameters
 
-        STRATEGIES.register(Gossip)
+    for facts_of_one in (Gossip, PairedGradients, PairedParameters):
+        STRATEGIES.register(facts_of_one)
 
 
 @pytest.fixture
@@ -52,7 +59,8 @@ def gossip() -> Iterator[None]:
     """The strategy in this process, for one test."""
     _register()
     yield
-    STRATEGIES.forget("gossip")
+    for name in ("gossip", "paired-gradients", "paired-parameters"):
+        STRATEGIES.forget(name)
 
 
 @contextmanager
@@ -164,6 +172,83 @@ def test_wrong_averages_are_caught(
     first = proofs(size, NORMED, broken=broken)[0]
     assert not first["passed"]
     assert re.search(found, first["detail"]), first["detail"]
+
+
+@contextmanager
+def _three_averaged(rank: int, size: int) -> Iterator[None]:
+    """Ranks 0, 1 and 2 are one group, and rank 3 is alone."""
+    _register()
+    import paired
+
+    with patch.object(paired, "pair", lambda rank, ranks: [[0], [], [1, 2, 3]][min(rank, 2)]):
+        yield
+
+
+@contextmanager
+def _not_averaged(rank: int, size: int) -> Iterator[None]:
+    from strategies.collectives.link import Link
+    from strategies.exchange.gradient_exchange import GradientExchange
+
+    _register()
+    with (
+        patch.object(GradientExchange, "average", lambda self, parameters: None),
+        patch.object(Link, "all_reduce", lambda self, values: values.mul_(self.size)),
+    ):
+        yield
+
+
+PAIRED = NORMED | {"strategy": "paired-gradients"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        PAIRED,
+        PAIRED | {"accumulation": 2, "clip_norm": 0.1},
+        PAIRED | {"workload": "py:proof_models:wide", "compression": "topk:0.1"},
+        NORMED | {"strategy": "paired-parameters"},
+    ],
+    ids=["gradients", "accumulated", "compressed", "parameters"],
+)
+def test_every_rank_averages_with_its_pair(proofs: Proofs, fields: Fields) -> None:
+    for found in proofs(4, fields, broken=_right):
+        assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+    if fields is PAIRED:
+        assert "gradients, buffers and updates are equal bit for bit" in found["detail"]
+
+
+@pytest.mark.parametrize("strategy", ["paired-gradients", "paired-parameters"])
+@pytest.mark.parametrize("broken", [_three_averaged, _not_averaged], ids=lambda broken: broken.__name__)
+def test_averages_with_others_than_the_pair_are_caught(
+    proofs: Proofs, broken: Callable[..., object], strategy: str
+) -> None:
+    for found in proofs(4, NORMED | {"strategy": strategy}, broken=broken):
+        assert not found["passed"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (
+            "gossip",
+            "the loss is finite; gossip keeps no replicas equal, so that none were compared; a serial",
+        ),
+        ("paired-gradients", "the parameters of replicas that average together are equal bit for bit after"),
+    ],
+)
+def test_a_weaker_proof_says_what_is_true_of_it(proofs: Proofs, strategy: str, words: str) -> None:
+    found = proofs(4, NORMED | {"strategy": strategy}, broken=_no_time)[0]
+    assert (found["passed"], found["method"]) == (True, "replica-agreement")
+    assert found["detail"].startswith(words)
+
+
+@contextmanager
+def _no_time(rank: int, size: int) -> Iterator[None]:
+    from harness.worker import proof
+
+    _register()
+    with patch.object(proof, "LONGEST_S", 0.0):
+        yield
 
 
 def test_the_plan_knows_its_rules_and_its_traffic(gossip: None) -> None:

@@ -1,0 +1,87 @@
+"""Strategies of tests: ranks average their gradients, or parameters every second step, in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from results.cell import Cell
+from results.parts import ModelParts
+from strategies.closed_form.terms import Term
+from strategies.collectives.link import Link
+from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.facts import StrategyFacts
+from strategies.promise import Promise
+from strategies.training.parallel import ParallelModel, Setting
+from strategies.training.replicas import take_from_first
+
+
+def pair(replica: int, replicas: int) -> Sequence[int]:
+    """0 and 1, 2 and 3."""
+    first = replica // 2 * 2
+    return range(first, min(first + 2, replicas))
+
+
+class PairedGradients(StrategyFacts):
+    """Replicas of a pair stay equal; pairs go ways of their own."""
+
+    name = "paired-gradients"
+    help = "gradients are averaged in pairs"
+    model = f"{__name__}:PairedGradientsModel"
+    promise = Promise(partners=pair)
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        return iter(())
+
+
+class PairedParameters(PairedGradients):
+    """Replicas of a pair are equal after every second step."""
+
+    name = "paired-parameters"
+    help = "parameters are averaged in pairs after every second step"
+    model = f"{__name__}:PairedParametersModel"
+    period = 2
+    promise = Promise(of="parameters", every=2, partners=pair)
+
+
+class _Paired(ParallelModel):
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        super().__init__(module)
+        everyone = Link(setting.exchange.group)
+        for tensor in (*module.parameters(), *module.buffers()):
+            take_from_first(everyone, [tensor])
+        pairs = [list(pair(rank, everyone.size)) for rank in range(0, everyone.size, 2)]
+        self.link = everyone.split(pairs)
+        settings = setting.exchange
+        self.gradient_exchange = self.pair = GradientExchange(
+            ExchangeSettings(group=self.link.group, compression=settings.compression, seed=settings.seed),
+            device=setting.device,
+        )
+
+
+class PairedGradientsModel(_Paired):
+    def compute_gradients(self, *arguments: Any) -> Tensor:
+        loss = super().compute_gradients(*arguments)
+        self.pair.average(self.parameters())
+        return loss
+
+
+class PairedParametersModel(_Paired):
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        super().__init__(module, setting)
+        self.period = 2
+        self.steps = 0
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        self.steps += 1
+        if self.steps % 2:
+            return
+        for tensor in (*self.parameters(), *self.bare.buffers()):
+            if tensor.is_floating_point():
+                shares = tensor.detach() / self.link.size
+                self.link.all_reduce(shares)
+                tensor.copy_(shares)
