@@ -176,7 +176,7 @@ def test_wrong_averages_are_caught(
 
 @contextmanager
 def _three_averaged(rank: int, size: int) -> Iterator[None]:
-    """Ranks 0, 1 and 2 are one group, and rank 3 is alone."""
+    """Ranks 1, 2 and 3 are one group, and rank 0 is alone."""
     _register()
     import paired
 
