@@ -12,6 +12,7 @@ from results.cell import Cell
 from results.parts import ModelParts
 from strategies.closed_form.terms import Term
 from strategies.collectives.link import Link
+from strategies.exchange.buckets import buckets_of
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.facts import StrategyFacts
 from strategies.promise import Promise
@@ -65,7 +66,13 @@ class _Paired(ParallelModel):
 class PairedGradientsModel(_Paired):
     def compute_gradients(self, *arguments: Any) -> Tensor:
         loss = super().compute_gradients(*arguments)
-        self.pair.average(self.parameters())
+        named = dict(self.bare.named_parameters())
+        for bucket in buckets_of({name: value.detach() for name, value in named.items()}):
+            for piece in bucket.pieces:
+                piece.of(bucket.values).copy_(named[piece.name].grad / self.link.size)
+            self.pair.start(bucket).wait()
+            for piece in bucket.pieces:
+                named[piece.name].grad = piece.of(bucket.values)
         return loss
 
 

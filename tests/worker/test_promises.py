@@ -186,13 +186,15 @@ def _three_averaged(rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def _not_averaged(rank: int, size: int) -> Iterator[None]:
-    from strategies.collectives.link import Link
-    from strategies.exchange.gradient_exchange import GradientExchange
-
     _register()
+    from paired import PairedGradientsModel, PairedParametersModel
+
+    from strategies.training.parallel import ParallelModel
+
+    alone = ParallelModel.compute_gradients
     with (
-        patch.object(GradientExchange, "average", lambda self, parameters: None),
-        patch.object(Link, "all_reduce", lambda self, values: values.mul_(self.size)),
+        patch.object(PairedGradientsModel, "compute_gradients", alone),
+        patch.object(PairedParametersModel, "updated", lambda self: None),
     ):
         yield
 
