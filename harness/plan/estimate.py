@@ -96,7 +96,7 @@ class Estimate:
             )
         if budget:
             reasons = "; ".join(dict.fromkeys(step.reason for step in unknown))
-            notes.append(f"assumed: {budget} of {total} cells take their measuring budget, because {reasons}")
+            notes.append(f"assumed: {budget} of {total} cells take their measuring budget: {reasons}")
         return tuple(notes)
 
 

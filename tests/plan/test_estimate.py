@@ -108,7 +108,7 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
     assert result.bases[cells[0].id].basis == "budget"
     assert result.notes == (
         "assumed: step times of 1 of 2 cells follow from their FLOPs, unmeasured",
-        "assumed: 1 of 2 cells take their measuring budget, because the FLOPs of py:mine:build are unknown, "
+        "assumed: 1 of 2 cells take their measuring budget: the FLOPs of py:mine:build are unknown, "
         "because planning does not run a user's own code",
     )
 
