@@ -1,4 +1,4 @@
-"""What Slurm writes into a job's log before it ends the job: why it does so."""
+"""What Slurm writes into the logs of jobs: why it ends one, and which processes were killed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _CAUSES = {
     "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": Outcome.NODE_FAILED,
 }
 """By the words that slurmstepd has for them (slurmstepd/req.c, up to version 25.05)."""
+
+SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
+"""What srun prints when its task on a node was killed by SIGKILL."""
+OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
+"""What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 
 
 def read_notice(log: str, job_id: int) -> tuple[Outcome, str] | None:

@@ -26,6 +26,7 @@ from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.ending import Stopped
 from harness.launch.machine import Machine
 from harness.launch.nodes import outlast
+from harness.launch.starter import LogWords
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.launcher import Launcher, MatrixCall, WorkerHosts
 from results.environment import CodeVersion
@@ -110,6 +111,7 @@ class SshStarter:
     hosts = True
     pins = True
     tells_kills = False
+    log_words = LogWords()
     threads: int | None = None
     # The ranks of other hosts cannot see this process: `ATTENDED` ends them.
     supervisor_pid: int | None = None

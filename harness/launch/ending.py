@@ -21,8 +21,7 @@ _FAILURE = re.compile(
 _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)$", re.MULTILINE)
 """What a torchrun says that has ended its ranks because a signal asked it to."""
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
-"""What an agent says; srun hands on the largest exit code of all nodes, which need not be of that one."""
-_AGENT_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
+"""What an agent says: a scheduler hands on the largest exit code of all nodes, not that of this one."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NO_RENDEZVOUS = re.compile(
     r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
@@ -92,10 +91,16 @@ def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:
     return len({(log, said) for log in logs for said in _ASKED_TO_END.findall(_text([log]))}) >= nodes
 
 
-def killed_on_a_node(logs: Sequence[Path]) -> tuple[str, str] | None:
-    """Who was killed on one node of several, and by which signal, as its agent or srun says."""
+def killed_on_a_node(
+    logs: Sequence[Path], agent_killed: re.Pattern[str] | None = None
+) -> tuple[str, str] | None:
+    """Who was killed on one node of several, and by which signal, as its agent or the scheduler says.
+
+    `agent_killed` is how the scheduler says that an agent was (`LogWords`).
+    """
     text = _text(logs)
-    torchrun, agent = _TORCHRUN_KILLED.search(text), _AGENT_KILLED.search(text)
+    torchrun = _TORCHRUN_KILLED.search(text)
+    agent = None if agent_killed is None else agent_killed.search(text)
     if torchrun is not None:
         return "a node's torchrun", torchrun["signal"]
     return None if agent is None else (f"the agent of {agent['node']}", "SIGKILL")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_TOLD = re.compile(r"out-of-memory kills on this host: (\d+)|Detected (\d+) oom[-_ ]kill event")
-"""What an agent prints, and what Slurm does where it confines jobs (slurmstepd, task/cgroup)."""
+_TOLD = re.compile(r"out-of-memory kills on this host: (?P<kills>\d+)")
+"""What an agent prints."""
 
 
 def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -28,16 +28,15 @@ def tell_kills(kills: int) -> None:
         print(f"out-of-memory kills on this host: {kills}", flush=True)
 
 
-def kills_told(logs: Sequence[Path]) -> int | None:
-    """What the agents of other hosts say in the logs of a launch, together; None if none says anything."""
-    told = [
-        int(number) for log in logs for number in _told(log.read_text(encoding="utf-8", errors="replace"))
-    ]
+def kills_told(logs: Sequence[Path], scheduler: re.Pattern[str] | None = None) -> int | None:
+    """What agents say in the logs of a launch, together; None if none says anything.
+
+    `scheduler` is how a scheduler tells of such kills itself, with the group `kills` (`LogWords`).
+    """
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    ways = [_TOLD, *([] if scheduler is None else [scheduler])]
+    told = [int(found["kills"]) for text in texts for way in ways for found in way.finditer(text)]
     return sum(told) if told else None
-
-
-def _told(text: str) -> list[str]:
-    return [ours or slurms for ours, slurms in _TOLD.findall(text)]
 
 
 def _of_own_group(proc: Path, cgroups: Path) -> Iterator[Path]:

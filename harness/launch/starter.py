@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +12,16 @@ from harness.launch.command import local_command
 from harness.launch.ending import Stopped
 from results.launch import Launch
 from results.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogWords:
+    """What a scheduler's own programs print into the logs of a launch."""
+
+    agent_killed: re.Pattern[str] | None = None
+    """That what starts the ranks of a node was killed; the group `node` names the node."""
+    out_of_memory: re.Pattern[str] | None = None
+    """That the kernel ended processes for want of memory; the group `kills` says how many."""
 
 
 class Starter(Protocol):
@@ -21,6 +33,7 @@ class Starter(Protocol):
     """Whether ranks may be bound to cores: whoever else uses the host would bind to the same ones."""
     tells_kills: bool
     """Whether what it starts prints the kernel's out-of-memory kills of each host."""
+    log_words: LogWords
     threads: int | None
     """Threads of a rank beside a GPU; None: its share of this machine's cores."""
     supervisor_pid: int | None
@@ -42,6 +55,7 @@ class LocalStarter:
     hosts = False
     pins = True
     tells_kills = False
+    log_words = LogWords()
     threads: int | None = None
 
     def __init__(self) -> None:

@@ -191,7 +191,7 @@ class Supervisor:
         signs = Signs(
             exit_code=exit_code if self._deserted_by is None else None,
             asked_to_end=self._asked_to_end(logs),
-            killed_on_a_node=killed_on_a_node(logs),
+            killed_on_a_node=killed_on_a_node(logs, self._starter.log_words.agent_killed),
             left=who_left(self._folder),
             recorded=self._recorded(),
             out_of_memory_kills=kills,
@@ -222,7 +222,8 @@ class Supervisor:
 
     def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
         """On this host since the start, and on others whose agents have told."""
-        now, told = None if self._starter.tells_kills else out_of_memory_kills(), kills_told(logs)
+        now = None if self._starter.tells_kills else out_of_memory_kills()
+        told = kills_told(logs, self._starter.log_words.out_of_memory)
         here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
         return None if here is None and told is None else (here or 0) + (told or 0)
 

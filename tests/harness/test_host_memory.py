@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.host_memory import kills_told, out_of_memory_kills, tell_kills
+from slurm.notices import OUT_OF_MEMORY_KILLS
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 V2 = "low 0\nhigh 0\nmax 17\noom 5\noom_kill 4\noom_group_kill 0\n"
@@ -64,6 +65,9 @@ def test_agents_of_other_hosts_tell_in_their_logs(tmp_path: Path) -> None:
     logs[1].write_text("out-of-memory kills on this host: 10\n")
     assert kills_told(logs) == 12
     assert kills_told(logs[:0]) is None
+    # As slurmstepd writes it where Slurm confines jobs.
+    logs[1].write_text("slurmstepd-n1: error: Detected 3 oom_kill events in StepId=17.0.\n")
+    assert (kills_told(logs), kills_told(logs, OUT_OF_MEMORY_KILLS)) == (2, 5)
 
 
 HOG = "hog = bytearray(256 * 2**20)"

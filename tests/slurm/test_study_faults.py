@@ -21,6 +21,7 @@ from results.launch import RankExit
 from results.outcome import Outcome
 from results.run import RunResult
 from slurm.client import Client
+from slurm.notices import SRUN_KILLED
 from slurm.runner import Completed, NoAnswerError, run
 
 # One device, or two nodes; a good cell beside each that a fault is for.
@@ -203,7 +204,7 @@ def test_who_was_killed_is_in_the_logs(
 ) -> None:
     (tmp_path / "agent-1.log").write_text(f"some words\n{agent}")
     (tmp_path / "torchrun.log").write_text(f"some words\n{srun}")
-    assert killed_on_a_node(sorted(tmp_path.glob("*.log"))) == killed
+    assert killed_on_a_node(sorted(tmp_path.glob("*.log")), SRUN_KILLED) == killed
 
 
 def test_a_torchrun_that_says_twice_that_it_was_asked_to_end_is_one(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from harness.kernel import die_with_parent
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import Stopped, exit_words
 from harness.launch.node_exit import say_left
+from harness.launch.starter import LogWords
 from harness.launchers.kubernetes.profile import PORTS
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
@@ -61,6 +62,7 @@ class PodStarter:
 
     hosts = True
     tells_kills = False
+    log_words = LogWords()
     threads: int | None = None
     supervisor_pid: int | None = None
     """What is left in a pod ends with its first process."""

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 from harness.launch.ending import Stopped
+from harness.launch.starter import LogWords
 from harness.launchers.slurm.allocation import Allocation
 from results.launch import Launch
 from results.outcome import Outcome
-from slurm.notices import read_notice
+from slurm.notices import OUT_OF_MEMORY_KILLS, SRUN_KILLED, read_notice
 from slurm.script import agent_command, log_path, rendezvous_port
 from slurm.site import SiteProfile
 
@@ -26,6 +27,7 @@ class SlurmStarter:
 
     hosts = True
     tells_kills = True
+    log_words = LogWords(agent_killed=SRUN_KILLED, out_of_memory=OUT_OF_MEMORY_KILLS)
     supervisor_pid: int | None = None
     """The scheduler ends what is left when this process ends."""
 
