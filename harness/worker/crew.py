@@ -18,7 +18,7 @@ from harness.worker.exchange import open_exchange
 from harness.worker.flight import write_recording
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
-from harness.worker.run import Run, Surroundings
+from harness.worker.run import RankContext, Run
 from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
@@ -50,7 +50,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # Without `device_id`: every `new_group` would inherit it and ask the exchange, a group in Python, for a
     # CUDA backend. Nothing needs it: the current device is set, and NCCL connects at the first collective.
     dist.init_process_group(launch.backend, timeout=timeout)
-    surroundings = Surroundings(
+    around = RankContext(
         study=study,
         launch=launch,
         evidence=_evidence(launch, rank, cores),
@@ -64,7 +64,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     )
     log.event("ready", gpus=rank.gpus)
     try:
-        return _run_slots(study, surroundings)
+        return _run_slots(study, around)
     finally:
         log.close()
 
@@ -75,7 +75,7 @@ def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
     return RankLog(folder / f"rank-{number}.jsonl", rank.rank, Watchdog(launch.silence_s, record))
 
 
-def _run_slots(study: Study, around: Surroundings) -> int:
+def _run_slots(study: Study, around: RankContext) -> int:
     for slot in around.launch.slots:
         if _supervisor_is_gone(around):
             around.log.event("stopped", reason="the supervisor is gone")
@@ -92,7 +92,7 @@ def _run_slots(study: Study, around: Surroundings) -> int:
     return 0
 
 
-def _run_slot(study: Study, around: Surroundings, slot: Slot) -> tuple[Outcome, bool]:
+def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, bool]:
     """Run one slot and write its record. Returns the outcome and whether all ranks are clean after it."""
     if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
         around.log.event("done before", run=slot.run_id)
@@ -129,7 +129,7 @@ def _device(launch: Launch, rank: Rank) -> torch.device:
     return device
 
 
-def _supervisor_is_gone(around: Surroundings) -> bool:
+def _supervisor_is_gone(around: RankContext) -> bool:
     """Whether nobody watches any more; all ranks decide alike."""
     gone = 0.0
     pid = around.launch.supervisor_pid

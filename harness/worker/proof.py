@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.agreement import hash_number
+from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep
 from harness.worker.conservation import (
     Balance,
@@ -50,7 +51,6 @@ from harness.worker.findings import (
 )
 from harness.worker.measure import DivergedError
 from harness.worker.partners import Partners
-from harness.worker.parts import Parts
 from harness.worker.reference import (
     History,
     Reference,
@@ -91,11 +91,11 @@ def first_steps(model: ParallelModel) -> list[bool]:
 
 
 def take_first_steps(
-    parts: Parts, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
+    setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
 ) -> None:
     """The steps that a proof takes, without one: a run that is not proven goes the same way."""
     for step in range(len(first_steps(trainer.model))):
-        seed_step(parts.cell.seed, step, parts.replica)
+        seed_step(setup.cell.seed, step, setup.replica)
         with first.part():
             trainer.step(batches)
         first.is_over()
@@ -103,7 +103,7 @@ def take_first_steps(
 
 
 def prove(
-    parts: Parts,
+    setup: CellSetup,
     trainer: Trainer,
     batches: Iterator[Batch],
     control: Control,
@@ -123,10 +123,10 @@ def prove(
     """
     exchange = trainer.model.gradient_exchange
     if exchange is not None:
-        exchange.audited = parts.cell.compression != "none"
+        exchange.audited = setup.cell.compression != "none"
     try:
-        with parts.memory.lifted():
-            return _Examination(parts, trainer, batches, control).verdict(beat, first or FirstStep())
+        with setup.memory.lifted():
+            return _Examination(setup, trainer, batches, control).verdict(beat, first or FirstStep())
     finally:
         if exchange is not None:
             exchange.audited = False
@@ -143,15 +143,17 @@ class _Recomputed:
 class _Examination:
     """The first steps of a cell under examination, on this rank."""
 
-    def __init__(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch], control: Control) -> None:
-        self._parts = parts
+    def __init__(
+        self, setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], control: Control
+    ) -> None:
+        self._setup = setup
         self._checked = sum(first_steps(trainer.model))
         self._trainer = trainer
         self._batches = batches
         self._control = control
-        self._lossy = parts.cell.compression != "none"
-        self._promise = STRATEGIES.facts(parts.cell.strategy).promise
-        self._partners = Partners(self._promise, parts.groups, parts.rank.rank, parts.device)
+        self._lossy = setup.cell.compression != "none"
+        self._promise = STRATEGIES.facts(setup.cell.strategy).promise
+        self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
         self._findings: list[Finding] = []
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
@@ -168,24 +170,24 @@ class _Examination:
         self._first = first
         obstacle = None
         for step, checked in enumerate(first_steps(self._trainer.model)):
-            seed_step(self._parts.cell.seed, step, self._parts.replica)
+            seed_step(self._setup.cell.seed, step, self._setup.replica)
             if obstacle is None and checked:
                 take = self._by_first if self._promise.averages_all_gradients(step) else self._by_each
                 obstacle = take(step)
             else:
                 self._history = None
                 self._alone += not self._promise.averages_all_gradients(step)
-                with self._parts.memory.kept():
+                with self._setup.memory.kept():
                     self._trainer.step(self._batches)
             first.is_over()
             beat()
         agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
         if obstacle is not None:
-            return weaker(self._parts.cell, agreed, obstacle)
+            return weaker(self._setup.cell, agreed, obstacle)
         different = any(not finding.passed for finding in self._findings)
         failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
         return verdict(
-            self._parts.cell,
+            self._setup.cell,
             self._findings,
             agreed=agreed,
             failed=bool(failed),
@@ -196,8 +198,8 @@ class _Examination:
     def _by_first(self, step: int) -> str | None:
         """A step whose gradients are the mean over all replicas, recomputed by rank 0. Returns what stands in
         the way of a check."""
-        cell, trainer = self._parts.cell, self._trainer
-        first = self._parts.rank.rank == 0
+        cell, trainer = self._setup.cell, self._trainer
+        first = self._setup.rank.rank == 0
         start = self._start(kept=first)
         ledger = Ledger(trainer.model, self._partners) if self._lossy else None
         gradients = self._gradients(step, kept=first)
@@ -225,7 +227,7 @@ class _Examination:
     def _by_each(self, step: int) -> str | None:
         """A step of which every rank recomputes its own replica, whose gradients, or parameters after the
         update, are then averaged with its partners'."""
-        cell, trainer, promise = self._parts.cell, self._trainer, self._promise
+        cell, trainer, promise = self._setup.cell, self._trainer, self._promise
         averages_gradients = promise.of == "gradients"
         start = self._start()
         if self._alone % promise.every == 0:
@@ -234,7 +236,7 @@ class _Examination:
         gradients, history = self._gradients(step), optimizer_history(trainer)
         count = self._partners.count if averages_gradients else 1
         found, obstacle = self._recomputed(
-            start, step, gradients, history, [self._parts.replica], averaged=count
+            start, step, gradients, history, [self._setup.replica], averaged=count
         )
         if self._control.largest([float(found is None)])[0]:
             self._update()
@@ -262,7 +264,7 @@ class _Examination:
 
     def _check_average(self, expected: Tensors) -> None:
         """An update that ends in an average of parameters; without it they would be `expected`."""
-        cell, model, partners = self._parts.cell, self._trainer.model, self._partners
+        cell, model, partners = self._setup.cell, self._trainer.model, self._partners
         ledger = Ledger(model, partners)
         self._update()
         updated = self._parameters()
@@ -275,7 +277,7 @@ class _Examination:
     def _compare_history(self, history: History, found: _Recomputed | None) -> None:
         """The state that this update begins with against the one that the last replay left."""
         if found is not None and self._history is not None:
-            self._findings += compare_history(self._parts.cell, history, self._history)
+            self._findings += compare_history(self._setup.cell, history, self._history)
         self._history = None if found is None else found.replay.history
 
     def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
@@ -297,7 +299,7 @@ class _Examination:
 
     def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
-        with self._parts.memory.kept(), self._first.part():
+        with self._setup.memory.kept(), self._first.part():
             loss = self._trainer.compute_gradients(self._batches)
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
@@ -309,7 +311,7 @@ class _Examination:
             yield name, dense(value) / scale
 
     def _update(self) -> None:
-        with self._parts.memory.kept(), self._first.part():
+        with self._setup.memory.kept(), self._first.part():
             self._trainer.update()
 
     def _recomputed(
@@ -326,9 +328,9 @@ class _Examination:
         try:
             limit_s = LONGEST_S / self._checked
             reference = simulate_step(
-                self._parts, start, step, replicas=replicas, averaged=averaged, longest_s=limit_s
+                self._setup, start, step, replicas=replicas, averaged=averaged, longest_s=limit_s
             )
-            replay = replay_update(self._parts, start, gradients, history)
+            replay = replay_update(self._setup, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation would take about {self._checked * error.seconds:.0f} s"
         except (RuntimeError, MemoryError) as error:
@@ -339,9 +341,9 @@ class _Examination:
 
     def _buffers_equal(self, found: _Recomputed | None) -> bool:
         """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
-        none = [0.0] * self._parts.cell.replicas
+        none = [0.0] * self._setup.cell.replicas
         expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
-        return hash_number(self._trainer.model.named_buffers()) == expected[self._parts.replica]
+        return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
 
 
 def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) -> Reference:

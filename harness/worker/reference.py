@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.worker.agreement import hash_number
+from harness.worker.cell_setup import CellSetup
 from harness.worker.exactness import sizes_matter, summed_terms
-from harness.worker.parts import Parts
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from results.parts import ALIGNED_BYTES
@@ -60,7 +60,7 @@ class TooLongError(Exception):
 
 
 def simulate_step(
-    parts: Parts,
+    setup: CellSetup,
     start: dict[str, Tensor],
     step: int,
     *,
@@ -81,13 +81,13 @@ def simulate_step(
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(parts, start, step, replica, sized=sizes_matter(parts.cell, averaged))
+        own = _replica_step(setup, start, step, replica, sized=sizes_matter(setup.cell, averaged))
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
         if replica == replicas[0]:
-            if parts.device.type == "cuda":
-                torch.cuda.synchronize(parts.device)
+            if setup.device.type == "cuda":
+                torch.cuda.synchronize(setup.device)
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds)
@@ -95,7 +95,7 @@ def simulate_step(
     return Reference(
         gradients={name: gradient.cpu() for name, gradient in sums.items()},
         sizes={name: size.cpu() for name, size in sizes.items()},
-        rounding=_rounding(summed_terms(parts.cell, averaged)),
+        rounding=_rounding(summed_terms(setup.cell, averaged)),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
@@ -111,17 +111,19 @@ class _Share:
     """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
 
 
-def _replica_step(parts: Parts, start: dict[str, Tensor], step: int, replica: int, *, sized: bool) -> _Share:
+def _replica_step(
+    setup: CellSetup, start: dict[str, Tensor], step: int, replica: int, *, sized: bool
+) -> _Share:
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
-    cell = parts.cell
-    workload = _reference_model(parts, start)
-    batches = itertools.islice(parts.batches(workload, replica), step * cell.accumulation, None)
+    cell = setup.cell
+    workload = _reference_model(setup, start)
+    batches = itertools.islice(setup.batches(workload, replica), step * cell.accumulation, None)
     seed_step(cell.seed, step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for inputs, targets in _passes(batches, cell):
-        with autocast(cell.precision, parts.device):
+        with autocast(cell.precision, setup.device):
             loss = workload.loss(workload.module(inputs), targets) / passes
         loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in workload.module.named_parameters():
@@ -178,20 +180,20 @@ class Replay:
 
 
 def replay_update(
-    parts: Parts, start: dict[str, Tensor], gradients: dict[str, Tensor], history: History
+    setup: CellSetup, start: dict[str, Tensor], gradients: dict[str, Tensor], history: History
 ) -> Replay:
     """A plain optimizer step from `start` by `gradients`, with that history, none of which it changes."""
-    workload = _reference_model(parts, start)
+    workload = _reference_model(setup, start)
     parameters = dict(workload.module.named_parameters())
-    optimizer = build_optimizer(parts.cell.optimizer, parameters.values())
+    optimizer = build_optimizer(setup.cell.optimizer, parameters.values())
     for name, state in history.items():
         optimizer.state[parameters[name]] = {
-            key: _own(key, value, parts.device) for key, value in state.items()
+            key: _own(key, value, setup.device) for key, value in state.items()
         }
     for name, gradient in gradients.items():
-        parameters[name].grad = gradient.to(parts.device, copy=True)
-    if parts.cell.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters.values(), parts.cell.clip_norm)
+        parameters[name].grad = gradient.to(setup.device, copy=True)
+    if setup.cell.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters.values(), setup.cell.clip_norm)
     if finite(gradients):
         optimizer.step()
     states = ((name, optimizer.state.get(parameter)) for name, parameter in parameters.items())
@@ -209,17 +211,17 @@ def _own(key: str, value: object, device: torch.device) -> object:
     return value.to("cpu" if key == "step" else device, copy=True)
 
 
-def _reference_model(parts: Parts, start: dict[str, Tensor]) -> Workload:
+def _reference_model(setup: CellSetup, start: dict[str, Tensor]) -> Workload:
     before = torch.get_rng_state()
-    workload = parts.workload()
+    workload = setup.workload()
     torch.set_rng_state(before)
-    module = workload.module.to(parts.device).train()
-    if parts.cell.memory_format == "channels_last":
+    module = workload.module.to(setup.device).train()
+    if setup.cell.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.no_grad():
         for name, value in state_of(module):
             value.copy_(start[name])
-    if parts.device.type == "cpu":
+    if setup.device.type == "cpu":
         for name, parameter in module.named_parameters():
             if start[name].data_ptr() % ALIGNED_BYTES:
                 parameter.data = host_copy(start[name])

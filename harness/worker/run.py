@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from harness.worker.agreement import parameters_hash
+from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep, step_clock
 from harness.worker.compilation import reproducible_compilation, require_compiled
 from harness.worker.control import Control
@@ -24,7 +25,6 @@ from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.memory_limit import MemoryLimit
-from harness.worker.parts import Parts
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
@@ -52,7 +52,7 @@ class ProofFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RankContext:
     """What stays the same for all runs of a launch on this rank."""
 
     study: Study
@@ -71,8 +71,8 @@ class Surroundings:
 class Run:
     """A run in progress; what it has found so far is in its record, whatever happens next."""
 
-    def __init__(self, surroundings: Surroundings, slot: Slot, cell: Cell) -> None:
-        self._around = surroundings
+    def __init__(self, around: RankContext, slot: Slot, cell: Cell) -> None:
+        self._around = around
         self._slot = slot
         self._cell = cell
         self._found: dict[str, object] = {}
@@ -105,7 +105,7 @@ class Run:
         # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
         idle_rss, idle_device = rss_bytes(), self._device_bytes()
-        parts = Parts(
+        setup = CellSetup(
             cell=cell,
             rank=around.rank,
             device=around.device,
@@ -113,8 +113,8 @@ class Run:
             memory=MemoryLimit(cell.memory_limit_mb, around.device),
         )
         # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
-        with parts.memory.kept():
-            trainer, batches, watch = self._train(parts)
+        with setup.memory.kept():
+            trainer, batches, watch = self._train(setup)
         self._found["memory"] = self._memory(idle_rss, idle_device)
         if around.launch.placement.gpus > 1 and cell.steps.quads:
             around.log.event("exposed")
@@ -134,24 +134,24 @@ class Run:
         self._add_losses_to_a_weaker_proof()
         self._trace(trainer, batches)
 
-    def _train(self, parts: Parts) -> tuple[Trainer, Iterator[Batch], Stopwatch]:
+    def _train(self, setup: CellSetup) -> tuple[Trainer, Iterator[Batch], Stopwatch]:
         """Build the cell, prove it, and measure its steps."""
         around = self._around
         began = time.perf_counter_ns()
-        workload = parts.workload()
+        workload = setup.workload()
         self._model = weakref.ref(workload.module)
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
-        batches = parts.batches(workload, parts.replica)
-        trainer = parts.trainer(workload, around.exchange)
+        batches = setup.batches(workload, setup.replica)
+        trainer = setup.trainer(workload, around.exchange)
         self._found |= {"setup_ns": time.perf_counter_ns() - began, "period": trainer.model.period}
-        self._prove(parts, trainer, batches)
+        self._prove(setup, trainer, batches)
         clock = step_clock(around.device)
         watch = Stopwatch(trainer, batches, clock=clock, control=around.control, log=around.log)
         self._found["clock"] = clock.name
         with live_scalars(self._scalars_folder()) as scalars:
             watch.after_block = scalars.write
-            self._measure(watch, parts, trainer, workload)
+            self._measure(watch, setup, trainer, workload)
         self._absent |= scalars.absent
         return trainer, batches, watch
 
@@ -203,26 +203,26 @@ class Run:
             self._absent["kernels"] = "the profiler saw no kernel"
         return kernels
 
-    def _prove(self, parts: Parts, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def _prove(self, setup: CellSetup, trainer: Trainer, batches: Iterator[Batch]) -> None:
         around = self._around
         first = FirstStep(around.control.synchronize)
         if self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
-            take_first_steps(parts, trainer, batches, around.log.heartbeat, first)
+            take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
         else:
             around.log.event("proof")
             with reproducible_compilation(self._cell):
-                proof = prove(parts, trainer, batches, around.control, around.log.heartbeat, first)
+                proof = prove(setup, trainer, batches, around.control, around.log.heartbeat, first)
             if around.rank.rank == 0:
                 self._found["proof"] = proof
             if not proof.passed:
                 raise ProofFailedError(proof.detail)
         self._found |= {"first_step_ns": first.ns, "first_steps": len(first_steps(trainer.model))}
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
-        seed_step(self._cell.seed, len(first_steps(trainer.model)), parts.replica)
+        seed_step(self._cell.seed, len(first_steps(trainer.model)), setup.replica)
         # What the reference took is not what the cell takes.
-        with parts.memory.lifted():
+        with setup.memory.lifted():
             free_memory()
 
     def _add_losses_to_a_weaker_proof(self) -> None:
@@ -235,7 +235,7 @@ class Run:
         detail = f"{proof.detail}; loss {(warmup.loss + steps.loss)[0]:.4g} to {steps.loss[-1]:.4g}"
         self._found["proof"] = msgspec.structs.replace(proof, detail=detail)
 
-    def _measure(self, watch: Stopwatch, parts: Parts, trainer: Trainer, workload: Workload) -> None:
+    def _measure(self, watch: Stopwatch, setup: CellSetup, trainer: Trainer, workload: Workload) -> None:
         around, policy = self._around, self._cell.steps
         if around.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(around.device)

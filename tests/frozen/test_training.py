@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.worker.agreement import parameters_hash
+from harness.worker.cell_setup import CellSetup
 from harness.worker.exchange import open_exchange
-from harness.worker.parts import Parts
 from harness.worker.rank import Rank
 from harness.worker.teardown import tear_down
 from results.cell import Cell
@@ -77,9 +77,9 @@ def _train(rank: int, study: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for name, fields in study.items():
         cell = _cell(fields)
         exchange.reset()
-        parts = Parts(cell=cell, rank=who, device=device, source_folder=None)
-        workload = parts.workload()
-        trainer, batches = parts.trainer(workload, exchange), parts.batches(workload, parts.replica)
+        setup = CellSetup(cell=cell, rank=who, device=device, source_folder=None)
+        workload = setup.workload()
+        trainer, batches = setup.trainer(workload, exchange), setup.batches(workload, setup.replica)
         losses = []
         for step in range(STEPS):
             torch.manual_seed(10 * step + rank)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from harness.worker import proof
+from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.measure import DivergedError
-from harness.worker.parts import Parts
 from harness.worker.rank import Rank
 from results.cell import Cell
 from strategies.catalog import group_layout
@@ -55,11 +55,11 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
         if broken is not None:
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
-        parts = Parts(cell=_cell(size, fields), rank=who, device=device, source_folder=Path(folder))
-        workload = parts.workload()
-        trainer = parts.trainer(workload, open_exchange())
+        setup = CellSetup(cell=_cell(size, fields), rank=who, device=device, source_folder=Path(folder))
+        workload = setup.workload()
+        trainer = setup.trainer(workload, open_exchange())
         try:
-            found = proof.prove(parts, trainer, parts.batches(workload, parts.replica), Control(device))
+            found = proof.prove(setup, trainer, setup.batches(workload, setup.replica), Control(device))
         except DivergedError as error:
             return {"diverged": str(error)}
         except CopiesDifferError as error:

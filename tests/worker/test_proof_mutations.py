@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.worker import proof, reference
+from harness.worker.cell_setup import CellSetup
 from harness.worker.exchange import ExchangeGroup
-from harness.worker.parts import Parts
 from strategies.ddp.model import DdpModel
 from strategies.training.parallel import GradientTask, ParallelModel
 from strategies.training.trainer import Trainer
@@ -192,13 +192,13 @@ def _state_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 def _same_data_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Parts.batches
+    original = CellSetup.batches
 
-    def wrong(self: Parts, workload: Any, replica: int) -> Iterator[Any]:
+    def wrong(self: CellSetup, workload: Any, replica: int) -> Iterator[Any]:
         # The reference, on rank 0, asks for other replicas too and gets them.
         return original(self, workload, 0 if replica == rank else replica)
 
-    return patch.object(Parts, "batches", wrong)
+    return patch.object(CellSetup, "batches", wrong)
 
 
 def _dropout_drawn_from_a_seed_of_the_trainers_own(rank: int, size: int) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.parts import Parts
+from harness.worker.cell_setup import CellSetup
 from strategies.pipeline.model import PipelineModel
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
@@ -102,12 +102,12 @@ def _ends_averaged(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Parts.replica.fget
-    return patch.object(Parts, "replica", property(lambda self: max(0, original(self) - 1)))
+    original = CellSetup.replica.fget
+    return patch.object(CellSetup, "replica", property(lambda self: max(0, original(self) - 1)))
 
 
 def _data_by_rank_not_by_replica(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(Parts, "replica", property(lambda self: self.rank.rank % self.cell.replicas))
+    return patch.object(CellSetup, "replica", property(lambda self: self.rank.rank % self.cell.replicas))
 
 
 def _clipped_by_the_local_norm(rank: int, size: int) -> AbstractContextManager[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.worker.parts import Parts
+from harness.worker.cell_setup import CellSetup
 from harness.worker.rank import Rank
 from results.cell import Cell
 
@@ -24,12 +24,12 @@ def test_a_node_is_the_virtual_one_or_the_ranks_beside_this_one(node_size: int |
         node_size=node_size,
         seed=7,
     )
-    parts = Parts(
+    setup = CellSetup(
         cell=cell,
         rank=Rank(rank=0, local_rank=0, node_rank=0, gpus=6, local_gpus=3),
         device=torch.device("cpu"),
         source_folder=None,
     )
-    settings = parts.trainer(parts.workload(), None).settings  # type: ignore[arg-type]
+    settings = setup.trainer(setup.workload(), None).settings  # type: ignore[arg-type]
     assert settings.node_size == expected
     assert (settings.strategy, settings.optimizer, settings.seed) == ("single", "sgd", 7)

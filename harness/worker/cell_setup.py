@@ -25,8 +25,8 @@ from workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """How to build the parts of a cell on this rank."""
+class CellSetup:
+    """Builds workload, data and Trainer of a cell on this rank."""
 
     cell: Cell
     rank: Rank
