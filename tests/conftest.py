@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import pickle
@@ -94,7 +95,8 @@ def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for processes that run beside each other: a group runs in one process.
 
-    A file is a group, so that what its tests share is made once; the tests of Slurm are one, since each
+    A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
+    long file is spread like that); the tests of Slurm are one, since each
     process would start a cluster of its own. The longest groups come first.
     """
 
@@ -105,8 +107,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return {"harness": 1, "worker": 2, "strategies": 3}.get(folder, 4), str(item.path)
 
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(place(item)[1]))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(place(item)[1]))
     items.sort(key=lambda item: place(item)[0])
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no collection of garbage during the tests goes through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

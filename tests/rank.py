@@ -5,6 +5,7 @@ Run by path, not imported: test files are no packages, and what is below is give
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import pickle
 import sys
@@ -46,6 +47,8 @@ def _answer(request: bytes) -> bytes:
 
 
 def _serve() -> None:
+    # What the server has imported stays: a collection need not go through it, nor copy its pages.
+    gc.freeze()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{STORE}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.seeds import seed_torch
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 
@@ -108,6 +110,93 @@ class Images(nn.Module):
         return y
 
 
+class Block(nn.Module):
+    """66 elements; in a flat vector its five parameters begin at 0, 36, 44, 52 and 60."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.norm(self.a(x)))
+        return x + F.pad(self.b(y), (2, 2))
+
+
+class Deep(nn.Module):
+    """Three blocks between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 5)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.first(x)))
+
+    def middle(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(x)
+        return y
+
+
+class Tied(Deep):
+    """The head is the first layer: eight classes. The first block shares a matrix with the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Identity()  # type: ignore[assignment]
+        self.blocks[2].a.weight = self.blocks[0].a.weight
+
+    def head(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.first.weight.T)
+
+
+class Frozen(Deep):
+    """Of the first block and of the last a matrix is not trained, of the one between them nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].a.weight.requires_grad_(False)
+        self.blocks[2].b.requires_grad_(False)
+        self.blocks[1].requires_grad_(False)
+
+
+class OneEach(Deep):
+    """Blocks of one parameter; 36 elements do not divide by 5, nor 8 x 6 + 6 by 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(3))
+
+
+class Repeated(Deep):
+    """The first block is called again after the second."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        for place in (0, 1, 0, 2):
+            x = self.blocks[place](x)
+        return x
+
+
+class Recomputing(Deep):
+    """A model that checkpoints its blocks itself: they are called again in backward, to their ends."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Stochastic(Deep):
+    def head(self, x: Tensor) -> Tensor:
+        return super().head(F.dropout(x, 0.3))
+
+
 MODELS: dict[str, type[nn.Module]] = {
     "normed": Normed,
     "dropped": Dropped,
@@ -116,11 +205,25 @@ MODELS: dict[str, type[nn.Module]] = {
     "mixed": Mixed,
     "embedded": Embedded,
     "images": Images,
+    "deep": Deep,
+    "tied": Tied,
+    "frozen": Frozen,
+    "one each": OneEach,
+    "repeated": Repeated,
+    "recomputing": Recomputing,
+    "stochastic": Stochastic,
 }
+SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
+
+
+def layout_of(module: nn.Module) -> ModelLayout:
+    if isinstance(module, Deep):
+        return ModelLayout(blocks=("blocks.0", "blocks.1", "blocks.2"))
+    return ModelLayout(blocks=("layers",) if isinstance(module, Normed) else ())
 
 
 def build(model: str) -> nn.Module:
-    torch.manual_seed(0)
+    seed_torch(0)
     return MODELS[model]()
 
 
@@ -132,7 +235,7 @@ def batch(step: int, micro: int, replica: int) -> tuple[Tensor, Tensor]:
 
 
 def seed(step: int, replica: int) -> None:
-    torch.manual_seed(1_000_000 + 10 * step + replica)
+    seed_torch(1_000_000 + 10 * step + replica)
 
 
 def copied(pairs: Any) -> dict[str, Tensor]:
@@ -155,7 +258,7 @@ def train(rank: int, model: str, settings: dict[str, Any], steps: int = STEPS) -
         F.cross_entropy,
         device=CPU,
         settings=chosen,
-        layout=ModelLayout(blocks=("layers",) if isinstance(module, Normed) else ()),
+        layout=layout_of(module),
         group=open_exchange(),
     )
     found = []
@@ -179,7 +282,17 @@ def train(rank: int, model: str, settings: dict[str, Any], steps: int = STEPS) -
                 "fingerprint": fingerprint(trainer.model.named_parameters()),
             }
         )
+    found[-1]["state"] = _flat(trainer.model.named_state(trainer.optimizer))
     return found
+
+
+def _flat(states: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Tensor]:
+    """The optimizer's state of each parameter, by its name and the state's."""
+    return {
+        f"{name}.{key}": torch.as_tensor(value).clone()
+        for name, values in states
+        for key, value in sorted(values.items())
+    }
 
 
 class Serial:
@@ -189,7 +302,7 @@ class Serial:
         self.module = build(model)
         if settings.get("memory_format") == "channels_last":
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = _optimizer(settings.get("optimizer", SGD), self.module)
         self.replicas = replicas
         self.accumulation = settings.get("accumulation", 1)
 
@@ -223,6 +336,16 @@ class Serial:
         self.optimizer.step()
         self.module.load_state_dict({**self.module.state_dict(), **self.buffers[0]})
 
+    def state(self) -> dict[str, Tensor]:
+        states = self.optimizer.state
+        return _flat((name, states[p]) for name, p in self.module.named_parameters() if p in states)
+
+
+def _optimizer(text: str, module: nn.Module) -> torch.optim.Optimizer:
+    if text == ADAMW:
+        return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
 
 def _dense_gradients(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module.named_parameters():
@@ -250,6 +373,8 @@ def assert_as_serial(results: list[list[dict[str, Any]]], model: str, settings: 
         for result in results:
             assert_same(result[step]["parameters"], dict(serial.module.named_parameters()))
         assert len({result[step]["loss"] for result in results}) == len(results)
+    for result in results:
+        assert_same(result[-1]["state"], serial.state())
 
 
 def assert_near_serial(results: list[list[dict[str, Any]]], model: str, settings: dict[str, Any]) -> None:
@@ -341,7 +466,7 @@ def integer_step(rank: int, strategy: str, exchange: dict[str, Any]) -> dict[str
     settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0.5:momentum=0", **exchange)
     trainer = Trainer(module, loss, device=CPU, settings=settings, group=open_exchange())
     trainer.step(iter([(torch.tensor([[rank + 1.0, 7.0, 0.0]]), torch.tensor([[1.0, rank - 1.0]]))]))
-    return copied(module.named_parameters())
+    return copied(trainer.model.named_parameters())
 
 
 INTEGER_WEIGHTS = [

@@ -27,7 +27,8 @@ from workloads.llama.shape import LlamaShape
 from workloads.workload import Workload
 
 CPU = torch.device("cpu")
-STEPS = 3
+STEPS = 2
+"""The second one has a state of the optimizer, and what strategies learn in the first."""
 GPT = GPTShape(layers=2, width=16, heads=4, context=8, vocabulary=17, seq=8)
 LLAMA = LlamaShape(
     layers=2, width=16, heads=4, kv_heads=4, hidden=24, context=8, vocabulary=17, seq=8, tied=False
@@ -205,20 +206,13 @@ def _assert_near(
         assert (value - theirs[name]).norm() <= TOLERANCE * size, (where, name)
 
 
-def traffic(rank: int, model: str, settings: dict[str, Any]) -> tuple[int, int, dict[str, int], int]:
-    """On a rank: payload bytes and operations of the third step; elements that it keeps of each parameter,
-    and of the optimizer's state."""
+def kept(rank: int, model: str, settings: dict[str, Any]) -> tuple[dict[str, int], int]:
+    """On a rank: elements that it keeps of each parameter, and of the optimizer's state."""
     group = open_exchange()
     trainer = trainer_of(model, settings, group)
-    replica = replica_of(rank, group.size(), settings)
-    before = (0, 0)
-    for step in range(STEPS):
-        before = group.traffic.payload_bytes, group.traffic.operations
-        trainer.step(batches_of(step, replica, settings))
+    trainer.step(batches_of(0, replica_of(rank, group.size(), settings), settings))
     state = trainer.model.local_state(trainer.optimizer)
     return (
-        group.traffic.payload_bytes - before[0],
-        group.traffic.operations - before[1],
         {name: _elements(parameter) for name, parameter in trainer.model.bare.named_parameters()},
         sum(
             _elements(v)
@@ -229,39 +223,45 @@ def traffic(rank: int, model: str, settings: dict[str, Any]) -> tuple[int, int, 
     )
 
 
+def traffic(rank: int, model: str, settings: dict[str, Any]) -> tuple[int, int]:
+    """On a rank: payload bytes and operations of the second step."""
+    group = open_exchange()
+    trainer = trainer_of(model, settings, group)
+    replica = replica_of(rank, group.size(), settings)
+    trainer.step(batches_of(0, replica, settings))
+    before = group.traffic.payload_bytes, group.traffic.operations
+    trainer.step(batches_of(1, replica, settings))
+    return group.traffic.payload_bytes - before[0], group.traffic.operations - before[1]
+
+
 def _elements(value: Any) -> int:
     local: Tensor = value.to_local() if hasattr(value, "to_local") else value
     return local.numel()
 
 
-def switched_off(rank: int, model: str, settings: dict[str, Any]) -> bool:
-    """On a rank: whether steps without exchange, put back, leave no trace in the steps after them."""
-    ends = []
-    for interrupted in (False, True):
-        group = open_exchange()
-        trainer = trainer_of(model, settings, group)
-        replica = replica_of(rank, group.size(), settings)
-        trainer.step(batches_of(0, replica, settings))
-        if interrupted:
-            snapshot = Snapshot(trainer)
-            group.traffic.enabled = False
-            for step in (1, 2):
-                trainer.step(batches_of(step, replica, settings))
-            group.traffic.enabled = True
-            snapshot.restore()
-        for step in (1, 2):
-            trainer.step(batches_of(step, replica, settings))
-        ends.append(copied(trainer.model.named_parameters()))
-    return all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
-def freed(rank: int, model: str, settings: dict[str, Any]) -> bool:
-    """On a rank: whether nothing holds the model once its trainer is gone."""
+def undone(rank: int, model: str, settings: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """On a rank: whether steps without exchange differ, leave no trace once they are put back, and whether
+    nothing holds the model when its trainer is gone."""
     group = open_exchange()
     trainer = trainer_of(model, settings, group)
-    trainer.step(batches_of(0, replica_of(rank, group.size(), settings), settings))
+    replica = replica_of(rank, group.size(), settings)
+    trainer.step(batches_of(0, replica, settings))
+    snapshot, ends = Snapshot(trainer), []
+    for enabled in (True, False, True):
+        group.traffic.enabled = enabled
+        for step in (1, 2):
+            trainer.step(batches_of(step, replica, settings))
+        # Whole parameters are put together over the exchange.
+        group.traffic.enabled = True
+        ends.append(copied(trainer.model.named_parameters()))
+        snapshot.restore()
+    differ, same = (any_differ(ends[0], end) for end in ends[1:])
     model_of_it = weakref.ref(trainer.model.bare)
-    del trainer
+    del trainer, snapshot
     group.reset()
     gc.collect()
-    return model_of_it() is None
+    return differ, not same, model_of_it() is None
+
+
+def any_differ(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(ours[name], theirs[name]) for name in ours)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -20,92 +19,6 @@ from strategies import GradientExchange, Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
-SMALL = "bucket_mb=0.001"
-"""About 260 floats: the models have several buckets."""
-
-ALONE: dict[str, tuple[str, dict[str, Any]]] = {
-    "BatchNorm": ("normed", {}),
-    "BatchNorm, accumulated": ("normed", {"accumulation": 2}),
-    "dropout, small buckets": ("dropped", {"strategy": f"ddp:{SMALL}"}),
-    "dropout, accumulated, gradients in buckets": (
-        "dropped",
-        {"accumulation": 2, "strategy": f"ddp:{SMALL}:bucket_view=true"},
-    ),
-    "shared, gradients in buckets": ("shared", {"strategy": "ddp:bucket_view=true"}),
-    "shared, accumulated": ("shared", {"accumulation": 2, "strategy": f"ddp:{SMALL}"}),
-    "unused": ("unused", {"strategy": "ddp:find_unused=true"}),
-    "unused, accumulated": ("unused", {"accumulation": 2, "strategy": f"ddp:find_unused=true:{SMALL}"}),
-    "static graph": ("normed", {"strategy": f"ddp:static_graph=true:{SMALL}"}),
-    "clipped": ("shared", {"clip_norm": 0.05}),
-}
-HOOKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "ring": ("normed", {"collective": "ring"}),
-    "ring, small buckets": ("dropped", {"collective": "ring", "strategy": f"ddp:{SMALL}"}),
-    "tree, accumulated, gradients in buckets": (
-        "normed",
-        {"collective": "tree", "accumulation": 2, "strategy": f"ddp:{SMALL}:bucket_view=true"},
-    ),
-    "ring, shared, clipped": ("shared", {"collective": "ring", "clip_norm": 0.05}),
-    "ring, static graph": ("normed", {"collective": "ring", "strategy": f"ddp:static_graph=true:{SMALL}"}),
-    "ring, two data types": ("mixed", {"collective": "ring"}),
-    "ring, channels last": ("images", {"collective": "ring", "memory_format": "channels_last"}),
-}
-CASES = ALONE | HOOKED
-
-
-def settings_of(case: str) -> tuple[str, dict[str, Any]]:
-    model, settings = CASES[case]
-    return model, {"strategy": "ddp", "optimizer": "sgd:lr=0.1:momentum=0.9", **settings}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
-    ranks: Ranks, replicas: ModuleType, case: str
-) -> None:
-    replicas.assert_as_serial(ranks(2, replicas.train, *settings_of(case)), *settings_of(case))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
-    ranks: Ranks, replicas: ModuleType, case: str
-) -> None:
-    replicas.assert_near_serial(ranks(3, replicas.train, *settings_of(case)), *settings_of(case))
-
-
-def test_the_data_let_replicas_use_different_parameters(replicas: ModuleType) -> None:
-    # What the cases named "unused" stand on: in some step one replica uses `sometimes`, the other not.
-    used = [
-        [bool(replicas.batch(step, 0, replica)[0][0, 0] > 0) for replica in range(2)]
-        for step in range(replicas.STEPS)
-    ]
-    assert any(first != second for first, second in used)
-
-
-def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(
-    ranks: Ranks, replicas: ModuleType
-) -> None:
-    first, _ = ranks(2, replicas.train, *settings_of("unused, accumulated"))
-    assert "always.weight" in first[-1]["gradients"]
-    assert "never.weight" not in first[-1]["gradients"]
-    assert torch.equal(first[-1]["parameters"]["never.weight"], first[0]["start"]["never.weight"])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "exchange"),
-    [
-        ("ddp", {}),
-        (f"ddp:{SMALL}:bucket_view=true", {}),
-        ("ddp", {"collective": "ring"}),
-        (f"ddp:{SMALL}:bucket_view=true", {"collective": "tree"}),
-    ],
-)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
-    ranks: Ranks, replicas: ModuleType, size: int, strategy: str, exchange: dict[str, Any]
-) -> None:
-    weight = torch.tensor(dict(replicas.INTEGER_WEIGHTS)[size])
-    for parameters in ranks(size, replicas.integer_step, strategy, exchange):
-        assert torch.equal(parameters["weight"], weight)
 
 
 def options_in_force(rank: int, strategy: str) -> list[object]:
@@ -131,50 +44,6 @@ def options_in_force(rank: int, strategy: str) -> list[object]:
 )
 def test_options_of_the_spec_reach_torch(ranks: Ranks, strategy: str, expected: list[bool]) -> None:
     assert ranks(2, options_in_force, strategy) == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "exchanges"),
-    [
-        # The model is one bucket.
-        ({"strategy": "ddp"}, 1),
-        ({"strategy": "ddp:bucket_view=true"}, 1),
-        # And who used what.
-        ({"strategy": "ddp:find_unused=true"}, 2),
-        # A ring of two: each sends one segment to sum it, and one that is summed.
-        ({"strategy": "ddp", "collective": "ring"}, 2),
-    ],
-)
-def test_nothing_is_exchanged_before_the_last_micro_batch(
-    ranks: Ranks, replicas: ModuleType, settings: dict[str, Any], exchanges: int
-) -> None:
-    for seen in ranks(2, replicas.count_exchanges, settings):
-        before = ["data", "forward", "backward"] * 3
-        assert seen[:9] == [(phase, 0) for phase in before]
-        assert seen[9:] == [("optimizer", exchanges), ("done", exchanges)]
-
-
-@pytest.mark.parametrize("strategy", ["ddp", f"ddp:{SMALL}"])
-@pytest.mark.parametrize(
-    ("model", "compression"),
-    [
-        ("normed", "topk:0.3"),
-        ("images", "topk:0.3"),
-        ("shared", "powersgd:1"),
-        ("images", "powersgd:1"),
-        ("normed", "torch-powersgd:1"),
-        ("images", "torch-powersgd:1"),
-    ],
-)
-def test_what_a_compressed_exchange_does_not_apply_it_keeps(
-    ranks: Ranks, replicas: ModuleType, model: str, compression: str, strategy: str
-) -> None:
-    # Five steps: torch forms its buckets anew after the first, and is dense in the first two.
-    form = "channels_last" if model == "images" else "contiguous"
-    settings = {"strategy": strategy, "compression": compression, "memory_format": form}
-    results = ranks(3, replicas.train, model, settings, 5)
-    lossy_steps = 3 if compression.startswith("torch") else 5
-    assert replicas.assert_law_is_kept(results, model, settings) == lossy_steps
 
 
 def sums_of_a_step(rank: int, strategy: str) -> int:

@@ -12,21 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from harness.plan import split
 from harness.worker.exchange import open_exchange
-from results.cell import Cell
 from results.errors import SpecError, UsageError
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
 from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
-from strategies.refusal import refusal
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 
 Ranks = Callable[..., list[Any]]
-SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
+SGD = "sgd:lr=0.1:momentum=0.9"
 RESHARD, KEEP = BlockChoice(reshard=True), BlockChoice(reshard=False)
 
 
@@ -86,27 +83,9 @@ def test_options_of_all_blocks_go_with_it() -> None:
         STRATEGIES.parse("manual")
 
 
-CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "both kinds": (2, {"strategy": "manual:reshard.checkpoint+keep", "optimizer": ADAMW}),
-    "offloaded, accumulated": (
-        3,
-        {"strategy": "manual:keep.offload+reshard.checkpoint.offload", "optimizer": SGD, "accumulation": 2},
-    ),
-    "split": (4, {"strategy": "manual:reshard.checkpoint+keep:tp=2", "optimizer": SGD, "clip_norm": 0.1}),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_train_as_a_loop_over_the_replicas_does(
-    ranks: Ranks, split_models: ModuleType, case: str
-) -> None:
-    size, settings = CASES[case]
-    split_models.assert_as_serial(ranks(size, split_models.train, "gpt", settings), "gpt", settings)
-
-
 @pytest.mark.parametrize(
     ("choices", "gatherings"),
-    [("reshard*2", 4), ("reshard+keep", 3), ("keep.checkpoint+reshard.checkpoint", 3), ("keep*2", 2)],
+    [("reshard+keep", 3), ("keep.checkpoint+reshard.checkpoint", 3), ("keep*2", 2)],
 )
 def test_blocks_that_are_kept_are_gathered_once(
     ranks: Ranks, split_models: ModuleType, choices: str, gatherings: int
@@ -117,7 +96,7 @@ def test_blocks_that_are_kept_are_gathered_once(
     block, around = 8 * (12 * d * d + 13 * d), 8 * (18 + 8 + 2) * d
     expected = gatherings * block // 2 + around // 2 + 2 * block + around
     settings = {"strategy": f"manual:{choices}", "optimizer": SGD}
-    for payload, operations, _, _ in ranks(2, split_models.traffic, "gpt", settings):
+    for payload, operations in ranks(2, split_models.traffic, "gpt", settings):
         assert (payload, operations) == (expected, gatherings + 1 + 3)
 
 
@@ -170,26 +149,3 @@ def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
     # What is around the blocks stays whole, and on the device.
     expected = ([(True, False), (False, True), (False, False)], [2, 1])
     assert ranks(2, treatment, "manual:reshard.checkpoint+keep.offload") == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"strategy": "manual:keep*2+reshard"}, "has 4 blocks, and manual:keep*2+reshard chooses for 3"),
-        ({"activation_checkpointing": True}, "write .checkpoint behind the blocks"),
-        ({"strategy": "manual:keep*3+reshard:tp=2"}, "use tp, which is the same"),
-        ({"strategy": "manual:keep*3+reshard:params=bf16"}, "goes with --precision bf16"),
-        ({"strategy": "manual:keep*4"}, "use fsdp:reshard=false, which is the same"),
-        ({"strategy": "manual:reshard*4"}, "use fsdp, which is the same"),
-        ({"compression": "topk:0.01"}, "goes with --compression none and --collective default alone"),
-        ({"gpus": 1}, "needs at least 2"),
-        ({}, "None"),
-    ],
-)
-def test_combinations_without_sense_are_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
-    fields: dict[str, Any] = {
-        "workload": "gpt-nano", "dataset": "synthetic", "strategy": "manual:keep*3+reshard", "gpus": 2,
-        "micro_batch": 4, "device": "cpu", "backend": "gloo", "optimizer": "sgd", **changes,
-    }  # fmt: skip
-    cell = Cell(**fields)
-    assert reason in str(refusal(cell) or split.refusal(cell))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.plan import network, split
 from harness.plan.expand import expand
 from harness.plan.request import StudyFile, make_request
 from results.cell import Cell
@@ -173,7 +174,15 @@ CUDA = {"device": "cuda", "backend": "nccl"}
             "pipeline:gpipe:dp=3 needs a number of ranks that 3 divides, not 8",
         ),
         ({"strategy": "pipeline:gpipe", "gpus": 1}, f"pipeline needs at least 2 {ONE}"),
-        ({"strategy": "tp", "gpus": 1}, f"tp needs at least 2 {ONE}"),
+        *(
+            ({"strategy": name, "gpus": 1}, f"{name.partition(':')[0]} needs at least 2 {ONE}")
+            for name in ("tp", "zero1", "fsdp", "manual:keep+reshard")
+        ),
+        (
+            {"strategy": "zero1", "memory_format": "channels_last"},
+            "zero1 goes with --memory-format contiguous alone",
+        ),
+        ({"strategy": "manual:keep+reshard:tp=2"}, "use tp, which is the same"),
         (
             {"strategy": "pipeline:gpipe", "micro_batch": 6},
             "the micro-batch (6 samples) must be a multiple of microbatches (4)",
@@ -219,6 +228,41 @@ def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object
     assert found is not None
     assert reason in found
     assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"gpus": 4, "strategy": "hsdp", "node_size": 4}, "one node of 4: give a smaller --node-size"),
+        ({"gpus": 4, "strategy": "hsdp"}, "one node of 4: give a smaller --node-size"),
+        (
+            {"gpus": 4, "strategy": "hsdp:tp=2", "node_size": 2},
+            "nothing left to shard on nodes of 2: give a --node-size of more than 2",
+        ),
+        ({"strategy": "manual:keep*2+reshard"}, "has 4 blocks, and manual:keep*2+reshard chooses for 3"),
+        ({"strategy": "manual:keep*3+reshard"}, "None"),
+        (
+            {"strategy": "tp", "workload": "resnet18-32px", "model_parallel": 2},
+            "no layers that tensor parallelism knows how to split",
+        ),
+        (
+            {"strategy": "tp", "workload": "llama-nano", "gpus": 4, "model_parallel": 4},
+            "2 attention heads of llama-nano do not",
+        ),
+        (
+            {
+                "strategy": "tp",
+                "model_parallel": 2,
+                "precision": "fp16",
+                "activation_checkpointing": "selective",
+            },
+            "None",
+        ),
+    ],
+)
+def test_what_the_model_or_the_nodes_do_not_allow_is_refused(fields: dict[str, object], reason: str) -> None:
+    cell = cell_of(**{"workload": "gpt-nano", **fields})
+    assert reason in str(refusal(cell) or split.refusal(cell) or network.misplaced(cell, None))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,109 +16,12 @@ from torch.nn import functional as F
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.errors import UsageError
 from strategies import ExchangeSettings, ParallelModel, Trainer, TrainSettings, parallelize
-from strategies.training.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 SMALL = "bucket_mb=0.001:first_bucket_mb=0.001"
 """About 260 floats: the models have several buckets."""
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "BatchNorm": ("normed", {}),
-    "BatchNorm, accumulated": ("normed", {"accumulation": 2}),
-    "dropout, small buckets": ("dropped", {"strategy": f"scratch-ddp:{SMALL}"}),
-    "dropout, accumulated": ("dropped", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
-    "shared": ("shared", {}),
-    "shared, accumulated": ("shared", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
-    "unused": ("unused", {"strategy": "scratch-ddp:find_unused=true"}),
-    "unused, accumulated": (
-        "unused",
-        {"accumulation": 2, "strategy": f"scratch-ddp:find_unused=true:{SMALL}"},
-    ),
-    "two data types": ("mixed", {}),
-    "two data types, small buckets": ("mixed", {"strategy": f"scratch-ddp:{SMALL}"}),
-    "sparse": ("embedded", {}),
-    "sparse, accumulated": ("embedded", {"accumulation": 2, "strategy": f"scratch-ddp:{SMALL}"}),
-    "clipped": ("shared", {"clip_norm": 0.05}),
-    "checkpointed": ("dropped", {"activation_checkpointing": True}),
-    "checkpointed BatchNorm, accumulated": (
-        "normed",
-        {"activation_checkpointing": True, "accumulation": 2},
-    ),
-    "channels last": ("images", {"memory_format": "channels_last", "strategy": f"scratch-ddp:{SMALL}"}),
-    "ring": ("normed", {"collective": "ring", "strategy": f"scratch-ddp:{SMALL}"}),
-    "tree, unused": (
-        "unused",
-        {"collective": "tree", "strategy": f"scratch-ddp:find_unused=true:{SMALL}"},
-    ),
-}
-
-
-def settings_of(case: str) -> tuple[str, dict[str, Any]]:
-    model, settings = CASES[case]
-    return model, {"strategy": "scratch-ddp", "optimizer": "sgd:lr=0.1:momentum=0.9", **settings}
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", [1, 2])
-def test_one_rank_or_two_train_as_a_serial_loop_does_bit_for_bit(
-    ranks: Ranks, replicas: ModuleType, size: int, case: str
-) -> None:
-    replicas.assert_as_serial(ranks(size, replicas.train, *settings_of(case)), *settings_of(case))
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", [3, 4])
-def test_more_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
-    ranks: Ranks, replicas: ModuleType, size: int, case: str
-) -> None:
-    replicas.assert_near_serial(ranks(size, replicas.train, *settings_of(case)), *settings_of(case))
-
-
-@pytest.mark.parametrize("strategy", ["scratch-ddp", f"scratch-ddp:{SMALL}:find_unused=true"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
-    ranks: Ranks, replicas: ModuleType, size: int, strategy: str
-) -> None:
-    weight = torch.tensor(dict(replicas.INTEGER_WEIGHTS)[size])
-    for parameters in ranks(size, replicas.integer_step, strategy, {}):
-        assert torch.equal(parameters["weight"], weight)
-
-
-def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(
-    ranks: Ranks, replicas: ModuleType
-) -> None:
-    first, _ = ranks(2, replicas.train, *settings_of("unused, accumulated"))
-    assert "always.weight" in first[-1]["gradients"]
-    assert "never.weight" not in first[-1]["gradients"]
-    assert torch.equal(first[-1]["parameters"]["never.weight"], first[0]["start"]["never.weight"])
-
-
-@pytest.mark.parametrize("compression", ["topk:0.3", "powersgd:1"])
-@pytest.mark.parametrize("model", ["normed", "images"])
-def test_what_a_compressed_exchange_does_not_apply_it_keeps(
-    ranks: Ranks, replicas: ModuleType, model: str, compression: str
-) -> None:
-    # Five steps: buckets are formed anew after the first.
-    settings = {
-        "strategy": f"scratch-ddp:{SMALL}",
-        "compression": compression,
-        "memory_format": "channels_last" if model == "images" else "contiguous",
-    }
-    results = ranks(3, replicas.train, model, settings, 5)
-    assert replicas.assert_law_is_kept(results, model, settings) == 5
-
-
-@pytest.mark.parametrize(("strategy", "exchanges"), [("scratch-ddp", 1), ("scratch-ddp:find_unused=true", 2)])
-def test_nothing_is_exchanged_before_the_last_micro_batch(
-    ranks: Ranks, replicas: ModuleType, strategy: str, exchanges: int
-) -> None:
-    for seen in ranks(2, replicas.count_exchanges, {"strategy": strategy}):
-        before = ["data", "forward", "backward"] * 3
-        assert seen[:9] == [(phase, 0) for phase in before]
-        # The model is one bucket; find_unused adds one exchange, of who used what.
-        assert seen[9:] == [("optimizer", exchanges), ("done", exchanges)]
 
 
 class Counted(nn.Module):
@@ -305,32 +207,6 @@ def test_without_exchange_a_rank_has_its_share_and_with_it_the_mean_again(
     first, second = threads(2, switched, on)
     assert first == [3.0 if enabled else 1.0 for enabled in on]
     assert second == [3.0 if enabled else 2.0 for enabled in on]
-
-
-def repeated(rank: int, optimizer: str) -> bool:
-    """On a rank: whether steps that are taken again after steps without exchange come to the same."""
-    exchange = open_exchange()
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Linear(24, 5))
-    settings = TrainSettings(strategy=f"scratch-ddp:{SMALL}", optimizer=optimizer)
-    trainer = Trainer(module, F.cross_entropy, device=CPU, settings=settings, group=exchange)
-    generator = torch.Generator().manual_seed(rank)
-    data = [(torch.randn(4, 8, generator=generator), torch.tensor([0, 1, 2, 3])) for _ in range(6)]
-    for batch in data[:2]:
-        trainer.step(iter([batch]))
-    snapshot, ends = Snapshot(trainer), []
-    for enabled in (True, False, True):
-        exchange.traffic.enabled = enabled
-        for batch in data[2:]:
-            trainer.step(iter([batch]))
-        ends.append(values_of(module))
-        snapshot.restore()
-    return ends[0] == ends[2] != ends[1]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_steps_without_exchange_can_be_undone(ranks: Ranks, optimizer: str) -> None:
-    assert ranks(2, repeated, optimizer) == [True] * 2
 
 
 def losses(rank: int, compiled: bool, strategy: str) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -231,38 +232,31 @@ def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy: str, less
 
 GPT = GPTShape(layers=4, width=16, heads=4, context=8, vocabulary=37, seq=8)
 LLAMA = LlamaShape(
-    layers=4, width=16, heads=4, kv_heads=4, hidden=24, context=8, vocabulary=37, seq=8, tied=True
+    layers=2, width=16, heads=4, kv_heads=4, hidden=24, context=8, vocabulary=37, seq=8, tied=True
 )
 MODELS: dict[str, Any] = {
     "gpt": (GPT, build_gpt),
     "llama": (LLAMA, build_llama),
-    "untied": (replace(LLAMA, tied=False), build_llama),
+    "untied": (replace(LLAMA, layers=4, tied=False), build_llama),
 }
-COUNTED = [
-    ("ddp", "gpt", {}),
-    ("scratch-ddp", "gpt", {"accumulation": 2}),
-    ("zero1", "gpt", {}),
-    ("fsdp", "gpt", {}),
-    ("fsdp", "llama", {"accumulation": 2}),
-    ("fsdp:reshard=false", "gpt", {"accumulation": 2}),
-    ("scratch-fsdp", "gpt", {"accumulation": 2}),
-    ("scratch-fsdp:stage=1", "gpt", {"accumulation": 2}),
-    ("scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
-    ("tp", "gpt", {"accumulation": 2}),
-    ("tp", "llama", {}),
-    ("tp", "gpt", {"activation_checkpointing": True}),
-    ("tp", "gpt", {"activation_checkpointing": "selective"}),
-    ("pipeline:1f1b", "gpt", {"accumulation": 2}),
-    ("pipeline:gpipe", "llama", {}),
-]
-FOUR = [
-    ("fsdp", "gpt", {}),
-    ("fsdp:tp=2", "gpt", {}),
-    ("hsdp", "gpt", {"node_size": 2}),
-    ("pipeline:1f1b:dp=2", "gpt", {}),
+COUNTED: list[tuple[int, str, str, dict[str, Any]]] = [
+    (2, "ddp", "gpt", {}),
+    (2, "scratch-ddp", "gpt", {"accumulation": 2}),
+    (2, "zero1", "llama", {}),
+    (2, "fsdp", "llama", {"accumulation": 2}),
+    (2, "manual:reshard+keep*3", "gpt", {}),
+    (2, "scratch-fsdp", "gpt", {"accumulation": 2}),
+    (2, "scratch-fsdp:stage=1", "gpt", {"accumulation": 2}),
+    (2, "scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
+    (2, "tp", "llama", {"accumulation": 2}),
+    (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
+    (2, "pipeline:gpipe", "llama", {}),
+    (4, "fsdp:tp=2", "llama", {"accumulation": 2}),
+    (4, "hsdp", "llama", {"node_size": 2, "accumulation": 2}),
+    (4, "pipeline:1f1b:dp=2", "gpt", {}),
     # Of a tied model no rank sends both activations each way and the shared gradient.
-    ("pipeline:1f1b", "untied", {}),
-    ("scratch-fsdp", "llama", {}),
+    (4, "pipeline:1f1b", "untied", {}),
+    (4, "scratch-fsdp", "llama", {}),
 ]
 
 
@@ -272,7 +266,13 @@ def traffic_of_a_step(rank: int, strategy: str, model: str, settings: dict[str, 
 
 
 def third_step(
-    rank: int, exchange: ExchangeGroup, workload: Workload, strategy: str, settings: dict[str, Any]
+    rank: int,
+    exchange: ExchangeGroup,
+    workload: Workload,
+    strategy: str,
+    settings: dict[str, Any],
+    *,
+    before_it: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
     """On a rank: bytes and operations of the third step, when all that is agreed on once has been."""
     trainer = Trainer(
@@ -287,14 +287,12 @@ def third_step(
     before = (0, 0)
     for _ in range(3):
         before = exchange.traffic.payload_bytes, exchange.traffic.operations
+        before_it()
         trainer.step(batches)
     return exchange.traffic.payload_bytes - before[0], exchange.traffic.operations - before[1]
 
 
-@pytest.mark.parametrize(
-    ("size", "strategy", "model", "settings"),
-    [*((2, *point) for point in COUNTED), *((4, *point) for point in FOUR)],
-)
+@pytest.mark.parametrize(("size", "strategy", "model", "settings"), COUNTED)
 def test_what_is_counted_is_the_closed_form(
     ranks: Ranks, size: int, strategy: str, model: str, settings: dict[str, Any]
 ) -> None:
@@ -304,8 +302,10 @@ def test_what_is_counted_is_the_closed_form(
     assert max(ranks(size, traffic_of_a_step, strategy, model, settings)) == expected
 
 
-SIZES = [*range(2, 9), 256]
 WHOLE_NODES = [4, 6, 8, 256]
+GATHERED = ("zero1", "fsdp", "fsdp:reshard=false", "tp")
+BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum", "reduce-scatter": "sum"}
+"""Gloo averages shards by an all-reduce, which is the closed form's word for torch's reduce-scatter."""
 
 
 # torch.distributed.optim compiles a function of its own when it is first imported.
@@ -313,29 +313,43 @@ WHOLE_NODES = [4, 6, 8, 256]
 @pytest.mark.parametrize(
     ("size", "strategy", "settings"),
     [
-        *(
-            (size, strategy, {})
-            for size in SIZES
-            for strategy in ("ddp", "local-sgd:1", "zero1", "fsdp", "fsdp:reshard=false", "tp")
-        ),
+        *((size, strategy, {}) for size in range(2, 9) for strategy in ("ddp", "local-sgd:1", *GATHERED)),
+        *((256, strategy, {}) for strategy in ("ddp", "local-sgd:1", *GATHERED)),
         *((size, "hsdp", {"node_size": 2}) for size in WHOLE_NODES),
+        (256, "hsdp", {"node_size": 8}),
         *((size, "fsdp:tp=2", {}) for size in WHOLE_NODES),
         *((size, "hsdp:tp=2", {"node_size": 4}) for size in (8, 256)),
+        (256, "hsdp:tp=2", {"node_size": 8}),
+        (4, "fsdp:reshard=false", {"accumulation": 2}),
+        (4, "tp", {"accumulation": 2}),
+        (4, "tp", {"activation_checkpointing": True}),
+        (4, "tp", {"activation_checkpointing": "selective"}),
     ],
 )
 def test_the_closed_form_holds_at_every_size(
     recorded_world: ModuleType, size: int, strategy: str, settings: dict[str, Any]
 ) -> None:
-    """Of rank 0 of a launch whose groups note what they are handed and move nothing. Its GPT has a head for
-    each rank of `tp`, and more parameters than 256, so that `zero1` leaves no rank without.
+    """By operation and ranks of the group: of the first rank and, of a large launch, of the last one, where
+    groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`, and more
+    parameters than 256, so that `zero1` leaves no rank without.
 
     Beside these: `scratch-fsdp` in test_scratch_fsdp_schedule.py, pipelines in test_pipeline_traffic.py;
     `scratch-ddp` agrees on its buckets, which needs ranks that answer."""
     sizes = {"width": size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
     layers = 22 if strategy == "zero1" and size > 8 else 2
     shape = GPTShape(layers=layers, context=8, vocabulary=37, seq=8, **sizes)
-    terms = terms_of(strategy, size, shape.parts(), **{"micro_batch": 4} | settings)
-    with recorded_world.opened(0, size) as (group, _):
-        found = third_step(0, group, build_gpt(shape), strategy, settings)
-        group.reset()
-    assert found == (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
+    expected: Counter[tuple[str, int, str]] = Counter()
+    for term in terms_of(strategy, size, shape.parts(), **{"micro_batch": 4} | settings):
+        collective = BY_OPERATION.get(term.collective, term.collective.replace("-", "_"))
+        expected[collective, term.ranks, "bytes"] += term.payload_bytes
+        expected[collective, term.ranks, "operations"] += term.operations
+    for rank in {0, size - 1} if size > 8 else {0}:
+        found: Counter[tuple[str, int, str]] = Counter()
+        with recorded_world.opened(rank, size) as (group, calls):
+            third_step(0, group, build_gpt(shape), strategy, settings, before_it=calls.clear)
+            for call in calls:
+                collective = BY_OPERATION.get(call.operation, call.operation)
+                found[collective, call.ranks, "bytes"] += call.payload_bytes
+                found[collective, call.ranks, "operations"] += 1
+            group.reset()
+        assert found == expected
