@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TypedDict, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from results.accounts import rank_columns, step_budget, why_no_budget
+from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
 from results.communication import communication
-from results.environment import unlike_nodes
+from results.environment import Environment, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.matching import match
@@ -25,6 +26,7 @@ from results.statistics import Metric, differences, slow_steps, within_run
 from results.telemetry import device_energy, telemetry_means, why_no_energy
 
 Ints = npt.NDArray[np.int64]
+N = TypeVar("N", int, float)
 
 DISTURBED_ABOVE = 0.05
 """Share of the used cores that others may take before a run is marked disturbed (5 %)."""
@@ -47,6 +49,49 @@ _WORST_FIRST = (
 )
 
 
+class _Facts(TypedDict):
+    """What a result says of every run, whatever its outcome."""
+
+    cell_id: str
+    run_id: str
+    launch_id: str
+    repeat: int
+    outcome: Outcome
+    reason: str | None
+    evidence: Evidence
+    started_at: str | None
+    ranks_expected: int
+    ranks_present: int
+    environment: Environment | None
+    hosts: tuple[str, ...]
+    fingerprint: str | None
+
+
+class _Rates(TypedDict, total=False):
+    """What follows from the work of a step; empty unless every rank has it on record."""
+
+    samples_per_s: float
+    units_per_s: float
+    unit: str
+    parameters: int
+    flops_per_step: int | None
+    flops_per_s: float | None
+    mfu: float | None
+    exchange_payload_bytes: int
+    exchange_operations: float
+    bubble_ideal: float | None
+
+
+class _Accounts(TypedDict):
+    """Where the time and the energy of a step went."""
+
+    budget: StepBudget | None
+    communication: Communication | None
+    ranks: RankColumns | None
+    telemetry: dict[str, float]
+    energy_j: float | None
+
+
 def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
     """The result of one run from the records that its ranks left, in any order.
 
@@ -55,10 +100,8 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     ranks = sorted(records, key=lambda record: record.rank)
     _check_ranks(cell, run_id, ranks)
     outcome, reason = _outcome(cell, run_id, ranks, attempt)
-    if outcome is Outcome.OK:
-        _check_shapes(cell, run_id, ranks)
     first = ranks[0] if ranks else None
-    result = RunResult(
+    facts = _Facts(
         cell_id=cell.id,
         run_id=run_id,
         launch_id=first.launch_id if first else (attempt.launch_id if attempt else "unknown"),
@@ -72,15 +115,11 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
         environment=first.environment if first else None,
         hosts=tuple(sorted({rank.environment.host for rank in ranks})),
         fingerprint=first.environment.fingerprint if first else None,
-        warnings=(
-            *sorted({warning for rank in ranks for warning in rank.warnings}),
-            *unlike_nodes([rank.environment for rank in ranks]),
-        ),
     )
     if outcome is not Outcome.OK:
-        return result
-    measured = _with_accounts(_with_figures(result, cell, ranks), cell, ranks)
-    return msgspec.structs.replace(measured, startup_ns=attempt.startup_ns if attempt else None)
+        return RunResult(**facts, warnings=_warnings(ranks))
+    _check_shapes(cell, run_id, ranks)
+    return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
 
 
 def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
@@ -130,16 +169,23 @@ def _outcome(
     return Outcome.OK, None
 
 
-def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
+def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:
+    """The result of a run whose outcome is ok, with every figure that its ranks allow."""
+    first = ranks[0]
     step_ns = step_time(ranks)
     per_step = _step_maxima(ranks)
     phases = _phases(ranks, step_ns.value)
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
-    first = ranks[0]
-    foreign = max((r.foreign_cpu_cores for r in ranks if r.foreign_cpu_cores is not None), default=None)
     losses, losses_every = mean_losses(ranks)
-    figures = msgspec.structs.replace(
-        result,
+    foreign = _largest(rank.foreign_cpu_cores for rank in ranks)
+    memories = [rank.memory for rank in ranks if rank.memory is not None]
+    absent = {key: why for rank in reversed(ranks) for key, why in rank.absent.items()}
+    rates, no_rates = _rates(cell, ranks, step_ns.value / 1e9)
+    accounts, no_accounts = _accounts(cell, ranks, step_ns.value, phases, absent)
+    return RunResult(
+        **facts,
+        **rates,
+        **accounts,
         steps=len(first.steps.step_ns),
         step_ns=step_ns,
         step_ns_median=median,
@@ -148,12 +194,15 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         step_ns_p99=p99,
         slow_steps=slow_steps(per_step),
         phase_ns=phases,
-        warnings=result.warnings + _residual_warning(phases["other"], step_ns.value),
         exposed_ns=exposed_time([rank.quads for rank in ranks if rank.quads is not None]),
+        rss_peak_bytes=_largest(memory.rss_peak_bytes for memory in memories),
+        rss_over_idle_bytes=_largest(memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories),
+        device_allocated_peak_bytes=_largest(memory.device_allocated_peak_bytes for memory in memories),
         loss_first=_mean_loss(ranks, 0),
         loss_last=_mean_loss(ranks, -1),
         losses=losses,
         losses_every=losses_every,
+        first_steps=first.first_steps,
         warmup_steps=len(first.warmup.step_ns),
         warmup_steady=first.warmup_steady,
         stop=first.stop,
@@ -161,40 +210,30 @@ def _with_figures(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> Run
         replicas_agree=_replicas_agree(ranks),
         foreign_cpu_cores=foreign,
         disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),
-        setup_ns=max((rank.setup_ns for rank in ranks if rank.setup_ns is not None), default=None),
-        first_steps=first.first_steps,
-        first_step_ns=max((r.first_step_ns for r in ranks if r.first_step_ns is not None), default=None),
-        absent={key: why for rank in reversed(ranks) for key, why in rank.absent.items()},
-    )
-    return _with_memory(_with_rates(figures, cell, ranks), ranks)
-
-
-def _with_memory(result: RunResult, ranks: list[RankRecord]) -> RunResult:
-    memories = [rank.memory for rank in ranks if rank.memory is not None]
-    device = [m.device_allocated_peak_bytes for m in memories if m.device_allocated_peak_bytes is not None]
-    return msgspec.structs.replace(
-        result,
-        rss_peak_bytes=max((memory.rss_peak_bytes for memory in memories), default=None),
-        rss_over_idle_bytes=max(
-            (memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories), default=None
+        setup_ns=_largest(rank.setup_ns for rank in ranks),
+        first_step_ns=_largest(rank.first_step_ns for rank in ranks),
+        startup_ns=startup_ns,
+        warnings=(
+            *_warnings(ranks),
+            *_residual_warning(phases["other"], step_ns.value),
+            *_throttling_warning(accounts["telemetry"]),
         ),
-        device_allocated_peak_bytes=max(device, default=None),
+        absent=absent | no_rates | no_accounts,
     )
 
 
-def _with_rates(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
+def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[_Rates, dict[str, str]]:
+    """The rates of steps of so many seconds, and why one of them is None."""
     works = [rank.work for rank in ranks if rank.work is not None]
-    if len(works) < len(ranks) or result.step_ns is None:
-        return result
-    seconds = result.step_ns.value / 1e9
+    if len(works) < len(ranks):
+        return {}, {}
     flops = [work.flops for work in works if work.flops is not None]
     # The ranks of one replica all have its work on record, and do it together.
     together = cell.model_parallel
     total = sum(flops) // together if len(flops) == len(works) else None
     rate = total / seconds if total is not None else None
     mfu, why = _mfu(rate, cell, ranks)
-    return msgspec.structs.replace(
-        result,
+    rates = _Rates(
         samples_per_s=sum(work.samples for work in works) / together / seconds,
         units_per_s=sum(work.units for work in works) / together / seconds,
         unit=works[0].unit,
@@ -205,8 +244,8 @@ def _with_rates(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunRe
         exchange_payload_bytes=max(work.exchange_payload_bytes for work in works),
         exchange_operations=max(work.exchange_operations for work in works),
         bubble_ideal=works[0].bubble_ideal,
-        absent=result.absent | ({"mfu": why} if why else {}),
     )
+    return rates, {"mfu": why} if why else {}
 
 
 def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float | None, str | None]:
@@ -222,30 +261,31 @@ def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float
     return rate / sum(known), None
 
 
-def _with_accounts(result: RunResult, cell: Cell, ranks: list[RankRecord]) -> RunResult:
-    """Where the time of the step went; `results.accounts` and `results.communication` have the formulas."""
-    assert result.step_ns is not None
-    step_ns = result.step_ns.value
+def _accounts(
+    cell: Cell,
+    ranks: list[RankRecord],
+    step_ns: float,
+    phases: Mapping[str, float],
+    absent: Mapping[str, str],
+) -> tuple[_Accounts, dict[str, str]]:
+    """The accounts of a step, and why one is None; formulas: `results.accounts`, `results.communication`."""
     matched = match(ranks)
-    budget = step_budget(ranks, step_ns, result.phase_ns, matched)
+    budget = step_budget(ranks, step_ns, phases, matched)
     found = communication(ranks, matched, cell.backend)
-    telemetry = telemetry_means(ranks)
     energy_j = device_energy(ranks, step_ns)
     reasons = {
         "budget": None if budget else why_no_budget(ranks),
-        "communication": None if found else result.absent.get("recorded", "not all ranks recorded steps"),
+        "communication": None if found else absent.get("recorded", "not all ranks recorded steps"),
         "energy_j": None if energy_j is not None else why_no_energy(ranks),
     }
-    return msgspec.structs.replace(
-        result,
+    accounts = _Accounts(
         budget=budget,
         communication=found,
         ranks=rank_columns(ranks, matched),
-        telemetry=telemetry,
-        warnings=result.warnings + _throttling_warning(telemetry),
+        telemetry=telemetry_means(ranks),
         energy_j=energy_j,
-        absent=result.absent | {key: why for key, why in reasons.items() if why},
     )
+    return accounts, {key: why for key, why in reasons.items() if why}
 
 
 def block_walls(ranks: Sequence[RankRecord]) -> Ints:
@@ -275,6 +315,11 @@ def exposed_time(quads: Sequence[Quads]) -> Metric | None:
     return differences([float(value) for value in (on - off) / (2 * quads[0].steps)], "ns", of="t95-quads")
 
 
+def _largest(values: Iterable[N | None]) -> N | None:
+    """Of those that are known; None if none is."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def _longest(rows: list[list[int]]) -> Ints:
     longest: Ints = np.array(rows, dtype=np.int64).max(axis=0)
     return longest
@@ -286,6 +331,12 @@ def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
         for phase in PHASES
     }
     return {**phases, "other": step_ns - sum(phases.values())}
+
+
+def _warnings(ranks: Sequence[RankRecord]) -> tuple[str, ...]:
+    """The ranks' own, and what their nodes differ in."""
+    own = sorted({warning for rank in ranks for warning in rank.warnings})
+    return (*own, *unlike_nodes([rank.environment for rank in ranks]))
 
 
 def _residual_warning(other_ns: float, step_ns: float) -> tuple[str, ...]:
