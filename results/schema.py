@@ -1,7 +1,8 @@
 """Versioned JSON: every file says what it is and which version of that it is.
 
-Each schema has its own integer, its history in a comment, one upgrade function a step, and one golden file
-a version under tests/results/golden/. A file that is newer than the program is refused with advice.
+Each schema has its own integer, its history in a comment, and one golden file a version under
+tests/results/golden/. A version whose new fields all have defaults that mean what was done before needs no
+upgrade; any other has an upgrade function. A file that is newer than the program is refused with advice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Schema(Generic[T]):
     version: int
     type: type[T]
     upgrades: dict[int, Callable[[Json], Json]] = field(default_factory=dict)
-    """From version k to k + 1."""
+    """From version k to k + 1; a step that is not listed changes nothing."""
 
     def encode(self, value: T) -> bytes:
         """One JSON document with the envelope first.
@@ -81,5 +82,6 @@ class Schema(Generic[T]):
     def _upgraded(self, data: bytes, version: int) -> Json:
         value: Json = msgspec.json.decode(data)
         for step in range(version, self.version):
-            value = self.upgrades[step](value)
+            if step in self.upgrades:
+                value = self.upgrades[step](value)
         return value

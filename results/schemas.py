@@ -8,13 +8,7 @@ from results.launch import Attempt, Launch
 from results.plan import Plan
 from results.record import RankRecord
 from results.run import RunResult
-from results.schema import Json, Schema
-
-
-def _as_it_is(old: Json) -> Json:
-    """The upgrade where new fields have defaults that mean what was done before."""
-    return old
-
+from results.schema import Schema
 
 # History: version, bench, what came. Version 1 of every schema is 0.1.0, the first.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
@@ -30,12 +24,12 @@ def _as_it_is(old: Json) -> Json:
 #                         startup_ns, losses
 #   plan    3  0.1.0  memory_limit_mb; selective activation_checkpointing
 #   cell    3  0.1.0  model_parallel, memory_limit_mb; selective activation_checkpointing
-PLAN = Schema("plan", 3, Plan, {1: _as_it_is, 2: _as_it_is})
-CELL = Schema("cell", 3, Cell, {1: _as_it_is, 2: _as_it_is})
-LAUNCH = Schema("launch", 4, Launch, {1: _as_it_is, 2: _as_it_is, 3: _as_it_is})
-ATTEMPT = Schema("attempt", 2, Attempt, {1: _as_it_is})
-RANK_RECORD = Schema("rank-record", 3, RankRecord, {1: _as_it_is, 2: _as_it_is})
-RUN_RESULT = Schema("run-result", 3, RunResult, {1: _as_it_is, 2: _as_it_is})
-JOB = Schema("job", 2, Job, {1: _as_it_is})
+PLAN = Schema("plan", 3, Plan)
+CELL = Schema("cell", 3, Cell)
+LAUNCH = Schema("launch", 4, Launch)
+ATTEMPT = Schema("attempt", 2, Attempt)
+RANK_RECORD = Schema("rank-record", 3, RankRecord)
+RUN_RESULT = Schema("run-result", 3, RunResult)
+JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
