@@ -19,14 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DEFECTS = Path(__file__).with_name("defects.toml")
+NAMES = "PLANTED_TESTS"
+"""The environment variable with the names of the tests that pytest is to run, a line each."""
 TEST_TIMEOUT_S = 120
 """For one test: a defect may make it wait for ever, which counts as a failure."""
 
@@ -41,7 +46,7 @@ class Defect:
     """Text that occurs exactly once in `file`."""
     becomes: str
     tests: tuple[str, ...]
-    """Ids as pytest takes them. Without parameters an id means the test with every one of its parameters."""
+    """Ids of tests, FILE::NAME or FILE::NAME[PARAMETERS]: see `is_named`."""
 
     @property
     def package(self) -> str:
@@ -64,6 +69,25 @@ def defects(path: Path = DEFECTS) -> list[Defect]:
     return [
         Defect(name=name, **fields | {"tests": tuple(fields["tests"])}) for name, fields in entries.items()
     ]
+
+
+def is_named(test: str, names: Iterable[str]) -> bool:
+    """Whether a test's id is among `names`: a name without parameters means the test with any, and `*` in
+    parameters means anything."""
+    function, _, parameters = test.partition("[")
+    for name in names:
+        wanted, bracket, pattern = name.partition("[")
+        if function == wanted and (not bracket or fnmatchcase(parameters, pattern.replace("[", "[[]"))):
+            return True
+    return False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the pytest that runs tests against a defect, of which this file is a plugin."""
+    names = os.environ[NAMES].split("\n")
+    chosen = [item for item in items if is_named(item.nodeid, names)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 @dataclass(frozen=True)
@@ -109,13 +133,20 @@ class Copy:
 
     def run(self, tests: Iterable[str]) -> Outcome:
         self._report.unlink(missing_ok=True)
+        tests = sorted(set(tests))
+        functions = dict.fromkeys(test.partition("[")[0] for test in tests)
         options = ["-q", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", "--tb=line"]
         written = [f"--basetemp={self._temporary}", f"--junitxml={self._report}"]
+        variables = {
+            # The copy before the checkout itself, which is installed in editable form.
+            "PYTHONPATH": os.pathsep.join([str(self.folder), str(Path(__file__).parent)]),
+            "OMP_NUM_THREADS": "1",
+            NAMES: "\n".join(tests),
+        }
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *written, *tests],
+            [sys.executable, "-m", "pytest", "-p", Path(__file__).stem, *options, *written, *functions],
             cwd=self.folder,
-            # Before the checkout itself, which is installed in editable form.
-            env=os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
+            env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -70,3 +70,13 @@ def test_a_defect_is_planted_in_a_copy_and_judged_by_what_its_tests_do(tmp_path:
     outcome = plant.Outcome((("test_a", "failed"), ("test_b", "passed"), ("test_c", "error")), "")
     assert outcome.other_than("failed") == "test_b passed, test_c error"
     assert plant.Outcome((), "ERROR: not found").other_than("failed") == "no test ran: ERROR: not found"
+
+
+def test_a_name_means_a_test_with_all_of_its_parameters_or_with_those_that_it_has() -> None:
+    test = "tests/a.py::test_b[4-[x]-2]"
+    assert plant.is_named(test, ["tests/c.py::test_d", "tests/a.py::test_b"])
+    assert plant.is_named(test, ["tests/a.py::test_b[4-*]"])
+    assert plant.is_named(test, ["tests/a.py::test_b[*-[x]-2]"])
+    assert not plant.is_named(
+        test, ["tests/a.py::test_b[4]", "tests/a.py::test_bc", "tests/a.py::test_b[*-3]"]
+    )
