@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,6 +122,25 @@ def test_a_failing_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: 
                 files.replace(tmp_path / "index.jsonl", b"new")
         assert (tmp_path / "index.jsonl").read_bytes() == b"old"
         assert _names(tmp_path) == ["index.jsonl"]
+
+
+def test_a_new_file_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, sync, link = [], os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        done.append("sync the folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync the file")
+        sync(descriptor)
+
+    def linked(*paths: Path) -> None:
+        done.append("link")
+        link(*paths)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    files.write_once(tmp_path / "plan-0001.json", b"new")
+    assert done == ["sync the file", "link", "sync the folder"]
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_how_many_steps_are_done_otherwise_at_the_start(
     assert ranks(2, ramp_steps, strategy, compression) == [steps] * 2
 
 
-def failing(rank: int, compression: str) -> tuple[str, bool]:
+def failing(rank: int, strategy: str) -> tuple[str, bool]:
     """On a rank: what a step raises whose exchange fails, and whether the model is freed after it."""
 
     def fail(*arguments: object) -> None:
@@ -100,7 +100,7 @@ def failing(rank: int, compression: str) -> tuple[str, bool]:
 
     module = nn.Linear(8, 5)
     alive = weakref.ref(module)
-    settings = TrainSettings(strategy="ddp", compression=compression)
+    settings = TrainSettings(strategy=strategy, compression="topk:0.5")
     trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=open_exchange())
     try:
         with patch.object(GradientExchange, "sum_shares", fail):
@@ -112,8 +112,9 @@ def failing(rank: int, compression: str) -> tuple[str, bool]:
     return raised, alive() is None
 
 
-def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks: Ranks) -> None:
-    assert ranks(2, failing, "topk:0.5") == [("the cause", True)] * 2
+@pytest.mark.parametrize("strategy", ["ddp", "scratch-ddp"])
+def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks: Ranks, strategy: str) -> None:
+    assert ranks(2, failing, strategy) == [("the cause", True)] * 2
 
 
 def freed(rank: int, compression: str) -> bool:

@@ -40,6 +40,11 @@ def test_batches_follow_from_seed_and_replica(ask: Ask, text: str, dataset: str)
     assert not equal(first, take(ask(text, dataset, replicas=2, seed=1), 3))
 
 
+def test_the_next_seed_does_not_give_the_next_replicas_batches(ask: Ask) -> None:
+    first, second = ask("mlp", "synthetic", seed=1), ask("mlp", "synthetic", replicas=2, replica=1)
+    assert not equal(take(first, 3), take(second, 3))
+
+
 @pytest.mark.parametrize("dataset", ["synthetic", "digits"])
 def test_batches_leave_torchs_random_state_alone(ask: Ask, dataset: str) -> None:
     request = ask("mlp", dataset, micro_batch=900)
