@@ -13,9 +13,14 @@ from strategies.pipeline.model import _own_errors
 from workloads.gpt.model import token_loss
 
 Ranks = Callable[..., list[Any]]
+FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
+SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
 SCHEDULES = [
-    *((2, schedule) for schedule in ("gpipe", "1f1b", "interleaved")),
-    *((4, schedule) for schedule in ("1f1b", "1f1b:dp=2")),
+    (2, "gpipe", SECOND),
+    (2, "1f1b", [*FIRST, *SECOND]),
+    (2, "interleaved", [*FIRST, *SECOND]),
+    (4, "1f1b", FIRST),
+    (4, "1f1b:dp=2", SECOND),
 ]
 MORE_SCHEDULES = [
     *((3, schedule) for schedule in ("gpipe", "1f1b", "interleaved")),
@@ -25,15 +30,23 @@ MICROBATCHES = {2: 4, 3: 6, 4: 4}
 
 
 @pytest.mark.parametrize(
-    ("size", "schedule"),
-    [*SCHEDULES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_SCHEDULES)],
+    ("size", "schedule", "cases"),
+    [
+        *SCHEDULES,
+        *(pytest.param(*case, [*FIRST, *SECOND], marks=pytest.mark.slow) for case in MORE_SCHEDULES),
+    ],
 )
 def test_every_schedule_trains_as_the_model_does_in_one_piece(
-    ranks: Ranks, pipelines: ModuleType, serial_pipelines: ModuleType, size: int, schedule: str
+    ranks: Ranks,
+    pipelines: ModuleType,
+    serial_pipelines: ModuleType,
+    size: int,
+    schedule: str,
+    cases: list[str],
 ) -> None:
     strategy = f"pipeline:{schedule}:microbatches={MICROBATCHES[size]}"
-    results = ranks(size, pipelines.train, strategy, pipelines.EVERYWHERE)
-    for case in pipelines.EVERYWHERE:
+    results = ranks(size, pipelines.train, strategy, cases)
+    for case in cases:
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
@@ -41,8 +54,8 @@ def test_sums_in_another_order_train_alike(
     ranks: Ranks, pipelines: ModuleType, serial_pipelines: ModuleType, other_rounding: ModuleType
 ) -> None:
     strategy = "pipeline:1f1b:dp=2:microbatches=4"
-    results = ranks(4, other_rounding.otherwise, pipelines.__file__, "train", strategy, pipelines.EVERYWHERE)
-    for case in pipelines.EVERYWHERE:
+    results = ranks(4, other_rounding.otherwise, pipelines.__file__, "train", strategy, SECOND)
+    for case in SECOND:
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
@@ -66,7 +79,7 @@ def test_a_gpt_trains_as_it_does_in_one_piece(
     )
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_has_the_parameters_of_its_stages_and_the_ends_a_copy_of_what_they_share(
     ranks: Ranks, pipelines: ModuleType, size: int
 ) -> None:
@@ -114,13 +127,9 @@ def test_an_overflow_in_one_stage_is_one_of_all(ranks: Ranks, pipelines: ModuleT
 def test_steps_without_the_exchange_end_and_can_be_undone(
     ranks: Ranks, pipelines: ModuleType, strategy: str
 ) -> None:
-    size = 4 if "dp" in strategy else 2
-    plain = ranks(size, pipelines.with_off_steps, strategy, False)
-    for (losses, found), (_, expected) in zip(
-        ranks(size, pipelines.with_off_steps, strategy, True), plain, strict=True
-    ):
+    for losses, differing in ranks(4 if "dp" in strategy else 2, pipelines.with_off_steps, strategy):
         assert all(torch.tensor(losses).isfinite())
-        assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+        assert differing == []
 
 
 def test_a_model_is_freed_when_nobody_has_it(ranks: Ranks, pipelines: ModuleType) -> None:
