@@ -207,6 +207,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         warmup_steady=first.warmup_steady,
         stop=first.stop,
         proof=_proof(ranks),
+        training=first.training,
         replicas_agree=_replicas_agree(ranks),
         foreign_cpu_cores=foreign,
         disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),

@@ -12,6 +12,7 @@ import msgspec
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.recorded import LinkPeak, Recorded, Telemetry
+from results.training import Training
 
 ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
 
@@ -124,6 +125,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Steps before the warm-up's first: those that a proof checks, proven or not."""
     period: int = 1
     """Steps from one exchange to the next."""
+    training: Training | None = None
+    """What the strategy says of its training; None in records from before it was recorded."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time was steady; None if it did not end."""

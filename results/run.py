@@ -9,6 +9,7 @@ from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.record import Proof
 from results.statistics import Metric
+from results.training import Training
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -80,6 +81,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steady: bool | None = None
     stop: str | None = None
     proof: Proof | None = None
+    training: Training | None = None
+    """What the strategy says of its training; None where no rank recorded it."""
     replicas_agree: bool | None = None
     """Whether the parameters of all ranks were bit for bit equal at the end."""
     foreign_cpu_cores: float | None = None

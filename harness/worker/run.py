@@ -40,6 +40,7 @@ from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
+from results.training import Training
 from strategies.catalog import STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
@@ -144,7 +145,15 @@ class Run:
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
         trainer = setup.trainer(workload, around.exchange)
-        self._found |= {"setup_ns": time.perf_counter_ns() - began, "period": trainer.model.period}
+        strategy = STRATEGIES.facts(self._cell.strategy)
+        self._found |= {
+            "setup_ns": time.perf_counter_ns() - began,
+            "period": trainer.model.period,
+            "training": Training(
+                differences=strategy.differences,
+                averages_all_gradients=strategy.promise.averages_all_gradients(strategy.promise.after),
+            ),
+        }
         self._prove(setup, trainer, batches)
         clock = step_clock(around.device)
         watch = Stopwatch(trainer, batches, clock=clock, control=around.control, log=around.log)

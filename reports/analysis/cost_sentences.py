@@ -27,7 +27,7 @@ def _cheapest(frontier: Frontier) -> str:
     """By the cost of a million samples; what a sample teaches is not compared."""
     cheapest, fastest = frontier.cheapest, frontier.fastest
     told = f"The cheapest is {_named(cheapest)} at {_usd_and_time(cheapest)} a million samples"
-    clauses = differences_in_training(cheapest.cell, {one.cell.precision for one in frontier.costs})
+    clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})
     if fastest is cheapest:
         return "; ".join((f"{told}, and no cell is faster", *unlike(clauses)))
     other = f"the fastest, {_named(fastest)} is at {_usd_and_time(fastest)}"

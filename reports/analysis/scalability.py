@@ -9,7 +9,7 @@ from reports.analysis.budget import RESIDUAL_ABOVE, Part, budget, lost, why_no_b
 from reports.analysis.knee import Growth, knee
 from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, scaled
 from reports.analysis.study import StudyFigures
-from reports.analysis.training import averages, differences_in_training
+from reports.analysis.training import differences_in_training, training_of
 from results.budget import BudgetMethod
 from results.cell import Device, Precision
 from results.outcome import Evidence
@@ -129,7 +129,7 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     at_largest = [named for named in points if named[1].gpus == max(sizes)] if len(sizes) > 1 else []
     lead = max(at_largest, key=_rate, default=None)
     precisions = {point.figures.cell.precision for piece in pieces for one in piece for point in one.points}
-    plain = _dense(points) if lead and not _is_dense(lead[0]) else []
+    plain = _dense(points) if lead and not _is_dense(lead) else []
     key = curves[0].key
     return Scalability(
         kind=kind,
@@ -174,17 +174,17 @@ def _name(named: Named) -> str:
 
 def _dense(points: Iterable[Named]) -> list[Named]:
     """Of plain data parallelism: those at the largest size that have an efficiency of their own."""
-    dense = [named for named in points if _is_dense(named[0]) and not named[1].efficiency.is_baseline]
+    dense = [named for named in points if _is_dense(named) and not named[1].efficiency.is_baseline]
     return [named for named in dense if named[1].gpus == max(other.gpus for _, other in dense)]
 
 
-def _is_dense(curve: Curve) -> bool:
+def _is_dense(named: Named) -> bool:
     """Whether gradients are exchanged in every step, whole, by the backend's own collectives."""
-    key = curve.key
+    key = named[0].key
     return (
         key.strategy != "single"
         and (key.compression, key.collective) == ("none", "default")
-        and averages(key.strategy) is None
+        and training_of(named[1].figures).averages_all_gradients
     )
 
 
@@ -213,7 +213,7 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
         against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
         ties=tuple(_name(other) for other in among if other is not best and _ties(point, other[1])),
         fewest_runs=min(len(other.figures.runs) for _, other in among),
-        unlike=differences_in_training(point.figures.cell, precisions),
+        unlike=differences_in_training(point.figures, precisions),
     )
 
 

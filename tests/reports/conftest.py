@@ -17,6 +17,7 @@ from results.plan import Plan, Request, Scaling, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
 from results.recorded import LinkPeak, Recorded, Telemetry
 from results.store import Study
+from results.training import Training
 
 MS = 1_000_000
 PROVED = Proof(method="serial-simulation", passed=True, detail="3 steps, all gradients within the bound")
@@ -52,6 +53,7 @@ class Timing:
     evidence: Evidence = Evidence.MEASURED
     foreign_cpu_cores: float | None = 0.0
     warnings: list[str] = field(default_factory=list)
+    training: Training | None = None
     proof: Proof | None = PROVED
     environment: Environment = field(default_factory=environment)
     units_per_sample: int = 1
@@ -214,6 +216,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         telemetry=timing.telemetry(rank) if ok and timing.telemetry else None,
         work=_work(cell, timing) if ok else None,
         memory=_memory(rank) if ok else None,
+        training=timing.training,
         proof=timing.proof if ok and rank == 0 else None,
         parameters_hash="feed",
         foreign_cpu_cores=timing.foreign_cpu_cores,

@@ -10,6 +10,7 @@ import pytest
 from reports.analysis.scalability import Dominant
 from reports.analysis.study import analyse
 from reports.analysis.verdict import verdict
+from results.training import Training
 
 MS = 1_000_000
 
@@ -62,6 +63,19 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
         "ideal); at 2 a step loses 60.0 % of its time against single on 1, most of it to exposed "
         "communication (15.0 ms)."
     )
+
+
+def test_what_a_strategy_said_of_its_training_is_repeated_whatever_its_name(planted, new_timing) -> None:
+    single = planted.series("weak", "single", [1], batch=8)[0]
+    ddp, gossip = (planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "gossip"))
+    planted.plan(repeats=1)
+    alone = Training(differences=("averages with its neighbours alone",), averages_all_gradients=False)
+    planted.run(single, new_timing(step_ms=10.0))
+    planted.run(ddp, new_timing(step_ms=25.0, training=Training()))
+    planted.run(gossip, new_timing(step_ms=12.0, training=alone))
+    first, *others = said(planted)
+    assert "; it averages with its neighbours alone: compare its convergence too" in first
+    assert any(other.startswith("Of plain data parallelism, ddp on 2 ranks") for other in others)
 
 
 def test_the_computation_of_a_compressor_is_called_what_it_is(planted, new_timing) -> None:

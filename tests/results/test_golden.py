@@ -22,6 +22,7 @@ from results.recorded import KernelTimes, LinkPeak, Operations, Recorded, Teleme
 from results.run import RunResult
 from results.schema import Schema
 from results.statistics import Metric
+from results.training import Training
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -308,11 +309,13 @@ RUN_RESULT = RunResult(
 IN_A_JOB = msgspec.structs.replace(ENVIRONMENT, allocation="slurm 17")
 RANK_RECORD_2 = msgspec.structs.replace(RANK_RECORD, environment=IN_A_JOB)
 RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
+TRAINING = Training(differences=("averages every 2 steps",), averages_all_gradients=False)
 RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,
     first_step_ns=90,
     first_steps=3,
     period=2,
+    training=TRAINING,
     quads=Quads(
         steps=2,
         on_first_ns=[16],
@@ -356,6 +359,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
 )
 RUN_RESULT_3 = msgspec.structs.replace(
     RUN_RESULT_2,
+    training=TRAINING,
     budget=StepBudget(
         method="on-off",
         input_ns=1.0,
