@@ -60,6 +60,8 @@ class StrategyFacts(Facts):
     """Whether it takes more than one rank."""
     bucket_copies: ClassVar[int] = 0
     """Copies of all parameters' size that a rank has beside parameters and gradients: buckets, say."""
+    takes_ddp_hooks: ClassVar[bool] = False
+    """Whether a compressor can be a hook of torch's DistributedDataParallel."""
     fixed_exchange: ClassVar[str | None] = None
     """Why neither a compressor nor a collective can be chosen; None: any of both."""
     by_blocks: ClassVar[bool] = False

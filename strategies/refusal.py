@@ -1,22 +1,22 @@
 """Which combinations make no sense, and why; nothing here imports torch.
 
-What one strategy alone refuses is in its facts; here is what holds for all.
+What one strategy, compressor or collective refuses is in its facts; here is what holds for all.
 """
 
 from __future__ import annotations
 
 from results.cell import Cell
 from results.errors import SpecError
-from results.spec import Spec
-from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from strategies.compression.catalog import LOSSLESS_ENOUGH, STANDS_ON
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+from strategies.collectives.facts import CollectiveFacts
+from strategies.compression.facts import CompressorFacts
 from strategies.facts import StrategyFacts
 
 
 def refusal(cell: Cell) -> str | None:
     """Why a cell makes no sense, as a sentence for the report; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
-    compression, collective = COMPRESSIONS.parse(cell.compression), COLLECTIVES.parse(cell.collective)
+    compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
     return (
         _ranks(cell, strategy)
         or strategy.refusal(cell)
@@ -24,8 +24,8 @@ def refusal(cell: Cell) -> str | None:
         or _grouping(cell, strategy)
         or _averaged(cell, strategy)
         or _machine(cell)
-        or _compressed(cell, strategy.spec, compression)
-        or _collected(cell, strategy.spec, collective, compression)
+        or _compressed(cell, strategy, compressor)
+        or _collected(cell, collective, compressor)
     )
 
 
@@ -83,57 +83,36 @@ def _machine(cell: Cell) -> str | None:
     return None
 
 
-def _compressed(cell: Cell, strategy: Spec, compression: Spec) -> str | None:
-    if compression.name == "torch-powersgd":
-        if strategy.name != "ddp" or cell.collective != "default":
-            return (
-                f"torch-powersgd goes with ddp and --collective default alone, not {strategy.text} and "
-                f"{cell.collective}: it is a hook of torch's ddp; use powersgd"
-            )
-    if compression.name == "dgc":
-        optimizer = OPTIMIZERS.parse(cell.optimizer)
-        if optimizer.name != "sgd" or optimizer.number("momentum") != 0:
-            return (
-                f"dgc goes with --optimizer sgd:momentum=0 alone, not {cell.optimizer}: it applies momentum "
-                f"itself, before it compresses"
-            )
-    if cell.precision == "fp16" and compression.name not in LOSSLESS_ENOUGH:
+def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts) -> str | None:
+    if compressor.ddp_hook and not (strategy.takes_ddp_hooks and cell.collective == "default"):
         return (
-            f"--precision fp16 does not go with {compression.name}, whose residual would keep an overflow of "
+            f"{compressor.name} goes with ddp and --collective default alone, not {strategy.spec.text} and "
+            f"{cell.collective}: it is a hook of torch's ddp; use powersgd"
+        )
+    if compressor.gradients_alone and strategy.promise.of == "parameters":
+        return (
+            f"{strategy.name} does not go with {compressor.name}: {compressor.gradients_alone}, and "
+            f"{strategy.name} exchanges differences of parameters; use topk"
+        )
+    if cell.precision == "fp16" and not compressor.passes_overflow:
+        return (
+            f"--precision fp16 does not go with {compressor.name}, whose residual would keep an overflow of "
             f"the scaled loss; use --precision bf16"
         )
-    return None
+    return compressor.refusal(cell)
 
 
-def _collected(cell: Cell, strategy: Spec, collective: Spec, compression: Spec) -> str | None:
-    need = STANDS_ON.get(compression.name)
-    if collective.name in ("ring", "tree") and cell.device == "cuda":
+def _collected(cell: Cell, collective: CollectiveFacts, compressor: CompressorFacts) -> str | None:
+    if collective.on_cuda and cell.device == "cuda":
         return (
             f"{collective.name} goes with --device cpu alone, being built from sends between CPU ranks; on "
-            f"CUDA use --collective default and set NCCL_ALGO=Ring or Tree"
+            f"CUDA use {collective.on_cuda}"
         )
-    if need is not None and (
-        collective.name == "tree" or (collective.name == "ring" and need == "all-to-all")
-    ):
-        return f"{compression.name} needs {need}, which {collective.name} does not implement"
-    if collective.name == "hierarchical" and compression.name == "dgc":
+    if compressor.need not in collective.implements:
+        return f"{compressor.name} needs {compressor.need}, which {collective.name} does not implement"
+    if collective.by_nodes and compressor.own_gradients_alone:
         return (
-            "dgc does not go with hierarchical: it forgets the momentum of what a rank has sent, and across "
-            "nodes one rank sends for all of its node"
+            f"{compressor.name} does not go with {collective.name}: {compressor.own_gradients_alone}, and "
+            f"across nodes one rank sends for all of its node"
         )
-    if collective.name == "hierarchical" and collective.word("via") == "shards":
-        return _shards(cell, compression)
-    return None
-
-
-def _shards(cell: Cell, compression: Spec) -> str | None:
-    if compression.name == "powersgd":
-        return (
-            "powersgd needs whole matrices, hierarchical:via=shards cuts them: use hierarchical:via=leaders"
-        )
-    if cell.node_size is not None and cell.gpus > cell.node_size and cell.gpus % cell.node_size:
-        return (
-            f"for hierarchical:via=shards ranks ({cell.gpus}) must be a multiple of --node-size "
-            f"({cell.node_size}); use hierarchical:via=leaders"
-        )
-    return None
+    return collective.refusal(cell, compressor)

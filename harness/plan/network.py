@@ -5,7 +5,7 @@ from __future__ import annotations
 from results.cell import Cell
 from results.errors import SpecError
 from results.plan import placement_of
-from strategies.catalog import STRATEGIES
+from strategies.catalog import COLLECTIVES, STRATEGIES
 
 
 def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
@@ -20,7 +20,7 @@ def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
 
 def _flat(cell: Cell, size: int) -> str | None:
     """Why nodes of `size` give a hierarchical exchange nothing to do."""
-    if not cell.collective.startswith("hierarchical") or 1 < size < cell.gpus:
+    if not COLLECTIVES.facts(cell.collective).by_nodes or 1 < size < cell.gpus:
         return None
     here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
     return f"hierarchical goes inside of nodes and across them, and {here}; give --node-size"

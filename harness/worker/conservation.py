@@ -7,7 +7,6 @@ exact but for rounding, whatever the compressor does, and it asks the compressor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,22 +21,10 @@ from results.cell import Cell
 from strategies.catalog import COMPRESSIONS
 from strategies.training.parallel import ParallelModel
 
-CAST_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Unit roundoff of what is summed, where it is not single precision."""
-ROUNDINGS = 256
-"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it."""
-
 
 def law_tolerance(cell: Cell) -> float:
     """How far both sides of the law may be apart, in parts of the size of what is added up."""
-    spec = COMPRESSIONS.parse(cell.compression)
-    if spec.name in CAST_ROUNDOFF:
-        # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
-        return 2 * cell.gpus * CAST_ROUNDOFF[spec.name]
-    if spec.name in ("powersgd", "torch-powersgd"):
-        # A product of factors of r terms, whose norms are up to sqrt(r) times that of the matrix.
-        return max(ROUNDINGS, math.sqrt(spec.count) * (spec.count + cell.gpus)) * UNIT_ROUNDOFF
-    return ROUNDINGS * UNIT_ROUNDOFF
+    return COMPRESSIONS.facts(cell.compression).law_tolerance(cell.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.exchange.buckets import Bucket
 
@@ -32,6 +33,12 @@ class Compressor(ABC):
         """Whether what was not sent is added to the next share of the same bucket."""
         self.ramp_steps = ramp_steps
         """Steps at the start that are compressed otherwise than all later ones."""
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> Compressor:
+        """With the options of a spec. What ranks draw alike follows from `seed` alone; what each draws for
+        itself from `rank` as well."""
+        return cls()  # type: ignore[call-arg]  # of those without options
 
     @property
     def all_reducible(self) -> bool:

@@ -77,6 +77,7 @@ class Ddp(BucketedFacts):
         }
     )
     model = "strategies.ddp.model:DdpModel"
+    takes_ddp_hooks = True
 
     def refusal(self, cell: Cell) -> str | None:
         if self.spec.flag("static_graph") and cell.accumulation > 1:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from results.registry import load
 from strategies.compression.catalog import COMPRESSIONS
+from strategies.compression.torch_powersgd.hook import TorchPowerSgd
 from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
-from strategies.ddp.torch_powersgd import RAMP_STEPS, TorchPowerSgd
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.parallel import ParallelModel, Setting
 
@@ -46,10 +47,11 @@ class DdpModel(ParallelModel):
 
     def _build_hook(self, exchange: ExchangeSettings, device: torch.device) -> Hook:
         layout = BucketLayout(self.bare)
-        compression = COMPRESSIONS.parse(exchange.compression)
-        if compression.name == "torch-powersgd":
-            theirs = TorchPowerSgd(compression.count, layout, group=exchange.group, seed=exchange.seed)
-            self.gradient_exchange, self.ramp_steps = theirs, RAMP_STEPS
+        compressor = COMPRESSIONS.facts(exchange.compression)
+        if compressor.ddp_hook:
+            kind: type[TorchPowerSgd] = load(compressor.ddp_hook)
+            theirs = kind(compressor.spec.count, layout, group=exchange.group, seed=exchange.seed)
+            self.gradient_exchange, self.ramp_steps = theirs, theirs.ramp_steps
             return Hook(theirs, device)
         ours = GradientExchange(exchange, device=device)
         self.gradient_exchange, self.ramp_steps = ours, ours.ramp_steps

@@ -44,14 +44,6 @@ class LocalSgd(StrategyFacts):
     def differences(self) -> tuple[str, ...]:
         return (f"averages every {self.period} step{'s' if self.period > 1 else ''}",)
 
-    def refusal(self, cell: Cell) -> str | None:
-        if cell.compression.startswith("dgc"):
-            return (
-                "local-sgd does not go with dgc, which corrects the momentum of gradients, as it exchanges "
-                "differences of parameters; use topk"
-            )
-        return None
-
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         buckets = runs([weight.values for part in parts.parts for weight in part.weights])
         yield term(

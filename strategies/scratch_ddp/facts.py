@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from results.cell import Cell
 from results.spec import Option
-from strategies.compression.catalog import COMPRESSIONS, LOSSLESS_ENOUGH
+from strategies.compression.catalog import COMPRESSIONS
 from strategies.ddp.facts import BUCKET_MB, UNUSED, BucketedFacts
 
 
@@ -35,7 +35,7 @@ class ScratchDdp(BucketedFacts):
         return True
 
     def refusal(self, cell: Cell) -> str | None:
-        if self.spec.flag("find_unused") and COMPRESSIONS.parse(cell.compression).name not in LOSSLESS_ENOUGH:
+        if self.spec.flag("find_unused") and not COMPRESSIONS.facts(cell.compression).passes_overflow:
             return (
                 f"scratch-ddp:find_unused=true goes with --compression none, fp16 or bf16, not "
                 f"{cell.compression}: it drops the sum of a parameter that no replica used, and with it the "

@@ -19,7 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.route import Route
-from strategies.compression.dense import Dense
+from strategies.compression.none.compressor import Dense
 from strategies.exchange.buckets import Bucket
 
 Ranks = Callable[..., list[Any]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
 from strategies.compression.build import build_compressor
-from strategies.compression.cast import Fp16
+from strategies.compression.casts.compressor import Fp16
 from strategies.exchange.buckets import Bucket, pieces_of
 
 Threads = Callable[..., list[Any]]

@@ -16,7 +16,7 @@ from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
-from strategies.compression.dense import Dense
+from strategies.compression.none.compressor import Dense
 from strategies.exchange.buckets import Bucket, Piece
 
 Threads = Callable[..., list[Any]]

@@ -14,7 +14,6 @@ from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.compression.build import build_compressor
-from strategies.compression.catalog import STANDS_ON
 from strategies.refusal import refusal
 
 ONE = "ranks; on 1 use single"
@@ -58,7 +57,10 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ({"strategy": "ddp:find_unused=true", "compression": "bf16"}, "use scratch-ddp:find_unused=true"),
         ({"strategy": "ddp:find_unused=true", "collective": "ring"}, "use scratch-ddp:find_unused=true"),
         ({"strategy": "local-sgd:4", "precision": "fp16"}, "each rank would scale its own loss; use bf16"),
-        ({"strategy": "local-sgd:4", "compression": "dgc:0.01"}, "it exchanges differences of parameters"),
+        (
+            {"strategy": "local-sgd:4", "compression": "dgc:0.01"},
+            "local-sgd exchanges differences of parameters",
+        ),
         ({"precision": "tf32"}, "--precision tf32 goes with --device cuda alone"),
         ({"backend": "nccl"}, "--backend nccl goes with --device cuda alone; use gloo"),
         ({"strategy": "scratch-ddp", "compression": "torch-powersgd:4"}, "not scratch-ddp and default"),
@@ -396,10 +398,8 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
 
 
 @pytest.mark.parametrize("entry", list(COMPRESSIONS), ids=lambda entry: entry.name)
-def test_the_catalog_says_what_a_compressor_stands_on(entry: Entry) -> None:
-    if entry.name == "torch-powersgd":
-        assert entry.name not in STANDS_ON
-        return
-    need = build_compressor(_written(entry), seed=0, rank=0).need
-    assert STANDS_ON.get(entry.name, "all-reduce") == need.replace("_", "-")
-    assert set(STANDS_ON.values()) == {"all-gather", "all-to-all"}
+def test_the_facts_say_what_a_compressor_needs(entry: Entry) -> None:
+    facts = COMPRESSIONS.facts(_written(entry))
+    if facts.ddp_hook is None:
+        need = build_compressor(facts.spec.text, seed=0, rank=0).need
+        assert facts.need == need.replace("_", "-")

@@ -14,8 +14,8 @@ from torch import Tensor
 from harness.worker.exchange import ExchangeGroup
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
-from strategies.collectives.tree import Node, Tree, binary_tree
-from strategies.compression.dense import Dense
+from strategies.collectives.tree.route import Node, Tree, binary_tree
+from strategies.compression.none.compressor import Dense
 from strategies.exchange.buckets import Bucket
 
 Threads = Callable[..., list[Any]]

@@ -15,7 +15,7 @@ from harness.worker.proof import first_steps
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
 from strategies.compression.memory import BucketMemory
-from strategies.compression.topk import TopK
+from strategies.compression.topk.compressor import TopK
 from strategies.exchange.buckets import Bucket
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.selection import count_sent, equal_blocks
@@ -29,6 +30,10 @@ class RandomK(Compressor):
         """`streams` with the same key on all ranks."""
         super().__init__(feedback=feedback)
         self._ratio, self._streams = ratio, streams
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> RandomK:
+        return cls(spec.ratio, Streams(seed), feedback=spec.flag("feedback"))
 
     def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
         values = bucket.values

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.draw import generator_of
@@ -44,6 +45,11 @@ class PowerSGD(Compressor):
         self._steps: Counter[str] = Counter()
         self._factors: dict[str, Tensor] = {}
         """By parameter: the summed Q^T of its last step, the same on all ranks."""
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> PowerSGD:
+        warmup, feedback = spec.integer("warmup"), spec.flag("feedback")
+        return cls(spec.count, warmup=warmup, seed=seed, feedback=feedback)
 
     def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
         factored, whole = self._divide(bucket.pieces)

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from results.spec import Spec
 from strategies.collectives.link import Link
 from strategies.collectives.route import Flat, Route
 from strategies.compression.base import Compressor
-from strategies.compression.dense import Dense
+from strategies.compression.none.compressor import Dense
 from strategies.exchange.buckets import Bucket
+
+
+def route(spec: Spec, link: Link, node_size: int) -> Route:
+    """Over nodes of `node_size` ranks in a row."""
+    return build_hierarchical(link, node_size=node_size, via=spec.word("via"))
 
 
 def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:

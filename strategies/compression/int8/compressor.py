@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.compression.base import State
 from strategies.compression.draw import generator_of
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
@@ -32,6 +33,10 @@ class Int8(TwoStage):
         super().__init__(unit=block, feedback=feedback)
         self._key = seed, rank
         self._calls = 0
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> Int8:
+        return cls(block=spec.integer("block"), seed=seed, rank=rank, feedback=spec.flag("feedback"))
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
         """Block after block: its codes, then its step."""

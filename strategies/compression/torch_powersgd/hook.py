@@ -28,6 +28,8 @@ class TorchPowerSgd:
     these add up to nothing.
     """
 
+    ramp_steps = RAMP_STEPS
+
     def __init__(self, rank: int, layout: BucketLayout, *, group: ProcessGroup | None, seed: int) -> None:
         """`rank` is that of the approximation; a group of None is the default group."""
         self.audited = False

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from results.spec import Spec
 from strategies.collectives.link import Link
+from strategies.collectives.route import Flat, Route
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
 
 TREES = 2
@@ -102,3 +104,8 @@ def _down(node: Node, part: slice) -> Iterator[Send | Receive]:
     if node.parent is not None:
         yield Receive(part=part, source=node.parent, adds=False)
     yield from (Send(part=part, to=child) for child in node.children)
+
+
+def route(spec: Spec, link: Link, node_size: int) -> Route:
+    """All ranks at once."""
+    return Flat(Tree(link, chunk_bytes=int(spec.number("chunk_mb") * 2**20)))

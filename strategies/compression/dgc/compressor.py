@@ -9,12 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.memory import BucketMemory
-from strategies.compression.selection import Select, count_sent
+from strategies.compression.selection import SELECTIONS, Select, count_sent
 from strategies.compression.streams import Streams
-from strategies.compression.topk import sum_chosen
+from strategies.compression.topk.compressor import sum_chosen
 from strategies.exchange.buckets import Bucket
 
 _FIRST_RATIO = 0.25
@@ -43,6 +44,16 @@ class Dgc(Compressor):
         self._final_ratio, self._select, self._streams = ratio, select, streams
         self._momentum = momentum
         self._velocity = BucketMemory()
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> Dgc:
+        return cls(
+            spec.ratio,
+            SELECTIONS[spec.word("select")],
+            Streams(seed, rank),
+            momentum=spec.number("momentum"),
+            warmup=spec.integer("warmup"),
+        )
 
     def compensate(self, bucket: Bucket, kept: Tensor) -> None:
         velocity = self._velocity.of(bucket)

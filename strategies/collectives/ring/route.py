@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from results.spec import Spec
+from strategies.collectives.link import Link
+from strategies.collectives.route import Flat, Route
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
 
 
@@ -58,3 +61,8 @@ def _rounds(rank: int, bounds: Sequence[int], chunk: int, adds: Sequence[bool]) 
             if back < len(adds):
                 steps.append(Send(part=part, to=after))
     return steps
+
+
+def route(spec: Spec, link: Link, node_size: int) -> Route:
+    """All ranks at once."""
+    return Flat(Ring(link, chunk_bytes=int(spec.number("chunk_mb") * 2**20)))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from results.spec import Spec
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
 
 _BITS = 8
@@ -22,6 +23,10 @@ class ScaledSign(TwoStage):
 
     def __init__(self, *, feedback: bool) -> None:
         super().__init__(unit=_BITS, feedback=feedback)
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> ScaledSign:
+        return cls(feedback=spec.flag("feedback"))
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
         """Packed signs, then the scale. Bit i of a byte is its i-th value: 1 is plus."""

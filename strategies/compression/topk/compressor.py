@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
-from strategies.compression.selection import Select, count_sent
+from strategies.compression.selection import SELECTIONS, Select, count_sent
 from strategies.compression.streams import Streams
 from strategies.exchange.buckets import Bucket
 
@@ -27,6 +28,11 @@ class TopK(Compressor):
         """`streams` are this rank's own: what a selection by chance draws from."""
         super().__init__(feedback=feedback)
         self._ratio, self._select, self._streams = ratio, select, streams
+
+    @classmethod
+    def of(cls, spec: Spec, *, seed: int, rank: int) -> TopK:
+        select = SELECTIONS[spec.word("select")]
+        return cls(spec.ratio, select, Streams(seed, rank), feedback=spec.flag("feedback"))
 
     def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
         values = bucket.values

@@ -1,0 +1,1 @@
+"""`default`: the backend's own all-reduce."""

@@ -1,0 +1,29 @@
+"""What is known of a collective without torch: what it implements, and where it goes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from results.cell import Cell
+from results.registry import Facts
+from results.spec import Option
+from strategies.compression.facts import CompressorFacts, Need
+
+CHUNK_MB = Option(kind="float", default=2.0, minimum=0.001, help="MiB that are sent at once")
+
+
+class CollectiveFacts(Facts):
+    """The facts of one collective with its options."""
+
+    route: ClassVar[str]
+    """A function (spec, link, node_size) to a `Route`, as `package.module:name`; imported on a rank alone."""
+    implements: ClassVar[frozenset[Need]] = frozenset(("all-reduce", "all-gather", "all-to-all"))
+    """What compressors may need of it."""
+    by_nodes: ClassVar[bool] = False
+    """Whether it goes inside of nodes and across them: one rank sends there what all of its node have."""
+    on_cuda: ClassVar[str | None] = None
+    """What to use on CUDA in its place; None: itself."""
+
+    def refusal(self, cell: Cell, compressor: CompressorFacts) -> str | None:
+        """Why its own rules refuse a cell, as a sentence; None if they do not."""
+        return None

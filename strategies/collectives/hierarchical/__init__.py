@@ -1,0 +1,1 @@
+"""`hierarchical`: inside of nodes and across them."""

@@ -1,0 +1,1 @@
+"""`ring`: around a ring of sends."""

@@ -1,0 +1,1 @@
+"""`tree`: up and down two binary trees."""

@@ -1,0 +1,1 @@
+"""`dgc`: deep gradient compression."""

@@ -1,0 +1,53 @@
+"""What is known of a compressor without torch: what it needs and keeps, and how exact its books are."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from results.cell import Cell
+from results.registry import Facts
+from results.spec import Option
+
+Need = Literal["all-reduce", "all-gather", "all-to-all"]
+"""The collective that sums what is sent."""
+
+UNIT_ROUNDOFF = 2.0**-24
+ROUNDINGS = 256
+"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it."""
+
+RATIO = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share that is sent, such as 0.01")
+RANK = Option(kind="int", minimum=1, maximum=1024, help="the rank of the approximation, such as 4")
+SELECT = Option(
+    kind="str",
+    default="exact",
+    choices=("exact", "sampled", "block"),
+    help="how the largest are found: all of them, by a threshold from a sample, or one of each block",
+)
+FEEDBACK = Option(kind="bool", default=True, help="add what was not sent to the next gradient")
+WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
+
+
+class CompressorFacts(Facts):
+    """The facts of one compressor with its options."""
+
+    compressor: ClassVar[str] = ""
+    """The `Compressor`, as `package.module:Class`, built by its `of`; imported on a rank alone."""
+    ddp_hook: ClassVar[str | None] = None
+    """A hook of torch's DistributedDataParallel in its place, as `package.module:Class`."""
+    need: ClassVar[Need] = "all-reduce"
+    passes_overflow: ClassVar[bool] = False
+    """Whether an overflow of scaled gradients leaves it as it came, and nothing of it in a residual."""
+    whole_matrices: ClassVar[bool] = False
+    """Whether it cannot compress a shard of a bucket."""
+    gradients_alone: ClassVar[str | None] = None
+    """Why it does not go with differences of parameters; None: it does."""
+    own_gradients_alone: ClassVar[str | None] = None
+    """Why a rank cannot send for others; None: it can."""
+
+    def refusal(self, cell: Cell) -> str | None:
+        """Why its own rules refuse a cell, as a sentence; None if they do not."""
+        return None
+
+    def law_tolerance(self, ranks: int) -> float:
+        """How far both sides of the law of conservation may be apart, in parts of what is added up."""
+        return ROUNDINGS * UNIT_ROUNDOFF

@@ -1,0 +1,1 @@
+"""`int8`: 8 bits with a scale a block."""

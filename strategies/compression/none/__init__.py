@@ -1,0 +1,1 @@
+"""`none`: gradients as they are."""

@@ -1,0 +1,1 @@
+"""`powersgd`: a low-rank approximation."""

@@ -1,0 +1,36 @@
+"""`powersgd` without torch."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from strategies.compression.facts import (
+    FEEDBACK,
+    RANK,
+    ROUNDINGS,
+    UNIT_ROUNDOFF,
+    WARMUP,
+    CompressorFacts,
+)
+
+
+class LowRankFacts(CompressorFacts):
+    """Matrices go as factors."""
+
+    positional = RANK
+    whole_matrices = True
+
+    def law_tolerance(self, ranks: int) -> float:
+        # A product of factors of r terms, whose norms are up to sqrt(r) times that of the matrix.
+        rank = self.spec.count
+        return max(ROUNDINGS, math.sqrt(rank) * (rank + ranks)) * UNIT_ROUNDOFF
+
+
+class PowerSGDFacts(LowRankFacts):
+    """Ours, over any all-reduce."""
+
+    name = "powersgd"
+    help = "a low-rank approximation of each matrix, warm-started"
+    options = MappingProxyType({"warmup": WARMUP, "feedback": FEEDBACK})
+    compressor = "strategies.compression.powersgd.compressor:PowerSGD"

@@ -1,0 +1,1 @@
+"""`randomk`: random elements."""

@@ -1,0 +1,1 @@
+"""`signsgd`: one bit an element."""

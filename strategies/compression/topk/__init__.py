@@ -1,0 +1,1 @@
+"""`topk`: the largest elements."""

@@ -1,0 +1,1 @@
+"""`torch-powersgd`: the hook of torch."""
