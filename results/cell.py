@@ -12,6 +12,8 @@ import msgspec
 
 from results.link import link_text
 
+BASELINE_STRATEGY = "single"
+"""The strategy of one device, from which curves start."""
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]

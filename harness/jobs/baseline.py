@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from results.cell import Cell
+from results.cell import BASELINE_STRATEGY, Cell
 
 
 def baseline_of(cells: Sequence[Cell]) -> Cell:
@@ -14,12 +14,12 @@ def baseline_of(cells: Sequence[Cell]) -> Cell:
 
     The same for all jobs of a plan, whatever cells they run themselves.
     """
-    alone = [cell for cell in cells if cell.gpus == 1 and cell.strategy == "single"]
+    alone = [cell for cell in cells if cell.gpus == 1 and cell.strategy == BASELINE_STRATEGY]
     if alone:
         return alone[0]
     return msgspec.structs.replace(
         min(cells, key=lambda cell: cell.gpus),
-        strategy="single",
+        strategy=BASELINE_STRATEGY,
         compression="none",
         collective="default",
         gpus=1,

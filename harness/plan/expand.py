@@ -15,7 +15,7 @@ from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, SeriesKey, points, workloads_of
 from harness.plan.surroundings import devices_here
-from results.cell import Cell
+from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
 from results.plan import EXCLUDED, Plan, Request, Series, Skip
@@ -189,7 +189,7 @@ def _base(request: Request, workload: str) -> Cell:
     return Cell(
         workload=workload,
         dataset=request.dataset,
-        strategy="single",
+        strategy=BASELINE_STRATEGY,
         gpus=1,
         micro_batch=1,
         device=request.device,

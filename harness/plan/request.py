@@ -11,7 +11,7 @@ import msgspec
 from harness.plan.dataset import data_file, require_fit
 from harness.plan.options import Counts, Names, read_counts, read_duration_s, read_gpus, read_names
 from harness.plan.study_file import BY_NAME, StudyFile, check_values, merge, read_study_file
-from results.cell import Backend, Checkpointing, Device, StepPolicy
+from results.cell import BASELINE_STRATEGY, Backend, Checkpointing, Device, StepPolicy
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
@@ -21,7 +21,7 @@ from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts
 
 __all__ = ["StudyFile", "make_request", "merge", "read_study_file"]
 
-DEFAULT_STRATEGIES = ("single", "ddp")
+DEFAULT_STRATEGIES = (BASELINE_STRATEGY, "ddp")
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
 _AS_THEY_ARE = (
     "repeats",

@@ -8,7 +8,7 @@ that errors of one step are judged alone, and then replays the update from the s
 optimizer state. What state the replay leaves is what the next step must begin with.
 
 What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
-alone: a device that the cell nearly fills has no room for wholes.
+alone: a device that the cell nearly fills has no room for full tensors.
 
 A compressed exchange is not meant to give those gradients. It is held to its books instead
 (`conservation`): what was applied, with what the ranks kept back, is what the simulation gives.

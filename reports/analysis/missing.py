@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from reports.analysis.outcomes import NOT_RUN, words
 from reports.analysis.scaling import Curve, Gap
 from reports.analysis.study import StudyFigures
+from results.cell import BASELINE_STRATEGY
 from results.label import label
 from results.outcome import Evidence, Outcome
 from results.plan import EXCLUDED
@@ -50,7 +51,7 @@ def missing(study: StudyFigures, workload: str) -> Missing:
 def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
     """Without what is no loss: what the user left out, one device of what exchanges, several of `single`."""
     for group in study.skipped:
-        if group.skip.reason.startswith(EXCLUDED) or group.skip.strategy == "single":
+        if group.skip.reason.startswith(EXCLUDED) or group.skip.strategy == BASELINE_STRATEGY:
             continue
         name = label(group.skip)
         sizes = _sizes([curve for curve in curves if curve.key.label == name])

@@ -11,7 +11,7 @@ from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, s
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training, training_of
 from results.budget import BudgetMethod
-from results.cell import Device, Precision
+from results.cell import BASELINE_STRATEGY, Device, Precision
 from results.outcome import Evidence
 from results.plan import Scaling
 from results.statistics import Metric, ratio_of_runs
@@ -182,7 +182,7 @@ def _is_dense(named: Named) -> bool:
     """Whether gradients are exchanged in every step, whole, by the backend's own collectives."""
     key = named[0].key
     return (
-        key.strategy != "single"
+        key.strategy != BASELINE_STRATEGY
         and (key.compression, key.collective) == ("none", "default")
         and training_of(named[1].figures).averages_all_gradients
     )

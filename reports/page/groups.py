@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from reports.analysis.scaling import Baseline, Curve
 from reports.page.svg import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+from results.cell import BASELINE_STRATEGY
 
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SKIPS_SHOWN_UP_TO = 2
 """Skipped sizes are marked up to so many times the largest size with a result; the note names all."""
-_SINGLE = "single"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,14 @@ Hands = dict[str, Hand]
 
 def hands(curves: Sequence[Curve]) -> Hands:
     """A colour and a marker for each label; one device alone is drawn in ink."""
-    labels = [label for label in dict.fromkeys(curve.key.exchange for curve in curves) if label != _SINGLE]
+    labels = [
+        label for label in dict.fromkeys(curve.key.exchange for curve in curves) if label != BASELINE_STRATEGY
+    ]
     drawn = {
         label: Hand(colour=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)])
         for place, label in enumerate(labels)
     }
-    return {_SINGLE: Hand(colour=INK, marker="o")} | drawn
+    return {BASELINE_STRATEGY: Hand(colour=INK, marker="o")} | drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Group:
         for curve in self.curves:
             begins = min((point.gpus for point in curve.points), default=1)
             gaps = [gap for gap in curve.gaps if not gap.skipped or gap.gpus > begins]
-            if gaps and curve.key.strategy != _SINGLE:
+            if gaps and curve.key.strategy != BASELINE_STRATEGY:
                 sizes = ", ".join(f"{gap.gpus:,}{' (skipped)' if gap.skipped else ''}" for gap in gaps)
                 texts.append(f"{curve.key.label} at {sizes}")
         return f"No result: {'; '.join(texts)}." if texts else ""
@@ -119,7 +121,7 @@ def shown_gaps(curve: Curve) -> list[int]:
     `single` ends at one device by its nature, and a strategy begins at its smallest size.
     """
     failed = [gap.gpus for gap in curve.gaps if not gap.skipped]
-    if curve.key.strategy == _SINGLE:
+    if curve.key.strategy == BASELINE_STRATEGY:
         return failed
     there = [point.gpus for point in curve.points] + failed
     begins, reached = min(there, default=0), max(there, default=0)

@@ -34,18 +34,18 @@ class BlockChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BlockRun:
     """Blocks in a row that are treated alike."""
 
     choice: BlockChoice
     blocks: int
 
 
-def read_runs(text: str) -> list[Run]:
+def read_runs(text: str) -> list[BlockRun]:
     """The runs of a text, neighbours that are alike made one. Raises SpecError."""
     runs = [_read_run(run) for run in text.split("+")]
     return [
-        Run(choice=choice, blocks=sum(run.blocks for run in alike))
+        BlockRun(choice=choice, blocks=sum(run.blocks for run in alike))
         for choice, alike in groupby(runs, key=lambda run: run.choice)
     ]
 
@@ -65,7 +65,7 @@ def blocks_of(text: str) -> int:
     return sum(run.blocks for run in read_runs(text))
 
 
-def _read_run(text: str) -> Run:
+def _read_run(text: str) -> BlockRun:
     found = _RUN.fullmatch(text)
     if found is None:
         raise SpecError(f"{text!r} is no run of blocks: manual takes {_GRAMMAR}")
@@ -73,4 +73,4 @@ def _read_run(text: str) -> Run:
     choice = BlockChoice(
         reshard=first == "reshard", checkpoint=".checkpoint" in flags, offload=".offload" in flags
     )
-    return Run(choice=choice, blocks=int(count or 1))
+    return BlockRun(choice=choice, blocks=int(count or 1))
