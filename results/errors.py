@@ -11,6 +11,7 @@
     |   |   +-- NewerSchemaError  ... or newer than this program
     |   +-- StudyBusyError    another process works on the study
     +-- MachineError          1: this machine cannot do what was asked
+    +-- ExtensionError        1: a name that another package adds cannot be used
     +-- SchedulerError        1: a cluster's scheduler refused, failed or did not answer
 """
 
@@ -57,6 +58,10 @@ class StudyBusyError(StoreError):
 
 class MachineError(BenchError):
     """This machine cannot do what was asked (no torch, no such device, no room)."""
+
+
+class ExtensionError(BenchError):
+    """What another package adds cannot be imported, or is not what it must be."""
 
 
 class SchedulerError(BenchError):

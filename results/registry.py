@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from results.errors import SpecError
+from results.extensions import Extension
 from results.spec import Catalog, Entry, Option, Spec
 
 
@@ -40,8 +41,12 @@ F = TypeVar("F", bound=Facts)
 class Registry(Catalog, Generic[F]):
     """A catalog with the facts of each name."""
 
-    def __init__(self, kind: str, known: Iterable[type[F]]) -> None:
-        super().__init__(kind, [])
+    def __init__(
+        self, kind: str, known: Iterable[type[F]], *, base: type[F] | None = None, group: str | None = None
+    ) -> None:
+        """`group`: the entry points by which other packages add classes derived from `base`."""
+        super().__init__(kind, [], group=group)
+        self._base = base or Facts
         self._facts: dict[str, type[F]] = {}
         for facts in known:
             self.register(facts)
@@ -56,6 +61,16 @@ class Registry(Catalog, Generic[F]):
                 )
         self.entries |= {entry.name: entry for entry in entries}
         self._facts[facts.name] = facts
+
+    def admit(self, extension: Extension) -> None:
+        facts: Any = extension.load()
+        needed = f"a class derived from {self._base.__module__}.{self._base.__qualname__}"
+        if not (isinstance(facts, type) and issubclass(facts, self._base)):
+            raise extension.wrong(facts, needed)
+        named = getattr(facts, "name", None)
+        if named != extension.name:
+            raise extension.wrong(facts, f"{needed} whose name is {extension.name!r}, not {named!r}")
+        self.register(cast("type[F]", facts))
 
     def forget(self, name: str) -> None:
         """Take a name and its aliases away again."""

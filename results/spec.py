@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from results.errors import SpecError, nearest
+from results.extensions import Extension, extensions
 
 Value = int | float | bool | str
 Kind = Literal["int", "float", "bool", "str"]
@@ -124,8 +125,11 @@ class Spec:
 class Catalog:
     """What exists of one kind ("strategy", "workload"), and the parser of its texts."""
 
-    def __init__(self, kind: str, entries: list[Entry]) -> None:
+    def __init__(self, kind: str, entries: list[Entry], *, group: str | None = None) -> None:
+        """`group`: the entry points by which other packages add to it; None: they cannot."""
         self.kind = kind
+        self.group = group
+        self._offered: Mapping[str, Extension] | None = None
         self.entries: dict[str, Entry] = {}
         for entry in entries:
             self.add(entry)
@@ -142,14 +146,31 @@ class Catalog:
             raise SpecError(f"{self.kind} {entry.name!r} is declared already ({taken}); choose another name")
         self.entries[entry.name] = entry
 
+    @property
+    def offered(self) -> Mapping[str, Extension]:
+        """What other packages add, by name. Raises ExtensionError for a name that is taken."""
+        if self._offered is None:
+            self._offered = extensions(self.group, self.entries) if self.group else {}
+        return self._offered
+
+    def admit(self, extension: Extension) -> None:
+        """Import and register what another package adds. Raises ExtensionError if it is not of this kind."""
+        raise NotImplementedError
+
     def parse(self, text: str) -> Spec:
-        """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name."""
+        """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name.
+
+        What another package adds is imported when it is first named. Raises ExtensionError if it cannot be.
+        """
         if text not in self._parsed:
             self._parsed[text] = self._parse(text)
         return self._parsed[text]
 
     def _parse(self, text: str) -> Spec:
         name, positional, options = split(text)
+        offered = self.offered.get(name)
+        if offered is not None and name not in self.entries:
+            self.admit(offered)
         entry = self.entries.get(name)
         if entry is None:
             raise SpecError(self._unknown(name))
@@ -200,8 +221,8 @@ class Catalog:
         return entry.positional.default
 
     def _unknown(self, name: str) -> str:
-        names = ", ".join(sorted(self.entries))
-        return f"there is no {self.kind} {name!r}{nearest(name, self.entries)}; there are: {names}"
+        names = sorted({*self.entries, *self.offered})
+        return f"there is no {self.kind} {name!r}{nearest(name, names)}; there are: {', '.join(names)}"
 
 
 def split(text: str) -> tuple[str, str | None, dict[str, str]]:

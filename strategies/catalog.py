@@ -37,6 +37,8 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
         TensorParallel,
         Auto,
     ),
+    base=StrategyFacts,
+    group="bench.strategies",
 )
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from types import MappingProxyType
 
 from results.cell import Cell
+from results.extensions import Extension
 from results.spec import Catalog, Entry, Option, Spec
 from results.unknown import Unknown
 from workloads.fits import DIGITS_IMAGES
@@ -188,7 +189,19 @@ _MEMBERS = (
     ),
 )
 
-WORKLOADS = Catalog("workload", [])
+
+class Workloads(Catalog):
+    """The catalog of workloads: packages add a `Member` each."""
+
+    def admit(self, extension: Extension) -> None:
+        member = extension.load()
+        if not isinstance(member, Member) or member.name != extension.name:
+            needed = f"a workloads.catalog.Member whose name is {extension.name!r}"
+            raise extension.wrong(member, needed)
+        register(member)
+
+
+WORKLOADS = Workloads("workload", [], group="bench.workloads")
 MEMBERS: dict[str, Member] = {}
 """By name; filled by `register`."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from harness.console import Console
+from harness.plan.launchers import launcher_entries
+from results.errors import ExtensionError
+from results.extensions import Extension, extensions
 from results.spec import Catalog, Entry, Option
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS
@@ -12,25 +15,51 @@ from workloads.catalog import DATASETS, WORKLOADS
 
 @click.command(name="list")
 def command() -> int:
-    """List the workloads, data sets, strategies, compressors, collectives and optimizers there are."""
+    """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
+
+    Launchers and the sections of the report follow, each with the package that adds it, if that is not bench.
+    """
     console = Console()
     for catalog in (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, COLLECTIVES, OPTIMIZERS):
-        _show(console, catalog)
+        _show(console, catalog.kind, _catalog_rows(catalog))
+    launchers = launcher_entries().values()
+    _show(console, "launcher", [(each.name, "", each.help) for each in launchers])
+    sections = extensions("bench.sections")
+    if sections:
+        _show(console, "section", [(name, "", f"is of {each.package}") for name, each in sections.items()])
     return 0
 
 
-def _show(console: Console, catalog: Catalog) -> None:
-    console.result(f"\n{_plural(catalog.kind)}")
-    rows = [row for entry in catalog for row in _rows(entry)]
+def _show(console: Console, kind: str, rows: list[tuple[str, str, str]]) -> None:
+    console.result(f"\n{_plural(kind)}")
     console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
+
+
+def _catalog_rows(catalog: Catalog) -> list[tuple[str, str, str]]:
+    broken = [
+        (name, "", str(error)) for name, each in catalog.offered.items() if (error := _admit(catalog, each))
+    ]
+    rows = [row for entry in catalog for row in _rows(entry, catalog.offered.get(entry.name))]
+    return rows + broken
+
+
+def _admit(catalog: Catalog, extension: Extension) -> ExtensionError | None:
+    """Import the facts of a name of another package; the error if they cannot be."""
+    try:
+        if extension.name not in catalog.entries:
+            catalog.admit(extension)
+    except ExtensionError as error:
+        return error
+    return None
 
 
 def _plural(noun: str) -> str:
     return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
-def _rows(entry: Entry) -> list[tuple[str, str, str]]:
-    rows = [(entry.name, "", entry.help)]
+def _rows(entry: Entry, extension: Extension | None) -> list[tuple[str, str, str]]:
+    origin = f" (of {extension.package} {extension.version})" if extension else ""
+    rows = [(entry.name, "", entry.help + origin)]
     if entry.positional is not None:
         rows.append((f"  {entry.name}:...", _default(entry.positional), entry.positional.help))
     rows += [

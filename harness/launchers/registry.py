@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from harness.launchers.launcher import JobLauncher, Launcher
-from harness.plan.launchers import launcher_entry, launcher_names
+from harness.plan.launchers import launcher_entries, launcher_entry, launcher_names
 from results.errors import SchedulerError
+from results.registry import load
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher of this name. Raises UsageError if there is none, with the names that there are."""
-    module, _, attribute = launcher_entry(name).home.partition(":")
-    found = getattr(import_module(module), attribute)()
-    assert isinstance(found, Launcher)
-    return found
+    """The launcher of this name. Raises UsageError if there is none, with the names that there are, and
+    ExtensionError if another package adds it and it cannot be imported."""
+    entry = launcher_entry(name)
+    if entry.extension is None:
+        found = load(entry.home)()
+        assert isinstance(found, Launcher)
+        return found
+    made = entry.extension.load()
+    if not (isinstance(made, type) and issubclass(made, Launcher) and made.name == name):
+        needed = f"a class derived from {Launcher.__module__}.Launcher whose name is {name!r}"
+        raise entry.extension.wrong(made, needed)
+    return made()
 
 
 def launchers() -> list[Launcher]:
-    """All of them, in the order of the registry."""
-    return [launcher(name) for name in launcher_names()]
+    """All that are registered, in their order. One of another package is imported by its name alone."""
+    return [launcher(name) for name, entry in launcher_entries().items() if entry.extension is None]
 
 
 def job_launcher(name: str) -> JobLauncher:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from results.errors import UsageError
+from results.extensions import Extension, extensions
 
 DEFAULT = "local"
+GROUP = "bench.launchers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,8 @@ class LauncherEntry:
     """`module:class` of its `harness.launchers.launcher.Launcher`, imported when it is first used."""
     help: str
     """What it does, after its name: `submits jobs`."""
+    extension: Extension | None = None
+    """Of a launcher that another package adds by an entry point."""
 
 
 _ENTRIES: dict[str, LauncherEntry] = {}
@@ -36,18 +40,31 @@ register("kubernetes", "harness.launchers.kubernetes.launcher:KubernetesLauncher
 register("manual", "harness.launchers.manual.launcher:ManualLauncher", "prints the command for each host")
 
 
+def launcher_entries() -> dict[str, LauncherEntry]:
+    """All of them by name: those that are registered, then those of other packages.
+
+    Raises ExtensionError for a name that two packages have.
+    """
+    added = {
+        name: LauncherEntry(name=name, home=one.point.value, help=f"is of {one.package}", extension=one)
+        for name, one in extensions(GROUP, _ENTRIES).items()
+    }
+    return _ENTRIES | added
+
+
 def launcher_names() -> tuple[str, ...]:
-    """All names, in the order in which they were registered."""
-    return tuple(_ENTRIES)
+    """All names, in the order of `launcher_entries`."""
+    return tuple(launcher_entries())
 
 
 def launcher_entry(name: str) -> LauncherEntry:
     """The entry of a name. Raises UsageError if there is none, with the names that there are."""
-    if name not in _ENTRIES:
-        raise UsageError(f"there is no launcher {name!r}; --launcher is one of {', '.join(_ENTRIES)}")
-    return _ENTRIES[name]
+    entries = launcher_entries()
+    if name not in entries:
+        raise UsageError(f"there is no launcher {name!r}; --launcher is one of {', '.join(entries)}")
+    return entries[name]
 
 
 def launchers_help() -> str:
     """All of them in a line."""
-    return ", ".join(f"{entry.name} {entry.help}" for entry in _ENTRIES.values())
+    return ", ".join(f"{entry.name} {entry.help}" for entry in launcher_entries().values())

@@ -1,11 +1,13 @@
-"""The sections of a study's page, in their order."""
+"""The sections of a study's page, in their order: ours, and those of other packages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from reports.analysis.study import StudyFigures
-from reports.page.section import Section
+from reports.page.section import Paragraph, Section
 from reports.page.sections.anatomy import anatomy_section
 from reports.page.sections.communication import communication_section
 from reports.page.sections.compression import compression_section
@@ -19,32 +21,40 @@ from reports.page.sections.ranks import ranks_section
 from reports.page.sections.scaling import strong_section, weak_section
 from reports.page.sections.table import table_section
 from reports.page.sections.verdict import verdict_section
+from results.errors import ExtensionError
+from results.extensions import Extension, extensions
 
 Maker = Callable[[StudyFigures], Section | None]
-SECTIONS: tuple[Maker, ...] = (
-    verdict_section,
-    headline_section,
-    weak_section,
-    strong_section,
-    outcomes_section,
-    anatomy_section,
-    communication_section,
-    compression_section,
-    ranks_section,
-    memory_section,
-    cost_section,
-    correctness_section,
-    warnings_section,
-    environment_section,
+SECTIONS: Mapping[str, Maker] = MappingProxyType(
+    {
+        "verdict": verdict_section,
+        "headline": headline_section,
+        "weak": weak_section,
+        "strong": strong_section,
+        "outcomes": outcomes_section,
+        "anatomy": anatomy_section,
+        "communication": communication_section,
+        "exchange": compression_section,
+        "ranks": ranks_section,
+        "memory": memory_section,
+        "cost": cost_section,
+        "correctness": correctness_section,
+        "warnings": warnings_section,
+        "environment": environment_section,
+    }
 )
-"""From the answer over its reasons to what a reader looks up; definitions of all follow them."""
-APPENDIX: tuple[Maker, ...] = (table_section,)
+"""By anchor, from the answer over its reasons to what a reader looks up. Those of other packages follow, and
+then the definitions of all."""
+APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """Behind the definitions."""
+GROUP = "bench.sections"
+TAKEN = frozenset({*SECTIONS, *APPENDIX, "method"})
+"""Anchors of the page's own sections, and of the definitions."""
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
-    """Every section that this study has something for."""
-    return _made(SECTIONS, study)
+    """Every section that this study has something for. Raises ExtensionError if two have one name."""
+    return (*_made(SECTIONS, study), *_added(study))
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
@@ -52,5 +62,30 @@ def appendix(study: StudyFigures) -> tuple[Section, ...]:
     return _made(APPENDIX, study)
 
 
-def _made(makers: tuple[Maker, ...], study: StudyFigures) -> tuple[Section, ...]:
-    return tuple(section for make in makers if (section := make(study)) is not None)
+def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:
+    return tuple(section for make in makers.values() if (section := make(study)) is not None)
+
+
+def _added(study: StudyFigures) -> Iterator[Section]:
+    """The sections of other packages, by name, each with its name for an anchor."""
+    for name, extension in extensions(GROUP, TAKEN).items():
+        section = _section(extension, study)
+        if section is not None:
+            yield replace(section, anchor=name)
+
+
+def _section(extension: Extension, study: StudyFigures) -> Section | None:
+    """The section, or one that says why there is none: no other package can take a study's page away."""
+    try:
+        make = extension.load()
+        section = make(study)
+        if section is not None and not isinstance(section, Section):
+            raise extension.wrong(make, "a function that gives a Section or None")
+    except ExtensionError as error:
+        reason = str(error)
+    except Exception as error:
+        # Whatever the code of another package raises must not cost the rest of the page.
+        reason = f"{extension} failed: {type(error).__name__}: {error}"
+    else:
+        return section
+    return Section(anchor=extension.name, title=extension.name, blocks=(Paragraph(reason, "none"),))

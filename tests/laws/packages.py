@@ -1,0 +1,24 @@
+"""Packages that are installed for a test: a folder on the path with the metadata of a distribution in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def install(
+    folder: Path, package: str, points: Mapping[str, Mapping[str, str]], *, version: str = "1.0"
+) -> None:
+    """Write what pip writes for a package: `points` are its entry points, by group and name.
+
+    The modules that they name are the caller's; `folder` has to be on the path.
+    """
+    metadata = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    lines = [
+        line
+        for group, named in points.items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in named.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,134 @@
+"""What holds of every section of the report. One of another package is held to it by a line in `ADDED`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from html_page import Page
+
+from reports.analysis.study import StudyFigures, analyse
+from reports.page import render as page
+from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
+from results.outcome import Outcome
+
+sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
+from days_section import days_section
+
+ADDED: dict[str, Maker] = {"days": days_section}
+EVERY = {**SECTIONS, **APPENDIX, **ADDED}
+HOSTILE = "<blink>\"'&amp;</blink><script>alert(1)</script>"
+
+each = pytest.mark.parametrize("name", EVERY)
+
+
+@pytest.fixture
+def measured(small) -> StudyFigures:
+    return analyse(HOSTILE, small.study.plans(), small.study.collect())
+
+
+@pytest.fixture
+def empty(planted) -> StudyFigures:
+    """Planned, and nothing was run."""
+    planted.series("weak", "ddp", [1, 2], batch=8)
+    planted.plan()
+    return analyse("empty", planted.study.plans(), [])
+
+
+@pytest.fixture
+def failed(planted, new_timing, new_environment) -> StudyFigures:
+    """Every run failed, with words that are markup."""
+    cells = planted.series("strong", "ddp", [2, 4], batch=32)
+    planted.skip("ddp", 1, HOSTILE, batch=8)
+    planted.plan()
+    there = new_environment(host=HOSTILE, device_name=HOSTILE)
+    for cell in cells:
+        planted.run(
+            cell,
+            new_timing(
+                step_ms=1, outcome=Outcome.CRASHED, reason=HOSTILE, warnings=[HOSTILE], environment=there
+            ),
+        )
+    return analyse("failed", planted.study.plans(), planted.study.collect())
+
+
+_MADE: dict[str, StudyFigures] = {}
+"""Each is analysed once for all tests."""
+
+
+@pytest.fixture(params=["measured", "empty", "failed"])
+def study(request: pytest.FixtureRequest) -> StudyFigures:
+    if request.param not in _MADE:
+        _MADE[request.param] = request.getfixturevalue(request.param)
+    return _MADE[request.param]
+
+
+def alone(name: str, study: StudyFigures) -> str | None:
+    """The page with this section and no other; None if the section has nothing to say of the study."""
+    section = EVERY[name](study)
+    if section is None:
+        return None
+    with patch.object(page, "contents", lambda _: (section,)), patch.object(page, "appendix", lambda _: ()):
+        return page.render_figures(study)
+
+
+@each
+def test_it_is_found_by_its_anchor_and_has_a_title(name: str, study: StudyFigures) -> None:
+    section = EVERY[name](study)
+    if section is not None:
+        assert section.anchor == name
+        assert section.title.strip()
+        assert section.blocks
+        assert all(defined.anchor.startswith("method-") for defined in section.definitions)
+    assert re.fullmatch("[a-z][a-z-]*", name)
+    assert (name in TAKEN) is (name not in ADDED)
+
+
+@each
+def test_it_is_whole_and_escapes_what_it_shows(name: str, study: StudyFigures) -> None:
+    """Tags are closed, levels of headings do not jump, tables have captions; there is no element of the study's
+    own making and no script but the page's."""
+    html = alone(name, study)
+    if html is None:
+        return
+    shown = Page(html)
+    assert name in shown.sections
+    assert shown.tags.count("script") == 1
+    assert "blink" not in shown.tags
+    assert not [attribute for attribute in shown.attributes if attribute.startswith("on")]
+    assert shown.tags.count("caption") == shown.tags.count("table")
+    levels = [int(tag[1]) for tag in shown.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert not [link for link in shown.hrefs if link.startswith(("http", "//"))]
+
+
+@each
+def test_the_same_study_gives_the_same_section(name: str, study: StudyFigures) -> None:
+    assert EVERY[name](study) == EVERY[name](study)
+
+
+def test_the_whole_page_has_no_id_twice_and_no_broken_link(study: StudyFigures) -> None:
+    added = tuple(section for make in ADDED.values() if (section := make(study)) is not None)
+    with patch.object(page, "contents", lambda study: (*ours(study), *added)):
+        shown = Page(page.render_figures(study))
+    assert len(shown.ids) == len(set(shown.ids))
+    # A column may be explained by the definition of another section.
+    assert shown.bare == []
+    assert {link[1:] for link in shown.hrefs if link.startswith("#")} <= set(shown.ids)
+    assert all(section.anchor in shown.sections for section in added)
+
+
+ours = page.contents
+
+
+def test_days_are_counted(measured: StudyFigures) -> None:
+    section = days_section(measured)
+    assert section is not None
+    (table,) = (block.data for block in section.blocks if hasattr(block, "data"))
+    # 3 runs each of 5 cells, and one that failed.
+    assert sum(int(row[1]) for row in table.rows) == 16
+    assert sum(int(row[2]) for row in table.rows) == 15

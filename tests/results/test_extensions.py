@@ -1,0 +1,215 @@
+"""Names of other packages: listed from metadata, imported when asked for, refused with the package's name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from packages import install
+
+from results.errors import ExtensionError, SpecError
+from results.extensions import extensions, forget_packages, source_hash
+from results.registry import Facts, Registry
+
+GROUP = "bench.strategies"
+FACTS = """
+from results.registry import Facts
+
+class Fast(Facts):
+    name = "fast"
+    help = "a strategy from elsewhere"
+"""
+Package = Callable[..., None]
+
+
+class Builtin(Facts):
+    name = "plain"
+    help = "ours"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Installs a package of one module, for one test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = set(sys.modules)
+
+    def made(name: str, points: dict[str, str], module: str = FACTS, *, group: str = GROUP) -> None:
+        (tmp_path / f"{name.replace('-', '_')}.py").write_text(module)
+        install(tmp_path, name, {group: points})
+        forget_packages()
+
+    yield made
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    forget_packages()
+
+
+def registry() -> Registry[Facts]:
+    return Registry("strategy", [Builtin], group=GROUP)
+
+
+def test_a_name_is_listed_and_not_imported(package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    (known,) = registry().offered.values()
+    assert (known.name, known.package, known.version) == ("fast", "elsewhere", "1.0")
+    with pytest.raises(SpecError, match=r"did you mean 'fast'.*there are: fast, plain"):
+        registry().parse("fest")
+    assert "elsewhere" not in sys.modules
+
+
+def test_a_name_that_is_asked_for_is_imported_and_parsed(package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    known = registry()
+    assert known.facts("fast").help == "a strategy from elsewhere"
+    assert [entry.name for entry in known] == ["plain", "fast"]
+
+
+def test_a_package_that_cannot_be_imported_costs_its_own_name_alone(package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"}, "import a_module_that_is_missing\n")
+    known = registry()
+    assert known.parse("plain").name == "plain"
+    with pytest.raises(
+        ExtensionError,
+        match=r"strategy 'fast' of the package elsewhere 1\.0 cannot be imported from elsewhere:Fast: "
+        r"ModuleNotFoundError: .*a_module_that_is_missing.*; repair the package, or uninstall it: "
+        r"pip uninstall elsewhere",
+    ):
+        known.parse("fast")
+
+
+def test_two_packages_of_one_name_are_both_named(package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    package("nowhere", {"fast": "nowhere:Fast"})
+    with pytest.raises(ExtensionError, match="two packages have a strategy 'fast', elsewhere and nowhere"):
+        extensions(GROUP)
+    assert not extensions("bench.workloads")
+
+
+def test_a_built_in_name_is_not_taken_over(package: Package) -> None:
+    package("elsewhere", {"plain": "elsewhere:Fast"})
+    with pytest.raises(ExtensionError, match="a strategy 'plain', bench itself and elsewhere: uninstall one"):
+        registry().parse("plain")
+
+
+@pytest.mark.parametrize("place", ["elsewhere:Facts", "elsewhere", "elsewhere:Fast.name"])
+def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: str) -> None:
+    package("elsewhere", {"quick": place})
+    with pytest.raises(ExtensionError, match=r"and must be a class derived from results\.registry\.Facts"):
+        registry().parse("quick")
+
+
+def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    package("folder", {"far": "many.facts:Far"})
+    (tmp_path / "many" / "deep").mkdir(parents=True)
+    for name in ("many/__init__.py", "many/facts.py", "many/deep/model.py"):
+        (tmp_path / name).write_text("")
+    fast, far = (extensions(GROUP)[name] for name in ("fast", "far"))
+    before = source_hash(fast), source_hash(far)
+    assert source_hash(fast) == before[0]
+    assert fast.code == f"elsewhere 1.0 {before[0]}"
+    (tmp_path / "many" / "deep" / "model.py").write_text("x = 1\n")
+    assert source_hash(fast) == before[0] != source_hash(far) != before[1]
+    (tmp_path / "elsewhere.py").write_text(FACTS + "# edited\n")
+    assert source_hash(fast) != before[0]
+    assert "elsewhere" not in sys.modules
+    assert "many" not in sys.modules
+
+
+TWENTY = """
+import importlib.metadata, sys, time
+real, asked = importlib.metadata.entry_points, []
+importlib.metadata.entry_points = lambda **group: asked.append(group) or real(**group)
+from harness.cli import run
+code = run(sys.argv[1:])
+loaded = sorted(name for name in sys.modules if name.startswith("dummy"))
+print(code, len(asked), len(loaded), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 packages, each with a name of each kind; only the first two of these kinds can be imported."""
+    folder = tmp_path_factory.mktemp("twenty")
+    for number in range(20):
+        install(
+            folder,
+            f"dummy-{number}",
+            {
+                group: {f"{kind}-{number}": f"dummy{number}:{kind}"}
+                for kind, group in (
+                    ("strategy", "bench.strategies"),
+                    ("launcher", "bench.launchers"),
+                    ("section", "bench.sections"),
+                    ("workload", "bench.workloads"),
+                )
+            },
+        )
+        (folder / f"dummy{number}.py").write_text(
+            textwrap.dedent(f"""
+            from strategies.facts import StrategyFacts
+
+            class strategy(StrategyFacts):
+                name, help, model = "strategy-{number}", "nothing", "dummy{number}:Model"
+            """)
+        )
+    return folder
+
+
+def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", TWENTY, *arguments],
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_help_asks_for_no_package(twenty: Path) -> None:
+    assert bench(twenty, "--help").stderr.split() == ["0", "0", "0"]
+
+
+def test_the_help_of_matrix_names_launchers_and_imports_none(twenty: Path) -> None:
+    done = bench(twenty, "matrix", "--help")
+    assert done.stderr.split() == ["0", "1", "0"]
+    assert "launcher-19 is of dummy-19" in " ".join(done.stdout.split())
+
+
+def test_list_names_the_package_of_each(twenty: Path) -> None:
+    done = bench(twenty, "list")
+    assert done.stderr.split() == ["0", "1", "20"]
+    said = " ".join(done.stdout.split())
+    assert "strategy-7 nothing (of dummy-7 1.0)" in said
+    assert "section-7 is of dummy-7" in said
+    assert "workload-7 workload 'workload-7' of the package dummy-7 1.0 cannot be imported" in said
+
+
+def test_facts_that_import_torch_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("import torch\n" + FACTS)
+    install(tmp_path, "heavy", {GROUP: {"fast": "heavy:Fast"}})
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("bench")),
+            "matrix",
+            "--strategy",
+            "fast",
+            "--gpus",
+            "1",
+            "--dry-run",
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert (
+        "error: strategy 'fast' of the package heavy 1.0: importing heavy:Fast imports torch, and planning "
+        "must not" in done.stderr
+    )
