@@ -90,8 +90,8 @@ def test_it_is_found_by_its_anchor_and_has_a_title(name: str, study: StudyFigure
 
 @each
 def test_it_is_whole_and_escapes_what_it_shows(name: str, study: StudyFigures) -> None:
-    """Tags are closed, levels of headings do not jump, tables have captions; there is no element of the study's
-    own making and no script but the page's."""
+    """Tags are closed, levels of headings do not jump, tables have captions; no element is of the study's
+    own making, no script but the page's."""
     html = alone(name, study)
     if html is None:
         return
