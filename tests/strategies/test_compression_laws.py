@@ -31,11 +31,20 @@ SPECS = [
     "powersgd:2:feedback=false",
     "powersgd:1:warmup=2",
 ]
+SPARSE = [
+    *(f"topk:0.1:select={kind}" for kind in ("exact", "sampled", "block")),
+    "randomk:0.3",
+    "randomk:0.3:feedback=false",
+    *(f"dgc:0.01:warmup=4:select={kind}" for kind in ("exact", "sampled", "block")),
+]
+"""Those that send some elements as they are. What they sum and keep is exact: see the file of each."""
 SHAPES = {"matrix": (12, 10), "filters": (6, 4, 3, 3), "bias": (7,), "factor": ()}
+WIDE = {"wide": (100, 100)}
+"""Large enough that samples are taken of it."""
 LAYOUTS = [
-    [["factor", "bias", "filters", "matrix"]],
-    [["factor", "bias"], ["filters"], ["matrix"]],
-    [["matrix", "bias"], ["factor", "filters"]],
+    [["factor", "bias", "filters", "matrix", "wide"]],
+    [["factor", "bias"], ["filters"], ["matrix"], ["wide"]],
+    [["matrix", "bias"], ["wide"], ["factor", "filters"]],
 ]
 """As DDP forms buckets anew after its first step; no parameter stays where it was."""
 STEPS = len(LAYOUTS) + 1
@@ -47,10 +56,12 @@ def open_exchange(group: ExchangeGroup, spec: str) -> GradientExchange:
     return exchange
 
 
-def share_of(rank: int, step: int, dtype: torch.dtype) -> Named:
+def share_of(
+    rank: int, step: int, dtype: torch.dtype = torch.float32, shapes: dict[str, tuple[int, ...]] = SHAPES
+) -> Named:
     """One rank's gradients of a step, of very different sizes from one parameter to the other."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    sizes = zip(SHAPES.items(), (1.0, 1e-3, 30.0, 1.0), strict=True)
+    sizes = zip(shapes.items(), (1.0, 1e-3, 30.0, 1.0, 1.0), strict=False)
     return {
         name: size * torch.randn(shape, generator=generator, dtype=dtype) for (name, shape), size in sizes
     }
@@ -59,7 +70,10 @@ def share_of(rank: int, step: int, dtype: torch.dtype) -> Named:
 def exchanged(exchange: GradientExchange, share: Named, step: int) -> Named:
     """The sums of a step, in the buckets of that step."""
     sums = {}
-    for index, names in enumerate(LAYOUTS[min(step, len(LAYOUTS) - 1)]):
+    for index, layout in enumerate(LAYOUTS[min(step, len(LAYOUTS) - 1)]):
+        names = [name for name in layout if name in share]
+        if not names:
+            continue
         pieces = pieces_of((name, share[name].shape) for name in names)
         values = torch.cat([share[name].flatten() for name in names])
         exchange.sum_shares(Bucket(index=index, values=values, pieces=pieces))
@@ -165,7 +179,7 @@ def test_what_was_in_unsent_does_not_matter(threads: Threads, spec: str) -> None
 def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]]:
     """The last steps as they went on, and by another exchange from what the first had saved."""
     first, second = open_exchange(group, spec), open_exchange(group, spec)
-    shares = [share_of(group.rank(), step, torch.float32) for step in range(6)]
+    shares = [share_of(group.rank(), step, shapes=SHAPES | WIDE) for step in range(6)]
     for step in range(3):
         exchanged(first, shares[step], step)
     saved = first.state_dict()
@@ -176,18 +190,96 @@ def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]
     return expected, [exchanged(second, shares[step], step) for step in range(3, 6)]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_restored_exchange_goes_on_with_the_same_bits(threads: Threads, spec: str) -> None:
-    for expected, found in threads(2, continued, spec):
-        for before, after in zip(expected, found, strict=True):
-            assert all(torch.equal(before[name], after[name]) for name in SHAPES)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_torchs_own_random_state_is_left_alone(threads: Threads, spec: str) -> None:
+@pytest.mark.parametrize("spec", [*SPECS, *SPARSE])
+def test_a_restored_exchange_goes_on_with_the_same_bits_whatever_torchs_own_generator_does(
+    threads: Threads, spec: str
+) -> None:
     before = torch.get_rng_state()
-    threads(2, whole_run, spec, torch.float32)
+    for expected, found in threads(2, continued, spec):
+        for one, other in zip(expected, found, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in SHAPES | WIDE)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def summed(group: ExchangeGroup, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum and unsent of this rank's values."""
+    exchange, share = open_exchange(group, spec), values[group.rank()].clone()
+    exchange.sum_shares(Bucket(index=0, values=share, pieces=pieces_of(iter([("w", share.shape)]))))
+    (unsent,) = (part.clone() for _, part in exchange.unsent())
+    return share, unsent
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(f"topk:1.0:select={kind}" for kind in ("exact", "sampled", "block")),
+        *(f"randomk:1.0:feedback={feedback}" for feedback in ("true", "false")),
+    ],
+)
+def test_all_of_it_is_the_dense_sum(threads: Threads, spec: str, size: int) -> None:
+    """Bit for bit: of two any numbers, of more whole ones, which any order sums to the same."""
+    values = [torch.randn(999, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    if size > 2:
+        values = [value.mul(1000).round() for value in values]
+    for sums, unsent in threads(size, summed, spec, values):
+        assert torch.equal(sums, torch.stack(values).sum(0))
+        assert not unsent.any()
+
+
+@pytest.mark.parametrize("values", [[0.0], [-3.0], [0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("spec", ["fp16", "bf16", *SPARSE])
+def test_zeros_and_single_elements_are_summed_exactly(
+    threads: Threads, spec: str, values: list[float]
+) -> None:
+    share = torch.tensor(values)
+    for sums, unsent in threads(3, summed, spec, [share] * 3):
+        assert torch.equal(sums, 3 * share)
+        assert not unsent.any()
+
+
+NUMEL = 1001
+
+
+def handed_over(size: int) -> dict[str, tuple[int, int]]:
+    """Bytes and operations of a bucket of `NUMEL` values in single precision, by hand."""
+    # A shard is whole bytes of 8 signs and a scale of 4 bytes, or whole blocks of 16 codes and their scale;
+    # every rank sends one to each rank, then that of the sum.
+    octets, blocks = -(-NUMEL // (8 * size)), -(-NUMEL // (16 * size))
+    return {
+        # A value and its place; the same of all ranks.
+        "topk:0.01": (8 * 10, 1),
+        "topk:1e-6": (8, 1),
+        "topk:1.0": (8 * NUMEL, 1),
+        "dgc:0.01": (8 * 10, 1),
+        # A value, and none of its place; and who has seen what is not finite.
+        "randomk:0.01": (4 * 10, 1),
+        "randomk:1e-6": (4, 1),
+        "randomk:0.25": (4 * 250, 1),
+        "randomk:1.0": (4 * NUMEL, 1),
+        "fp16": (2 * NUMEL + 4, 2),
+        "bf16": (2 * NUMEL, 1),
+        "signsgd": ((size + 1) * (octets + 4), 2),
+        "int8:block=16": ((size + 1) * blocks * (16 + 4), 2),
+    }
+
+
+def traffic_of(group: ExchangeGroup, specs: list[str]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for spec in specs:
+        group.traffic.payload_bytes = group.traffic.operations = 0
+        values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(group.rank()))
+        settings = ExchangeSettings(group=group, compression=spec, seed=3)
+        bucket = Bucket(index=0, values=values, pieces=pieces_of(iter([("w", values.shape)])))
+        GradientExchange(settings, device=CPU).sum_shares(bucket)
+        found[spec] = group.traffic.payload_bytes, group.traffic.operations
+    return found
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_bytes_do_not_depend_on_the_values(threads: Threads, size: int) -> None:
+    expected = handed_over(size)
+    assert threads(size, traffic_of, list(expected)) == [expected] * size
 
 
 def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:

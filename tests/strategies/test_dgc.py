@@ -157,13 +157,6 @@ def test_warm_up_is_told(spec: str, steps: int) -> None:
     assert build_compressor(spec, seed=0, rank=0).ramp_steps == steps
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-def test_bytes(threads: Threads, size: int) -> None:
-    shares = [[normal(1001, 0, rank)] for rank in range(size)]
-    results = threads(size, exchanged, "dgc:0.01", shares)
-    assert [steps[0][3] for steps in results] == [8 * 10] * size
-
-
 def test_momentum_goes_with_its_parameters_into_new_buckets(threads: Threads) -> None:
     """First (a, b) in one bucket, then (b, a): what is sent and kept is gradient + v + m u of each."""
 
@@ -180,37 +173,6 @@ def test_momentum_goes_with_its_parameters_into_new_buckets(threads: Threads) ->
     assert sorted(expected) == ["a", "b"]
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["exact", "sampled", "block"])
-def test_a_restored_exchange_goes_on_with_the_same_bits(threads: Threads, kind: str) -> None:
-    """In the middle of the warm-up."""
-
-    def run(group: Any) -> tuple[list[Tensor], list[Tensor]]:
-        def go_on(exchange: GradientExchange, steps: range) -> list[Tensor]:
-            buckets = [bucket_of(normal(5000, step, group.rank())) for step in steps]
-            for bucket in buckets:
-                exchange.sum_shares(bucket)
-            return [bucket.values for bucket in buckets]
-
-        spec = f"dgc:0.01:warmup=4:select={kind}"
-        first, second = open_exchange(group, spec), open_exchange(group, spec)
-        go_on(first, range(2))
-        saved = first.state_dict()
-        expected = go_on(first, range(2, 6))
-        go_on(second, range(1))
-        second.load_state_dict(saved)
-        return expected, go_on(second, range(2, 6))
-
-    for expected, found in threads(2, run):
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-
-
-def test_zeros_and_the_global_generator(threads: Threads) -> None:
-    state = torch.get_rng_state()
-    for steps in threads(2, exchanged, "dgc:0.1:select=sampled", [[torch.zeros(20_000)] * 2] * 2):
-        assert not any(total.any() or kept.any() for total, kept, _, _ in steps)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -220,34 +220,6 @@ def test_torchs_generators_neither_decide_nor_change(threads: Threads, spec: str
     assert torch.equal(threads(2, summed, spec, values)[0][0], first)
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-@pytest.mark.parametrize(("ratio", "k"), [(0.01, 10), (1e-6, 1), (0.25, 250), (1.0, 1001)])
-def test_bytes(threads: Threads, size: int, ratio: float, k: int) -> None:
-    """4 of each value, none of its place."""
-    values = [normal(1001, rank) for rank in range(size)]
-    assert [result[2] for result in threads(size, summed, f"randomk:{ratio}", values)] == [4 * k] * size
-
-
-@pytest.mark.parametrize("feedback", ["true", "false"])
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_all_of_it_is_the_dense_sum(threads: Threads, size: int, feedback: str) -> None:
-    """Bit for bit: of two any numbers, of more whole ones."""
-    values = [normal(999, rank) for rank in range(size)]
-    if size > 2:
-        values = [value.mul(1000).round() for value in values]
-    for total, left, _ in threads(size, summed, f"randomk:1.0:feedback={feedback}", values):
-        assert torch.equal(total, torch.stack(values).sum(0))
-        assert not left.any()
-
-
-@pytest.mark.parametrize("spec", [BIASED, UNBIASED])
-@pytest.mark.parametrize("values", [[0.0], [-3.0], [0.0] * 7])
-def test_zeros_and_single_elements(threads: Threads, spec: str, values: list[float]) -> None:
-    for total, left, _ in threads(3, summed, spec, [torch.tensor(values)] * 3):
-        assert total.tolist() == [3 * value for value in values]
-        assert not left.any()
-
-
 @pytest.mark.parametrize("spec", [BIASED, UNBIASED])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen_at_once_even_if_it_is_not_drawn(
@@ -275,24 +247,3 @@ def test_other_types_stay_what_they_are(threads: Threads, dtype: torch.dtype) ->
         assert total.dtype == left.dtype == dtype
         assert torch.equal(total + 2 * left, 2 * values)
         assert payload_bytes == 3 * dtype.itemsize
-
-
-@pytest.mark.parametrize("spec", [BIASED, UNBIASED])
-def test_a_restored_exchange_goes_on_with_the_same_bits(threads: Threads, spec: str) -> None:
-    def run(group: Any) -> tuple[list[Tensor], list[Tensor]]:
-        def go_on(exchange: GradientExchange, steps: range) -> list[Tensor]:
-            buckets = [bucket_of(normal(100, 10 * step + group.rank())) for step in steps]
-            for bucket in buckets:
-                exchange.sum_shares(bucket)
-            return [bucket.values for bucket in buckets]
-
-        first, second = open_exchange(group, spec), open_exchange(group, spec)
-        go_on(first, range(3))
-        saved = first.state_dict()
-        expected = go_on(first, range(3, 6))
-        go_on(second, range(1))
-        second.load_state_dict(saved)
-        return expected, go_on(second, range(3, 6))
-
-    for expected, found in threads(2, run):
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))

@@ -118,40 +118,12 @@ def test_over_the_steps_nothing_is_lost(threads: Threads, kind: str) -> None:
     assert left.abs().max() > 0
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-@pytest.mark.parametrize(("ratio", "k"), [(0.01, 10), (1e-6, 1), (1.0, 1001)])
-def test_bytes(threads: Threads, size: int, ratio: float, k: int) -> None:
-    """4 of each value and 4 of its place, whether or not that is less than the 4 n of all values."""
-    values = [normal(1001, rank) for rank in range(size)]
-    assert [result[2] for result in threads(size, summed, f"topk:{ratio}", values)] == [8 * k] * size
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_all_of_it_is_the_dense_sum(threads: Threads, kind: str, size: int) -> None:
-    """Bit for bit: of two any numbers, of more whole ones, which any order sums to the same."""
-    values = [normal(999, rank) for rank in range(size)]
-    if size > 2:
-        values = [value.mul(1000).round() for value in values]
-    for summary, unsent, _ in threads(size, summed, f"topk:1.0:select={kind}", values):
-        assert torch.equal(summary, torch.stack(values).sum(0))
-        assert not unsent.any()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ranks_end_with_the_same_bits(threads: Threads, kind: str) -> None:
     """Ties and all: a third of the values are equal to others."""
     values = [normal(20_000, rank).mul(8).round().div(7) for rank in range(4)]
     results = threads(4, summed, f"topk:0.05:select={kind}", values)
     assert len({hashlib.sha256(summary.numpy().tobytes()).hexdigest() for summary, _, _ in results}) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("values", [[0.0], [-3.0], [0.0] * 7])
-def test_zeros_and_single_elements(threads: Threads, kind: str, values: list[float]) -> None:
-    for summary, unsent, _ in threads(3, summed, f"topk:0.01:select={kind}", [torch.tensor(values)] * 3):
-        assert summary.tolist() == [3 * value for value in values]
-        assert not unsent.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -230,35 +202,6 @@ def test_without_feedback_the_largest_element_alone_leads_astray(threads: Thread
 def test_with_feedback_it_arrives(threads: Threads) -> None:
     for x in threads(3, descend, "topk:0.34", 800):
         assert x.norm() < 1e-3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_exchange_goes_on_with_the_same_bits(threads: Threads, kind: str) -> None:
-    def run(group: Any) -> tuple[list[Tensor], list[Tensor], bool]:
-        first = open_exchange(group, f"topk:0.1:select={kind}")
-        second = open_exchange(group, f"topk:0.1:select={kind}")
-
-        def go_on(exchange: GradientExchange, steps: range) -> list[Tensor]:
-            buckets = [bucket_of(normal(10_000, step, group.rank())) for step in steps]
-            for bucket in buckets:
-                exchange.sum_shares(bucket)
-            return [bucket.values for bucket in buckets]
-
-        go_on(first, range(3))
-        second.load_state_dict(first.state_dict())
-        expected, found = go_on(first, range(3, 6)), go_on(second, range(3, 6))
-        return expected, found, first.state_dict()["compressor"] == second.state_dict()["compressor"]
-
-    for expected, found, same in threads(2, run):
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-        assert same
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_global_generator_is_the_models(threads: Threads, kind: str) -> None:
-    state = torch.get_rng_state()
-    threads(2, summed, f"topk:0.05:select={kind}", [normal(20_000, rank) for rank in range(2)])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_ranks_look_at_different_samples(threads: Threads) -> None:
