@@ -13,7 +13,9 @@ from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
+from results.errors import MachineError
 from results.job import RunOptions
+from results.launch import Launch
 from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
@@ -41,6 +43,36 @@ def build():
 
     return Workload(module=Sleeper(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
 """
+
+
+class Shell(LocalStarter):
+    """Starts a shell command in the place of every torchrun."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self._script = script
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return ("bash", "-c", self._script)
+
+
+@pytest.mark.parametrize(("said", "starts"), [("RendezvousTimeoutError", 3), ("ModuleNotFoundError", 1)])
+def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_others_are_not(
+    tmp_path: Path, said: str, starts: int
+) -> None:
+    options = StudyFile(
+        workload="mlp", gpus=1, strategy="single", repeats=1, device="cpu", out=str(tmp_path / "s")
+    )
+    study = Study(tmp_path / "s")
+    with study_lock(study.root) as lock:
+        plan = Matrix(options, study_file=None)._kept_plan(study)
+        campaign = Campaign(study, plan, RunOptions(retries=2), Console())
+        context = CampaignContext(
+            starter=Shell(f"echo {said}; exit 1"), checkout=checkout(), code=code_version(), lock=lock
+        )
+        with pytest.raises(MachineError, match=f"the workers did not start; the end of .*: {said}"):
+            campaign.run(context)
+    assert len(study.launches()) == len(list(study.root.glob("launches/*/attempt.json"))) == starts
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from harness.jobs.documents import Document
 from harness.jobs.job_environment import obstacle, stranger_to
 from harness.jobs.job_status import Cancelled, held_by_jobs
 from harness.jobs.planned import planned_jobs
-from harness.jobs.words import cost_lines, cost_rows, gpu_hours
+from harness.jobs.words import cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.launch.ending import Stopped
 from harness.launchers.kubernetes.environment import PodEnvironment
 from harness.launchers.kubernetes.profile import KubernetesProfile
@@ -31,6 +31,7 @@ from harness.plan.expand import expand
 from harness.plan.request import StudyFile, make_request
 from harness.plan.schedule import schedule
 from results.environment import CodeVersion
+from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.job_store import JobStore
 from results.launch import Launch, Slot
@@ -108,6 +109,10 @@ def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alon
         "$6.00 expected, $30.00 at most, at $2.50 a GPU-hour (a list, 2026)",
     ]
     assert cost_rows(planted)[1][-2:] == ["1.60", "8.00"]
+    # What they may take counts, not what is expected.
+    require_within_budget(planted, 12.0)
+    with pytest.raises(UsageError, match=r"the jobs may take 12\.00 by their time limits \(2\.40 expected\)"):
+        require_within_budget(planted, 11.9)
 
 
 def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
@@ -247,6 +252,8 @@ def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
         (view_of("OUT_OF_MEMORY"), Outcome.OUT_OF_MEMORY),
         (view_of("DEADLINE"), Outcome.TIMED_OUT),
         (view_of("FAILED", exit_code=1), Outcome.CRASHED),
+        # Somebody killed the program, and that is no fault of a cell.
+        (view_of("FAILED", exit_code=0, signal=9), Outcome.CANCELLED),
         # It ended well, and yet the program in it has not said so.
         (view_of("COMPLETED", exit_code=0), Outcome.UNKNOWN),
         (None, Outcome.UNKNOWN),

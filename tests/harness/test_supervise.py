@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from harness.launch import supervise
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
-from harness.launch.follow import Pulse
+from harness.launch.follow import LaunchState, Pulse
 from harness.launch.node_exit import say_left, who_left
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
@@ -83,6 +84,33 @@ def _until(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.01)
+
+
+def test_no_worker_outlives_its_launch(tmp_path: Path) -> None:
+    """A worker in a session of its own, which its torchrun leaves behind when it is asked to end."""
+    pid, deadline = tmp_path / "pid", Deadline(None, "")
+
+    def report(state: LaunchState) -> None:
+        if pid.exists():
+            deadline.bring_forward(-1, "--max-time was over")
+
+    script = f"setsid sleep 60 & echo $! > new; mv new {pid}; trap exit TERM; while :; do sleep 0.01; done"
+    watch = Watch(report=report, deadline=deadline)
+    attempt, _ = Supervisor(
+        Study(tmp_path), _launch(), tmp_path, Shell(f"cd {tmp_path}; {script}"), watch
+    ).run()
+    assert attempt.stopped_by == "--max-time was over"
+    end = time.monotonic() + 10
+    while _lives(int(pid.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
