@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     code, error = _error(capsys, "matirx")
     assert code == 2
     assert "See bench --help" in error
+
+
+def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Study, "plan_paths", interrupted)
+    assert run(["status", "study"]) == 128 + signal.SIGINT
 
 
 def test_a_folder_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
