@@ -1,7 +1,7 @@
 """The books of a lossy exchange: over all ranks, what went in was applied or kept, and nothing else.
 
 For shares v_r of a gradient (or of a difference of parameters), what each rank carried over from earlier
-steps c_r, what it left unsent u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
+steps c_r, its residual u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
 exact but for rounding, whatever the compressor does, and it asks the compressor only what it keeps.
 """
 
@@ -46,12 +46,12 @@ class Ledger:
 
     def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
         """`applied` are the sums, by parameter; `scale` is the loss scaler's factor, which is in the rest."""
-        unsent = _unsent(self._model)
+        residual = _residual(self._model)
         values, held = {}, {}
         for name, sums in applied:
             change = torch.zeros_like(sums, dtype=torch.float64)
             size = torch.zeros_like(change)
-            for part, sign in ((unsent.get(name), 1.0), (self._carried.get(name), -1.0)):
+            for part, sign in ((residual.get(name), 1.0), (self._carried.get(name), -1.0)):
                 if part is not None:
                     change += sign * part / scale
                     size += part.abs() / scale
@@ -65,8 +65,8 @@ def _carried(model: ParallelModel) -> dict[str, Tensor]:
     return {} if model.gradient_exchange is None else dict(model.gradient_exchange.carried())
 
 
-def _unsent(model: ParallelModel) -> dict[str, Tensor]:
-    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.unsent())
+def _residual(model: ParallelModel) -> dict[str, Tensor]:
+    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.residual())
 
 
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[Finding]:

@@ -14,7 +14,7 @@ from strategies.exchange.buckets import Bucket
 class Route(Protocol):
     """Sums a bucket over all ranks, and compresses it where it is worth it."""
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
         """As `Compressor.sum_shares`, over all ranks."""
 
 
@@ -24,5 +24,5 @@ class Flat:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
-        compressor.sum_shares(bucket, unsent, self._wire)
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
+        compressor.sum_shares(bucket, residual, self._wire)

@@ -20,7 +20,7 @@ class Compressor(ABC):
     """Sums buckets over the ranks in fewer bytes than they have.
 
     The law of conservation: what goes in is applied or kept, nothing else. With `values` the shares before
-    and `sums` the result after, `sum over ranks(values) = sums + sum over ranks(unsent)`, up to rounding.
+    and `sums` the result after, `sum over ranks(values) = sums + sum over ranks(residual)`, up to rounding.
     With error feedback what is kept comes back in the next step (Seide et al. 2014; Karimireddy et al. 2019,
     arXiv:1901.09847), so that a bias of the compression does not add up.
     """
@@ -45,22 +45,22 @@ class Compressor(ABC):
         """Whether the sum of compressed shares is the compressed sum, so that any all-reduce will do."""
         return self.need == "all_reduce"
 
-    def compensate(self, bucket: Bucket, kept: Tensor) -> None:
-        """Add to the bucket's values what is kept of earlier steps; asked of compressors with feedback."""
-        bucket.values.add_(kept)
+    def compensate(self, bucket: Bucket, residual: Tensor) -> None:
+        """Add to the bucket's values the residual of earlier steps; asked of compressors with feedback."""
+        bucket.values.add_(residual)
 
     @abstractmethod
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         """Replace the bucket's values by the sum over the ranks of what each of them sent.
 
-        `unsent`, as long as the values, is overwritten by what this rank's share has beyond what was sent
+        `residual`, as long as the values, is overwritten by what this rank's share has beyond what was sent
         for it; None if nobody asks. An error that a rank makes for all (rounding the sum again, say)
-        belongs to that rank's `unsent`. All ranks end with the same bits.
+        belongs to that rank's `residual`. All ranks end with the same bits.
         """
 
-    def carried(self, bucket_index: int, kept: Tensor) -> Tensor:
-        """What the next `compensate` will add to a share that comes in, given what is kept: the same."""
-        return kept
+    def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
+        """What the next `compensate` will add to a share that comes in, given its residual: the same."""
+        return residual
 
     def state_dict(self) -> State:
         """Everything beyond what is kept that decides what comes next: counters, factors, generators."""

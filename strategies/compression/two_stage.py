@@ -24,7 +24,7 @@ class TwoStage(Compressor):
     what came, adds it up, and encodes the sum again for an all-gather. What a rank receives is at most twice
     its own codes, however many ranks there are; an all-gather of whole buckets grows with their number.
 
-    Both encodings make errors. The second is made by the shard's owner, and kept in the owner's `unsent`
+    Both encodings make errors. The second is made by the shard's owner, and kept in the owner's `residual`
     beside the first: one memory, in the place of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
     arXiv:1905.05957; 1-bit Adam, Tang et al. 2021, arXiv:2102.02888). It belongs to parameters and not to
     shards, so that nothing is lost when buckets are formed anew.
@@ -45,22 +45,22 @@ class TwoStage(Compressor):
     def decode(self, codes: Tensor) -> Tensor:
         """(s, bytes) uint8 to a new (s, length) fp32."""
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values, rank = bucket.values, wire.rank
         count = values.numel()
         shards = _cut(values, wire.size, self.unit)
         length = shards.shape[1]
         filled = (count - length * torch.arange(wire.size, device=values.device)).clamp_(0, length)
         codes = self.encode(shards, filled)
-        if unsent is not None:
-            torch.sub(values, self.decode(codes).flatten()[:count], out=unsent)
+        if residual is not None:
+            torch.sub(values, self.decode(codes).flatten()[:count], out=residual)
 
         own = _sum_in_order(self.decode(wire.all_to_all(codes)))
         own[max(0, count - rank * length) :] = 0  # padding may be decoded to anything
         code = self.encode(own.unsqueeze(0), filled[rank : rank + 1])
         sums = self.decode(wire.all_gather(code.flatten()))
-        if unsent is not None:
-            part = unsent[rank * length : (rank + 1) * length]
+        if residual is not None:
+            part = residual[rank * length : (rank + 1) * length]
             part += (own - sums[rank])[: part.numel()]
         values.copy_(sums.flatten()[:count])
 

@@ -64,7 +64,7 @@ class GradientExchange:
         # What the backend does by itself beside the computation needs no lane.
         self._direct = settings.is_plain
         self._lane = open_lane(device)
-        self._kept = BucketMemory()
+        self._residuals = BucketMemory()
         self._own: tuple[Bucket, ...] | None = None
         self._audited = False
 
@@ -77,7 +77,7 @@ class GradientExchange:
     def audited(self, value: bool) -> None:
         self._audited = value
         if not value and not self._compressor.feedback:
-            self._kept = BucketMemory()
+            self._residuals = BucketMemory()
 
     @property
     def ramp_steps(self) -> int:
@@ -100,10 +100,10 @@ class GradientExchange:
 
     def sum_shares(self, bucket: Bucket) -> None:
         """The same, on this thread or in a job of a lane, to its end."""
-        kept = self._kept.of(bucket) if self._compressor.feedback or self.audited else None
-        if kept is not None and self._compressor.feedback:
-            self._compressor.compensate(bucket, kept)
-        self._route.sum_shares(bucket, kept, self._compressor)
+        residual = self._residuals.of(bucket) if self._compressor.feedback or self.audited else None
+        if residual is not None and self._compressor.feedback:
+            self._compressor.compensate(bucket, residual)
+        self._route.sum_shares(bucket, residual, self._compressor)
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradients of those `parameters` that are trained by their mean over the ranks.
@@ -128,21 +128,21 @@ class GradientExchange:
     def carried(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the next exchange adds to this rank's share; nothing without feedback."""
         if self._compressor.feedback:
-            for index, pieces, kept in self._kept.vectors():
-                carried = self._compressor.carried(index, kept)
+            for index, pieces, residual in self._residuals.vectors():
+                carried = self._compressor.carried(index, residual)
                 yield from ((piece.name, piece.of(carried)) for piece in pieces)
 
-    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+    def residual(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the last exchange left of this rank's share; without feedback if `audited`."""
-        for _, pieces, kept in self._kept.vectors():
-            yield from ((piece.name, piece.of(kept)) for piece in pieces)
+        for _, pieces, residual in self._residuals.vectors():
+            yield from ((piece.name, piece.of(residual)) for piece in pieces)
 
     def state_dict(self) -> State:
-        return {"kept": self._kept.state_dict(), "compressor": self._compressor.state_dict()}
+        return {"kept": self._residuals.state_dict(), "compressor": self._compressor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
-        self._kept.load_state_dict(cast("dict[str, Tensor]", state["kept"]))
+        self._residuals.load_state_dict(cast("dict[str, Tensor]", state["kept"]))
         self._compressor.load_state_dict(cast(State, state["compressor"]))
 
 

@@ -67,7 +67,7 @@ class AuditableExchange(Protocol):
     def carried(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the next exchange adds to this rank's share."""
 
-    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+    def residual(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the last exchange left of this rank's share."""
 
     def state_dict(self) -> State:

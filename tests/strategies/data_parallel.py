@@ -276,7 +276,7 @@ def train(rank: int, model: str, settings: dict[str, Any], steps: int = STEPS) -
                 "loss": loss.item(),
                 "gradients": gradients,
                 "carried": carried,
-                "unsent": copied(books.unsent()) if books is not None else {},
+                "residual": copied(books.residual()) if books is not None else {},
                 "parameters": copied(trainer.model.named_parameters()),
                 "buffers": copied(module.named_buffers()),
                 "fingerprint": fingerprint(trainer.model.named_parameters()),
@@ -412,13 +412,13 @@ def assert_law_is_kept(results: list[list[dict[str, Any]]], model: str, settings
         serial.module.load_state_dict(results[0][step]["start"], strict=False)
         gradients, sizes = serial.gradients(step)
         for name, gradient in gradients.items():
-            kept = [result[step]["unsent"].get(name, torch.zeros(())).double() for result in results]
+            kept = [result[step]["residual"].get(name, torch.zeros(())).double() for result in results]
             carried = [result[step]["carried"].get(name, torch.zeros(())).double() for result in results]
             applied = results[0][step]["gradients"][name].double()
             error = gradient + sum(carried) - applied - sum(kept)
             size = sizes[name] + sum(part.abs() for part in (*kept, *carried))
             assert error.norm() <= 256 * UNIT_ROUNDOFF * size.norm(), (step, name)
-        lossy += any(bool(part.any()) for part in results[0][step]["unsent"].values())
+        lossy += any(bool(part.any()) for part in results[0][step]["residual"].values())
         assert len({result[step]["fingerprint"] for result in results}) == 1
     return lossy
 

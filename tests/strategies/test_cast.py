@@ -55,11 +55,11 @@ def build(name: str) -> Compressor:
 
 
 def summed(group: Any, name: str, values: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum and unsent of this rank's values."""
+    """Sum and residual of this rank's values."""
     bucket = bucket_of(values[group.rank()].clone())
-    unsent = torch.full_like(bucket.values, 9.0)
-    build(name).sum_shares(bucket, unsent, Link(group))
-    return bucket.values, unsent
+    residual = torch.full_like(bucket.values, 9.0)
+    build(name).sum_shares(bucket, residual, Link(group))
+    return bucket.values, residual
 
 
 def normal(n: int, seed: int) -> Tensor:
@@ -69,25 +69,25 @@ def normal(n: int, seed: int) -> Tensor:
 def test_bf16_by_hand() -> None:
     """bf16 has 8 bits: between 1 and 2 it is counted in steps of 2^-7, and 1 + 2^-8 goes to even."""
     bucket = bucket_of(torch.tensor([1.0, 1 + 2.0**-8, 1 + 2.0**-7 + 2.0**-9, 3e38]))
-    unsent = torch.empty(4)
+    residual = torch.empty(4)
     before = bucket.values.clone()
-    build("bf16").sum_shares(bucket, unsent, Echo(1))
+    build("bf16").sum_shares(bucket, residual, Echo(1))
     assert bucket.values.tolist()[:3] == [1.0, 1.0, 1 + 2.0**-7]
-    assert unsent.tolist()[:3] == [0.0, 2.0**-8, 2.0**-9]
-    assert torch.equal(bucket.values + unsent, before)
+    assert residual.tolist()[:3] == [0.0, 2.0**-8, 2.0**-9]
+    assert torch.equal(bucket.values + residual, before)
 
 
 def test_fp16_by_hand() -> None:
     """The largest is 1.5, so that at one rank 2^15 is the scale: 49152 of 65504. The steps at 1.5 are 2^-10,
     and the smallest number is 2^-24 2^-15 = 2^-39, instead of 2^-24."""
     bucket = bucket_of(torch.tensor([1.5, -1 - 2.0**-11, 2.0**-39, 2.0**-41]))
-    unsent = torch.empty(4)
+    residual = torch.empty(4)
     wire = Echo(1)
-    build("fp16").sum_shares(bucket, unsent, wire)
+    build("fp16").sum_shares(bucket, residual, wire)
     assert wire.sent.dtype == torch.float16
     assert wire.sent.tolist() == [49152, -32768, 2.0**-24, 0]
     assert bucket.values.tolist() == [1.5, -1, 2.0**-39, 0]
-    assert unsent.tolist() == [0, -(2.0**-11), 0, 2.0**-41]
+    assert residual.tolist() == [0, -(2.0**-11), 0, 2.0**-41]
 
 
 def test_small_shares_survive_at_256_ranks() -> None:
@@ -127,26 +127,26 @@ def test_no_sum_overflows_and_the_scale_is_as_large_as_that_allows(size: int, ex
 def test_values_of_few_bits_are_summed_exactly(threads: Threads, size: int, exponent: int) -> None:
     """Whole numbers up to 200, five of which stay below 2^11, times any power of two: no rounding at all."""
     values = [normal(40, rank).mul(60).round().clamp(-200, 200) * 2.0**exponent for rank in range(size)]
-    for summary, unsent in threads(size, summed, "fp16", values):
+    for summary, residual in threads(size, summed, "fp16", values):
         assert torch.equal(summary, torch.stack(values).sum(0))
-        assert not unsent.any()
+        assert not residual.any()
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_what_is_unsent_is_the_rounding_of_the_share(threads: Threads, name: str, size: int) -> None:
-    """sum over ranks(values) = sums + sum over ranks(unsent), up to the roundings of the sum: p - 1 of them,
+    """sum over ranks(values) = sums + sum over ranks(residual), up to the roundings of the sum: p - 1 of them,
     each of less than u times what the partial sums can be."""
     values = [normal(1000, 10 + rank) for rank in range(size)]
     results = threads(size, summed, name, values)
     u = U16 if name == "fp16" else 2.0**-8
-    left = torch.stack([unsent for _, unsent in results]).double().sum(0)
+    left = torch.stack([residual for _, residual in results]).double().sum(0)
     exact = torch.stack(values).double()
     assert all(torch.equal(result[0], results[0][0]) for result in results)
     assert ((results[0][0] + left - exact.sum(0)).abs() <= 1.1 * (size - 1) * u * exact.abs().sum(0)).all()
-    for share, (_, unsent) in zip(values, results, strict=True):
-        assert 0 < unsent.abs().max()
-        assert (unsent.abs() <= u * share.abs() + 2.0**-30).all()
+    for share, (_, residual) in zip(values, results, strict=True):
+        assert 0 < residual.abs().max()
+        assert (residual.abs() <= u * share.abs() + 2.0**-30).all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-20, 1e-41, 1e30])
@@ -154,9 +154,9 @@ def test_what_is_unsent_is_the_rounding_of_the_share(threads: Threads, name: str
 def test_one_rank_alone_loses_nothing_but_its_unsent(name: str, scale: float) -> None:
     """Bit for bit: what is rounded off is representable, also of subnormal numbers."""
     values = normal(1000, 3) * scale
-    bucket, unsent = bucket_of(values.clone()), torch.empty(1000)
-    build(name).sum_shares(bucket, unsent, Echo(1))
-    assert torch.equal(bucket.values + unsent, values)
+    bucket, residual = bucket_of(values.clone()), torch.empty(1000)
+    build(name).sum_shares(bucket, residual, Echo(1))
+    assert torch.equal(bucket.values + residual, values)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -184,11 +184,11 @@ def test_nobody_is_asked_for_a_maximum_with_nan() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_buckets_of_other_types(name: str, dtype: torch.dtype) -> None:
     share = torch.tensor([1.0, -2.5, 0.0, 96.0], dtype=dtype)
-    bucket, unsent = bucket_of(share.clone()), torch.empty_like(share)
-    build(name).sum_shares(bucket, unsent, Echo(3))
+    bucket, residual = bucket_of(share.clone()), torch.empty_like(share)
+    build(name).sum_shares(bucket, residual, Echo(3))
     assert bucket.values.dtype == dtype
     assert torch.equal(bucket.values, 3 * share)
-    assert not unsent.any()
+    assert not residual.any()
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])

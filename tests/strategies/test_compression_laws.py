@@ -93,7 +93,9 @@ def whole_run(group: ExchangeGroup, spec: str, dtype: torch.dtype) -> list[dict[
         share = share_of(group.rank(), step, dtype)
         carried = copies(exchange.carried())
         sums = exchanged(exchange, share, step)
-        steps.append({"share": share, "carried": carried, "sums": sums, "unsent": copies(exchange.unsent())})
+        steps.append(
+            {"share": share, "carried": carried, "sums": sums, "residual": copies(exchange.residual())}
+        )
     return steps
 
 
@@ -116,13 +118,17 @@ def test_what_goes_in_is_applied_or_kept(
     for name in SHAPES:
         put_in = came_out = torch.zeros(SHAPES[name], dtype=torch.float64)
         for step in range(STEPS):
-            share, carried, unsent = (total(ranks, step, key, name) for key in ("share", "carried", "unsent"))
+            share, carried, residual = (
+                total(ranks, step, key, name) for key in ("share", "carried", "residual")
+            )
             sums = ranks[0][step]["sums"][name].double()
-            scale = sum((rank[step]["share"][name].abs().max() + unsent.abs().max()).item() for rank in ranks)
-            torch.testing.assert_close(share + carried, sums + unsent, rtol=0, atol=rtol * scale)
+            scale = sum(
+                (rank[step]["share"][name].abs().max() + residual.abs().max()).item() for rank in ranks
+            )
+            torch.testing.assert_close(share + carried, sums + residual, rtol=0, atol=rtol * scale)
             put_in, came_out = put_in + share, came_out + sums
         if name in ranks[0][1]["carried"]:
-            torch.testing.assert_close(put_in, came_out + unsent, rtol=0, atol=STEPS * rtol * scale)
+            torch.testing.assert_close(put_in, came_out + residual, rtol=0, atol=STEPS * rtol * scale)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -132,19 +138,19 @@ def test_feedback_carries_what_was_not_sent_and_nothing_else(threads: Threads, s
     for before, after in pairwise(steps):
         assert set(after["carried"]) == expected
         for name, carried in after["carried"].items():
-            assert torch.equal(carried, before["unsent"][name])
+            assert torch.equal(carried, before["residual"][name])
 
 
 def sums_of_sizes(group: ExchangeGroup, spec: str, sizes: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Share, sum and unsent of buckets of these sizes, the even ones in two columns."""
+    """Share, sum and residual of buckets of these sizes, the even ones in two columns."""
     found = []
     for n in sizes:
         share = torch.randn(n, generator=torch.Generator().manual_seed(100 * n + group.rank()))
         exchange, values = open_exchange(group, spec), share.clone()
         shape = torch.Size((n // 2, 2)) if n % 2 == 0 else torch.Size((n,))
         exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces_of(iter([("w", shape)]))))
-        (unsent,) = (part.flatten() for _, part in exchange.unsent())
-        found.append((share, values, unsent))
+        (residual,) = (part.flatten() for _, part in exchange.residual())
+        found.append((share, values, residual))
     return found
 
 
@@ -154,26 +160,26 @@ def test_any_length_over_any_number_of_ranks(threads: Threads, spec: str, size: 
     lengths = [1, 2, 7, 8, 9, 40, 41, 120]
     by_rank = threads(size, sums_of_sizes, spec, lengths)
     for number in range(len(lengths)):
-        shares, sums, unsent = zip(*(rank[number] for rank in by_rank), strict=True)
+        shares, sums, residual = zip(*(rank[number] for rank in by_rank), strict=True)
         assert len({hashlib.sha256(values.numpy().tobytes()).digest() for values in sums}) == 1
-        expected = torch.stack(shares).double().sum(dim=0) - torch.stack(unsent).double().sum(dim=0)
+        expected = torch.stack(shares).double().sum(dim=0) - torch.stack(residual).double().sum(dim=0)
         scale = sum(share.abs().max().item() for share in shares)
         torch.testing.assert_close(sums[0].double(), expected, rtol=0, atol=2e-6 * scale)
 
 
 def over_rubbish(group: ExchangeGroup, spec: str) -> Tensor:
-    unsent, values = torch.full((120,), float("nan")), torch.ones(120)
+    residual, values = torch.full((120,), float("nan")), torch.ones(120)
     pieces = pieces_of(iter([("w", torch.Size((10, 10))), ("bias", torch.Size((20,)))]))
     compressor = build_compressor(spec, seed=0, rank=group.rank())
-    compressor.sum_shares(Bucket(index=0, values=values, pieces=pieces), unsent, Link(group))
-    return unsent
+    compressor.sum_shares(Bucket(index=0, values=values, pieces=pieces), residual, Link(group))
+    return residual
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_was_in_unsent_does_not_matter(threads: Threads, spec: str) -> None:
     # Ones are exact for all: the largest of their block, a constant magnitude, a matrix of rank one.
-    for unsent in threads(2, over_rubbish, spec):
-        torch.testing.assert_close(unsent, torch.zeros(120), rtol=0, atol=1e-5)
+    for residual in threads(2, over_rubbish, spec):
+        torch.testing.assert_close(residual, torch.zeros(120), rtol=0, atol=1e-5)
 
 
 def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]]:
@@ -202,11 +208,11 @@ def test_a_restored_exchange_goes_on_with_the_same_bits_whatever_torchs_own_gene
 
 
 def summed(group: ExchangeGroup, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum and unsent of this rank's values."""
+    """Sum and residual of this rank's values."""
     exchange, share = open_exchange(group, spec), values[group.rank()].clone()
     exchange.sum_shares(Bucket(index=0, values=share, pieces=pieces_of(iter([("w", share.shape)]))))
-    (unsent,) = (part.clone() for _, part in exchange.unsent())
-    return share, unsent
+    (residual,) = (part.clone() for _, part in exchange.residual())
+    return share, residual
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
@@ -222,9 +228,9 @@ def test_all_of_it_is_the_dense_sum(threads: Threads, spec: str, size: int) -> N
     values = [torch.randn(999, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
     if size > 2:
         values = [value.mul(1000).round() for value in values]
-    for sums, unsent in threads(size, summed, spec, values):
+    for sums, residual in threads(size, summed, spec, values):
         assert torch.equal(sums, torch.stack(values).sum(0))
-        assert not unsent.any()
+        assert not residual.any()
 
 
 @pytest.mark.parametrize("values", [[0.0], [-3.0], [0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
@@ -233,9 +239,9 @@ def test_zeros_and_single_elements_are_summed_exactly(
     threads: Threads, spec: str, values: list[float]
 ) -> None:
     share = torch.tensor(values)
-    for sums, unsent in threads(3, summed, spec, [share] * 3):
+    for sums, residual in threads(3, summed, spec, [share] * 3):
         assert torch.equal(sums, 3 * share)
-        assert not unsent.any()
+        assert not residual.any()
 
 
 NUMEL = 1001

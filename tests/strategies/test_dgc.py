@@ -41,7 +41,7 @@ def exchanged(group: Any, spec: str, shares: list[list[Tensor]]) -> list[tuple[T
     for share in shares[group.rank()]:
         bucket, before = bucket_of(share.clone()), group.traffic.payload_bytes
         exchange.sum_shares(bucket)
-        kept, carried = dict(exchange.unsent())["w"].clone(), dict(exchange.carried())["w"].clone()
+        kept, carried = dict(exchange.residual())["w"].clone(), dict(exchange.carried())["w"].clone()
         result.append((bucket.values, kept, carried, group.traffic.payload_bytes - before))
     return result
 
@@ -166,7 +166,7 @@ def test_momentum_goes_with_its_parameters_into_new_buckets(threads: Threads) ->
         expected = {name: value + 1 for name, value in exchange.carried()}
         second = bucket_of(torch.ones(60), "b", "a")
         exchange.sum_shares(second)
-        kept = dict(exchange.unsent())
+        kept = dict(exchange.residual())
         return expected, {piece.name: piece.of(second.values) + kept[piece.name] for piece in second.pieces}
 
     ((expected, found),) = threads(1, run)

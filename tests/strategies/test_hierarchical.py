@@ -41,11 +41,11 @@ class EverySecond(Compressor):
         super().__init__(feedback=True)
         self.seen: list[tuple[int, tuple[Piece, ...], int, int]] = []
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         self.seen.append((bucket.index, bucket.pieces, wire.rank, wire.size))
-        if unsent is not None:
-            unsent.copy_(bucket.values)
-            unsent[::2] = 0
+        if residual is not None:
+            residual.copy_(bucket.values)
+            residual[::2] = 0
         summed = wire.all_gather(bucket.values[::2].contiguous()).sum(0)
         bucket.values.zero_()
         bucket.values[::2] = summed
@@ -65,9 +65,9 @@ def exchanged(
     for index, numel in enumerate(NUMELS):
         before = group.traffic.payload_bytes
         values = whole_numbers(group.rank(), numel)
-        unsent = torch.full((numel,), torch.nan)
-        route.sum_shares(Bucket(index=index, values=values, pieces=PIECES), unsent, make())
-        found.append((values.tolist(), unsent.tolist(), group.traffic.payload_bytes - before))
+        residual = torch.full((numel,), torch.nan)
+        route.sum_shares(Bucket(index=index, values=values, pieces=PIECES), residual, make())
+        found.append((values.tolist(), residual.tolist(), group.traffic.payload_bytes - before))
     return found
 
 
@@ -76,10 +76,10 @@ def test_uncompressed_it_is_the_sum_over_all_ranks(
     threads: Threads, size: int, node_size: int, via: str
 ) -> None:
     for rank, found in enumerate(threads(size, exchanged, node_size, via, Dense)):
-        for numel, (sums, unsent, payload) in zip(NUMELS, found, strict=True):
+        for numel, (sums, residual, payload) in zip(NUMELS, found, strict=True):
             # Of 2 ** r over all ranks: 2 ** size - 1.
             assert sums == [(2**size - 1) * (1000 + place) for place in range(numel)]
-            assert unsent == [0] * numel
+            assert residual == [0] * numel
             assert payload == 4 * floats_handed_over(rank, size, node_size, via, numel)
 
 

@@ -138,7 +138,7 @@ def test_neighbours_blocks_calls_ranks_and_seeds_draw_on_their_own() -> None:
 
 
 def summed(group: ExchangeGroup, share: Callable[[int], Tensor], block: int) -> tuple[Tensor, ...]:
-    """Share, sum and unsent."""
+    """Share, sum and residual."""
     settings = ExchangeSettings(group=group, compression=f"int8:block={block}", seed=5)
     exchange = GradientExchange(settings, device=CPU)
     exchange.audited = True
@@ -146,8 +146,8 @@ def summed(group: ExchangeGroup, share: Callable[[int], Tensor], block: int) -> 
     values = own.clone()
     pieces = pieces_of(iter([("w", own.shape)]))
     exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces))
-    (unsent,) = (part.clone() for _, part in exchange.unsent())
-    return own, values, unsent
+    (residual,) = (part.clone() for _, part in exchange.residual())
+    return own, values, residual
 
 
 def rough(rank: int) -> Tensor:
@@ -158,7 +158,7 @@ def rough(rank: int) -> Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_both_stages_are_off_by_less_than_a_step(threads: Threads, size: int) -> None:
-    shares, sums, unsent = zip(*threads(size, summed, rough, 16), strict=True)
+    shares, sums, residual = zip(*threads(size, summed, rough, 16), strict=True)
     length = 16 * math.ceil(1000 / (16 * size))
     exact = np.zeros(1000)
     first = np.zeros(1000)
@@ -167,10 +167,10 @@ def test_both_stages_are_off_by_less_than_a_step(threads: Threads, size: int) ->
         own_steps = steps_of(shares[rank].double().numpy(), 16)
         elsewhere = np.ones(1000, dtype=bool)
         elsewhere[rank * length : (rank + 1) * length] = False
-        assert (np.abs(unsent[rank].numpy()) < own_steps * SLACK)[elsewhere].all()
+        assert (np.abs(residual[rank].numpy()) < own_steps * SLACK)[elsewhere].all()
         exact += shares[rank].double().numpy()
         first += own_steps
-    assert np.abs(unsent[0][length:].numpy()).sum() > 0 or size == 1
+    assert np.abs(residual[0][length:].numpy()).sum() > 0 or size == 1
     error = np.abs(sums[0].double().numpy() - exact)
     blocks = np.arange(1000) // 16
     reach = np.array([(np.abs(exact) + first)[blocks == block].max() for block in blocks])
@@ -201,6 +201,6 @@ def with_zeros(rank: int) -> Tensor:
 
 
 def test_blocks_of_zeros_stay_zeros(threads: Threads) -> None:
-    for _, sums, unsent in threads(3, summed, with_zeros, 16):
+    for _, sums, residual in threads(3, summed, with_zeros, 16):
         assert torch.equal(sums[32:64], torch.zeros(32))
-        assert torch.equal(unsent[32:64], torch.zeros(32))
+        assert torch.equal(residual[32:64], torch.zeros(32))

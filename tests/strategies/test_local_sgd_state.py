@@ -234,8 +234,8 @@ def books(group: ExchangeGroup, compression: str) -> list[dict[str, Tensors]]:
         carried = copied(exchange.carried())
         own = replica.update(2 * average + 1)
         replica.model.updated()
-        new, unsent = replica.parameters, copied(exchange.unsent())
-        pages.append({"last": last, "carried": carried, "own": own, "new": new, "unsent": unsent})
+        new, residual = replica.parameters, copied(exchange.residual())
+        pages.append({"last": last, "carried": carried, "own": own, "new": new, "residual": residual})
         last = new
     return pages
 
@@ -255,17 +255,17 @@ def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
             new = pages[0]["new"][name].double()
             shares = [(page["own"][name].double() - last) / size for page in pages]
             carried = [page["carried"][name].double() for page in pages if page["carried"]]
-            unsent = [page["unsent"][name].double() for page in pages]
-            difference = sum(shares) + sum(carried) - (new - last) - sum(unsent)
+            residual = [page["residual"][name].double() for page in pages]
+            difference = sum(shares) + sum(carried) - (new - last) - sum(residual)
             # Each term is rounded fewer than 8 times, and the parameters once.
-            sizes = sum(part.abs() for part in shares + carried + unsent)
+            sizes = sum(part.abs() for part in shares + carried + residual)
             bound = 8 * UNIT_ROUNDOFF * sizes + UNIT_ROUNDOFF * new.abs()
             assert bool((difference.abs() <= bound).all()), name
     # Something is left of each average, and carried into the next.
     for pages in results:
         for page, following in itertools.pairwise(pages):
-            assert all(bool(page["unsent"][name].count_nonzero()) for name in ("0.weight", "3.weight"))
-            assert_same(following["carried"], page["unsent"])
+            assert all(bool(page["residual"][name].count_nonzero()) for name in ("0.weight", "3.weight"))
+            assert_same(following["carried"], page["residual"])
 
 
 def interrupted(group: ExchangeGroup, strategy: str, compression: str, at: int) -> list[list[Tensors]]:

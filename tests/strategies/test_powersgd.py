@@ -63,7 +63,7 @@ def test_a_sum_of_low_rank_is_exact(
 
 
 def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """Of two steps without feedback: the share, the sum, the unsent, and Q^T before and after."""
+    """Of two steps without feedback: the share, the sum, the residual, and Q^T before and after."""
     exchange = open_exchange(group, "powersgd:3:feedback=false")
     exchanged(exchange, {"w": normal(50, 20, 15)})
     steps = []
@@ -71,15 +71,15 @@ def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor
         before = factor_of(exchange, "w")
         share = normal(10 * step + group.rank(), 20, 15)
         sums = exchanged(exchange, {"w": share})["w"]
-        unsent = dict(exchange.unsent())["w"].clone()
-        steps.append((share, sums, unsent, before, factor_of(exchange, "w")))
+        residual = dict(exchange.residual())["w"].clone()
+        steps.append((share, sums, residual, before, factor_of(exchange, "w")))
     return steps
 
 
 def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads: Threads) -> None:
     ranks = threads(3, two_steps)
     for step in range(2):
-        shares, sums, unsent, before, after = zip(*(rank[step] for rank in ranks), strict=True)
+        shares, sums, residual, before, after = zip(*(rank[step] for rank in ranks), strict=True)
         whole = np.sum([share.numpy() for share in shares], axis=0)
         # No basis of the columns of M Q is compared, as signs are free; the projection onto them is one.
         basis, *_ = np.linalg.svd(whole @ before[0].numpy().T, full_matrices=False)
@@ -87,7 +87,7 @@ def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads:
         for rank in range(3):
             np.testing.assert_allclose(sums[rank], projection @ whole, rtol=0, atol=1e-12)
             left = shares[rank].numpy() - projection @ shares[rank].numpy()
-            np.testing.assert_allclose(unsent[rank], left, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(residual[rank], left, rtol=0, atol=1e-12)
             assert torch.equal(before[rank], before[0])
             # The next step begins in the rows of what was found.
             rows = np.linalg.matrix_rank(np.vstack([after[rank].numpy(), sums[rank].numpy()]), tol=1e-9)
@@ -143,33 +143,33 @@ WHOLE = ("small", "bias", "factor", "narrow")
 
 
 def mixed(group: ExchangeGroup) -> tuple[Named, Named, Named, int, int]:
-    """Share, sum, unsent, bytes and operations of all kinds of parameters at once."""
+    """Share, sum, residual, bytes and operations of all kinds of parameters at once."""
     exchange = open_exchange(group, "powersgd:2")
     share = {
         name: normal(10 * i + group.rank(), *shape, dtype=torch.float32)
         for i, (name, shape) in enumerate(SHAPES.items())
     }
     sums = exchanged(exchange, share)
-    return share, sums, dict(exchange.unsent()), group.traffic.payload_bytes, group.traffic.operations
+    return share, sums, dict(exchange.residual()), group.traffic.payload_bytes, group.traffic.operations
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
 def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads: Threads, size: int) -> None:
     ranks = threads(size, mixed)
     whole = 16 + 9 + 1 + 600
-    for _, sums, unsent, payload, operations in ranks:
+    for _, sums, residual, payload, operations in ranks:
         assert payload == 4 * (whole + (8 + 16)) + 4 * (10 + 36)
         assert operations == 2
         for name in WHOLE:
             expected = torch.stack([rank[0][name] for rank in ranks]).sum(dim=0)
             torch.testing.assert_close(sums[name], expected, rtol=0, atol=1e-5)
-            assert not unsent[name].any()
-        assert unsent["just"].any()
-        assert unsent["filters"].any()
+            assert not residual[name].any()
+        assert residual["just"].any()
+        assert residual["filters"].any()
 
 
 def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Share, sum and unsent of four steps."""
+    """Share, sum and residual of four steps."""
     exchange = open_exchange(group, "powersgd:1:warmup=2")
     assert exchange.ramp_steps == 2
     steps = []
@@ -178,8 +178,8 @@ def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, 
         values, named = share.clone(), [("w", torch.Size((12, 8)))] if pieces else []
         bucket = Bucket(index=0, values=values, pieces=pieces_of(iter(named)))
         exchange.sum_shares(bucket)
-        unsent = [part.flatten().clone() for _, part in exchange.unsent()]
-        steps.append((share, values, torch.cat(unsent) if unsent else torch.zeros(96)))
+        residual = [part.flatten().clone() for _, part in exchange.residual()]
+        steps.append((share, values, torch.cat(residual) if residual else torch.zeros(96)))
     return steps
 
 
@@ -187,9 +187,9 @@ def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, 
 def test_warmup_and_unknown_shapes_send_all(threads: Threads, pieces: bool, exact_steps: int) -> None:
     first, second = threads(2, warmed_up, pieces)
     for step in range(4):
-        (a, sums, unsent), (b, _, _) = first[step], second[step]
+        (a, sums, residual), (b, _, _) = first[step], second[step]
         assert torch.equal(sums, a + b) == (step < exact_steps)
-        assert unsent.any() == (step >= exact_steps)
+        assert residual.any() == (step >= exact_steps)
 
 
 def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
@@ -215,7 +215,7 @@ def drifted(group: ExchangeGroup, steps: int) -> list[float]:
     sizes = []
     for _ in range(steps):
         exchanged(exchange, {"w": share})
-        sizes.append(dict(exchange.unsent())["w"].norm().item())
+        sizes.append(dict(exchange.residual())["w"].norm().item())
     return sizes
 
 

@@ -59,11 +59,11 @@ def open_exchange(group: Any, spec: str) -> GradientExchange:
 
 
 def kept(exchange: GradientExchange) -> Tensor:
-    return dict(exchange.unsent())["w"].clone()
+    return dict(exchange.residual())["w"].clone()
 
 
 def summed(group: Any, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor, int]:
-    """Sum and unsent of this rank's values, and the bytes that it put on the wire."""
+    """Sum and residual of this rank's values, and the bytes that it put on the wire."""
     exchange, bucket = open_exchange(group, spec), bucket_of(values[group.rank()].clone())
     exchange.sum_shares(bucket)
     return bucket.values, kept(exchange), group.traffic.payload_bytes

@@ -74,7 +74,7 @@ def two_stages(shares: list[Array]) -> tuple[Array, list[Array]]:
     """The sum, and what each rank did not send, by the definition."""
     size, n = len(shares), len(shares[0])
     length = 8 * math.ceil(n / (8 * size))
-    sums, unsent = np.zeros(n), [share.copy() for share in shares]
+    sums, residual = np.zeros(n), [share.copy() for share in shares]
     for owner in range(size):
         part = slice(owner * length, min((owner + 1) * length, n))
         if part.start >= n:
@@ -82,11 +82,11 @@ def two_stages(shares: list[Array]) -> tuple[Array, list[Array]]:
         own = np.zeros(part.stop - part.start)
         for rank in range(size):
             sent = scaled_sign(shares[rank][part])
-            unsent[rank][part] -= sent
+            residual[rank][part] -= sent
             own += sent
         sums[part] = scaled_sign(own)
-        unsent[owner][part] += own - sums[part]
-    return sums, unsent
+        residual[owner][part] += own - sums[part]
+    return sums, residual
 
 
 def scaled_sign(values: Array) -> Array:
@@ -95,25 +95,25 @@ def scaled_sign(values: Array) -> Array:
 
 
 def summed(group: ExchangeGroup, n: int) -> tuple[Array, Array, Array]:
-    """Share, sum and unsent."""
+    """Share, sum and residual."""
     settings = ExchangeSettings(group=group, compression="signsgd")
     exchange = GradientExchange(settings, device=CPU)
     share = torch.randn(n, generator=torch.Generator().manual_seed(10 * n + group.rank()))
     values = share.clone()
     exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces_of(iter([("w", share.shape)]))))
-    (unsent,) = (part.double().numpy() for _, part in exchange.unsent())
-    return share.double().numpy(), values.double().numpy(), unsent
+    (residual,) = (part.double().numpy() for _, part in exchange.residual())
+    return share.double().numpy(), values.double().numpy(), residual
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 20, 33, 160, 1001])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_sums_and_what_is_kept_follow_the_definition(threads: Threads, size: int, n: int) -> None:
     # Among the sizes are shards that are partly or wholly padding: it must not thin out the scale.
-    shares, sums, unsent = zip(*threads(size, summed, n), strict=True)
+    shares, sums, residual = zip(*threads(size, summed, n), strict=True)
     expected_sums, expected_unsent = two_stages(list(shares))
     for rank in range(size):
         np.testing.assert_allclose(sums[rank], expected_sums, rtol=1e-6)
-        np.testing.assert_allclose(unsent[rank], expected_unsent[rank], rtol=0, atol=3e-6)
+        np.testing.assert_allclose(residual[rank], expected_unsent[rank], rtol=0, atol=3e-6)
 
 
 class Alone:

@@ -37,12 +37,12 @@ def open_exchange(group: Any, spec: str) -> GradientExchange:
 
 
 def kept(exchange: GradientExchange) -> Tensor:
-    """A copy of what the one bucket has unsent."""
-    return dict(exchange.unsent())["w"].clone()
+    """A copy of what the one bucket has left."""
+    return dict(exchange.residual())["w"].clone()
 
 
 def summed(group: Any, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor, int]:
-    """Sum and unsent of this rank's values, and the bytes that it put on the wire."""
+    """Sum and residual of this rank's values, and the bytes that it put on the wire."""
     exchange = open_exchange(group, spec)
     exchange.audited = True
     bucket = bucket_of(values[group.rank()].clone())
@@ -112,7 +112,7 @@ def test_over_the_steps_nothing_is_lost(threads: Threads, kind: str) -> None:
 
     results = threads(size, run)
     gradients = [normal(n, step, rank).mul(50).round() for step in range(steps) for rank in range(size)]
-    left = torch.stack([unsent for _, unsent in results]).sum(0)
+    left = torch.stack([residual for _, residual in results]).sum(0)
     for total, _ in results:
         assert torch.equal(total + left, torch.stack(gradients).sum(0))
     assert left.abs().max() > 0
@@ -141,13 +141,13 @@ def test_what_is_not_finite_is_sent_and_not_kept(threads: Threads, kind: str, ba
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_types_travel_as_fp32(threads: Threads, dtype: torch.dtype) -> None:
-    """What fp32 has no bits for stays unsent: 2^-30 of 1 + 2^-30."""
+    """What fp32 has no bits for stays in the residual: 2^-30 of 1 + 2^-30."""
     values = torch.tensor([0.25, 1 + 2.0**-30, -0.5, -2.0], dtype=dtype)
     results = threads(2, summed, "topk:0.5", [values] * 2)
-    for summary, unsent, payload_bytes in results:
-        assert summary.dtype == unsent.dtype == dtype
+    for summary, residual, payload_bytes in results:
+        assert summary.dtype == residual.dtype == dtype
         assert summary.tolist() == [0, 2, 0, -4]
-        assert unsent.tolist() == [0.25, 2.0**-30 if dtype == torch.float64 else 0, -0.5, 0]
+        assert residual.tolist() == [0.25, 2.0**-30 if dtype == torch.float64 else 0, -0.5, 0]
         assert payload_bytes == 16
 
 
@@ -212,9 +212,9 @@ def test_ranks_look_at_different_samples(threads: Threads) -> None:
         compressor = build_compressor("topk:0.1:select=sampled", seed=0, rank=group.rank())
         selected = []
         for _ in range(150):
-            bucket, unsent = bucket_of(normal(10_000, 0)), torch.empty(10_000)
-            compressor.sum_shares(bucket, unsent, Link(group))
-            selected.append(unsent == 0)
+            bucket, residual = bucket_of(normal(10_000, 0)), torch.empty(10_000)
+            compressor.sum_shares(bucket, residual, Link(group))
+            selected.append(residual == 0)
         return selected
 
     first, second = threads(2, run)

@@ -74,7 +74,7 @@ def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks: Ranks) -> Non
 def kept(trainer: Trainer) -> dict[str, Tensor]:
     exchange = trainer.model.gradient_exchange
     assert exchange is not None
-    return {name: value.clone() for name, value in exchange.unsent()}
+    return {name: value.clone() for name, value in exchange.residual()}
 
 
 def units(rank: int) -> tuple[bool, bool]:
@@ -132,17 +132,17 @@ def resume(rank: int) -> dict[str, Any]:
             F.cross_entropy(fresh.model.bare(inputs), targets), list(fresh.model.bare.parameters())
         )
         fresh.compute_gradients(iter([(inputs, targets)]))
-        applied, unsent = dict(fresh.model.named_gradients()), kept(fresh)
+        applied, residual = dict(fresh.model.named_gradients()), kept(fresh)
         names = [name for name, _ in fresh.model.bare.named_parameters()]
         errors = []
         for name, gradient in zip(names, own, strict=True):
-            parts = torch.stack([gradient / 2, carried[name], -unsent[name]]).double()
+            parts = torch.stack([gradient / 2, carried[name], -residual[name]]).double()
             size = parts.abs().sum()
             total = parts.sum(0)
             dist.all_reduce(total)
             errors.append(((total - applied[name]).norm() / size).item())
         found[f"step {step}"] = max(errors) < 256 * 2**-24
-        found[f"compressed {step}"] = all(bool((unsent[name] != carried[name]).any()) for name in names)
+        found[f"compressed {step}"] = all(bool((residual[name] != carried[name]).any()) for name in names)
         fresh.update()
     return found
 

@@ -147,7 +147,7 @@ def _what_is_kept_is_forgotten(rank: int, size: int) -> AbstractContextManager[o
 
     def wrong(self: GradientExchange, bucket: Bucket) -> None:
         original(self, bucket)
-        for _, _, vector in self._kept.vectors():
+        for _, _, vector in self._residuals.vectors():
             vector.zero_()
 
     return patch.object(GradientExchange, "sum_shares", wrong)
@@ -190,9 +190,9 @@ def _one_rank_is_not_heard(rank: int, size: int) -> AbstractContextManager[objec
 
 
 def _all_is_kept(rank: int, size: int) -> AbstractContextManager[object]:
-    def wrong(self: Compressor, bucket: Bucket, unsent: Tensor | None, wire: object) -> None:
-        if unsent is not None:
-            unsent.copy_(bucket.values)
+    def wrong(self: Compressor, bucket: Bucket, residual: Tensor | None, wire: object) -> None:
+        if residual is not None:
+            residual.copy_(bucket.values)
         bucket.values.zero_()
 
     return patch.object(TopK, "sum_shares", wrong)
@@ -204,9 +204,9 @@ def _a_gradient_is_lost(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 def _each_rank_for_itself(rank: int, size: int) -> AbstractContextManager[object]:
-    def wrong(self: Compressor, bucket: Bucket, unsent: Tensor | None, wire: object) -> None:
-        if unsent is not None:
-            unsent.zero_()
+    def wrong(self: Compressor, bucket: Bucket, residual: Tensor | None, wire: object) -> None:
+        if residual is not None:
+            residual.zero_()
 
     return patch.object(TopK, "sum_shares", wrong)
 

@@ -49,8 +49,8 @@ class OneNode:
     def __init__(self, link: Link) -> None:
         self._inside = link
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
-        Dense().sum_shares(bucket, unsent, self._inside)
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
+        Dense().sum_shares(bucket, residual, self._inside)
 
 
 class Shards:
@@ -64,17 +64,17 @@ class Shards:
         self._inside = inside
         self._across = across
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
         numel, node_size = bucket.values.numel(), self._inside.size
         length = -(-numel // node_size)
         padded = pad(bucket.values, (0, length * node_size - numel))
         shard = self._inside.reduce_scatter(padded.view(node_size, length))
-        kept = None if unsent is None else torch.empty_like(shard)
+        kept = None if residual is None else torch.empty_like(shard)
         # No pieces: where a shard ends says nothing of the parameters.
         compressor.sum_shares(Bucket(index=bucket.index, values=shard, pieces=()), kept, self._across)
-        if unsent is not None and kept is not None:
-            unsent.zero_()
-            own = unsent[self._inside.rank * length :][:length]
+        if residual is not None and kept is not None:
+            residual.zero_()
+            own = residual[self._inside.rank * length :][:length]
             own.copy_(kept[: own.numel()])
         bucket.values.copy_(self._inside.all_gather(shard).view(-1)[:numel])
 
@@ -90,10 +90,10 @@ class Leaders:
         self._inside = inside
         self._across = across
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, compressor: Compressor) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
         self._inside.reduce(bucket.values, 0)
         if self._inside.rank == 0:
-            compressor.sum_shares(bucket, unsent, self._across)
-        elif unsent is not None:
-            unsent.zero_()
+            compressor.sum_shares(bucket, residual, self._across)
+        elif residual is not None:
+            residual.zero_()
         self._inside.broadcast(bucket.values, 0)

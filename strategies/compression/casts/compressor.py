@@ -1,6 +1,6 @@
 """`fp16` and `bf16`: gradients are summed in half as many bytes.
 
-What a rank loses by rounding its own share is its `unsent`. The sums inside of the all-reduce are rounded
+What a rank loses by rounding its own share is its `residual`. The sums inside of the all-reduce are rounded
 too, at most once a rank; that is nobody's, and not in it.
 """
 
@@ -29,8 +29,8 @@ class Bf16(Compressor):
     def __init__(self) -> None:
         super().__init__(feedback=False)
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
-        _sum_rounded(bucket.values, unsent, wire, torch.bfloat16)
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        _sum_rounded(bucket.values, residual, wire, torch.bfloat16)
 
 
 class Fp16(Compressor):
@@ -45,19 +45,19 @@ class Fp16(Compressor):
     def __init__(self) -> None:
         super().__init__(feedback=False)
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         scale = _agreed_scale(bucket.values, wire)
         bucket.values.mul_(scale)
-        _sum_rounded(bucket.values, unsent, wire, torch.float16)
+        _sum_rounded(bucket.values, residual, wire, torch.float16)
         bucket.values.div_(scale)
-        if unsent is not None:
-            unsent.div_(scale)
+        if residual is not None:
+            residual.div_(scale)
 
 
-def _sum_rounded(values: Tensor, unsent: Tensor | None, wire: Wire, dtype: torch.dtype) -> None:
+def _sum_rounded(values: Tensor, residual: Tensor | None, wire: Wire, dtype: torch.dtype) -> None:
     rounded = values.to(dtype)
-    if unsent is not None:
-        torch.sub(values, rounded, out=unsent)
+    if residual is not None:
+        torch.sub(values, rounded, out=residual)
     wire.all_reduce(rounded)
     values.copy_(rounded)
 

@@ -55,25 +55,25 @@ class Dgc(Compressor):
             warmup=spec.integer("warmup"),
         )
 
-    def compensate(self, bucket: Bucket, kept: Tensor) -> None:
+    def compensate(self, bucket: Bucket, residual: Tensor) -> None:
         velocity = self._velocity.of(bucket)
         velocity.mul_(self._momentum).add_(bucket.values)
-        torch.add(velocity, kept, out=bucket.values)
+        torch.add(velocity, residual, out=bucket.values)
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
         n = values.numel()
         k = count_sent(self._ratio(self._streams.count(bucket)), n)
         indices = self._select(values, k, self._streams.next(bucket))
-        sum_chosen(values, indices, unsent, wire)
+        sum_chosen(values, indices, residual, wire)
         if k < n:
             self._velocity.of(bucket).index_fill_(0, indices, 0.0)
 
-    def carried(self, bucket_index: int, kept: Tensor) -> Tensor:
+    def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
         for index, _, velocity in self._velocity.vectors():
             if index == bucket_index:
-                return kept + self._momentum * velocity
-        return kept
+                return residual + self._momentum * velocity
+        return residual
 
     def state_dict(self) -> State:
         return {"velocity": self._velocity.state_dict(), **self._streams.state_dict()}

@@ -17,7 +17,7 @@ class Dense(Compressor):
     def __init__(self) -> None:
         super().__init__(feedback=False)
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         wire.all_reduce(bucket.values)
-        if unsent is not None:
-            unsent.zero_()
+        if residual is not None:
+            residual.zero_()

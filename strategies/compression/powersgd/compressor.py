@@ -51,10 +51,10 @@ class PowerSGD(Compressor):
         warmup, feedback = spec.integer("warmup"), spec.flag("feedback")
         return cls(spec.count, warmup=warmup, seed=seed, feedback=feedback)
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         factored, whole = self._divide(bucket.pieces)
-        if unsent is not None:
-            unsent.zero_()
+        if residual is not None:
+            residual.zero_()
         if not factored:
             wire.all_reduce(bucket.values)
             return
@@ -62,8 +62,8 @@ class PowerSGD(Compressor):
         matrices = [_matrix(piece, bucket.values) for piece in factored]
         bases = self._bases(factored, matrices, [piece.of(bucket.values) for piece in whole], wire)
         rights = [basis.T @ matrix for matrix, basis in zip(matrices, bases, strict=True)]
-        if unsent is not None:
-            kept = [_matrix(piece, unsent) for piece in factored]
+        if residual is not None:
+            kept = [_matrix(piece, residual) for piece in factored]
             for matrix, basis, right, out in zip(matrices, bases, rights, kept, strict=True):
                 torch.addmm(matrix, basis, right, alpha=-1, out=out)
 

@@ -35,7 +35,7 @@ class RandomK(Compressor):
     def of(cls, spec: Spec, *, seed: int, rank: int) -> RandomK:
         return cls(spec.ratio, Streams(seed), feedback=spec.flag("feedback"))
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
         k = count_sent(self._ratio, values.numel())
         indices, lengths = draw(values.numel(), k, self._streams.next(bucket))
@@ -43,8 +43,8 @@ class RandomK(Compressor):
         if not self.feedback:
             sent.mul_(lengths)
         sent.add_(_alarm(values))
-        if unsent is not None:
-            unsent.copy_(values).index_add_(0, indices, sent, alpha=-1)
+        if residual is not None:
+            residual.copy_(values).index_add_(0, indices, sent, alpha=-1)
         wire.all_reduce(sent)
         values.zero_().index_copy_(0, indices, sent)
 

@@ -34,10 +34,10 @@ class TopK(Compressor):
         select = SELECTIONS[spec.word("select")]
         return cls(spec.ratio, select, Streams(seed, rank), feedback=spec.flag("feedback"))
 
-    def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
         k = count_sent(self._ratio, values.numel())
-        sum_chosen(values, self._select(values, k, self._streams.next(bucket)), unsent, wire)
+        sum_chosen(values, self._select(values, k, self._streams.next(bucket)), residual, wire)
 
     def state_dict(self) -> State:
         return self._streams.state_dict()
@@ -46,20 +46,20 @@ class TopK(Compressor):
         self._streams.load_state_dict(state)
 
 
-def sum_chosen(values: Tensor, indices: Tensor, unsent: Tensor | None, wire: Wire) -> None:
+def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: Wire) -> None:
     """Replace `values` (n,) by the sum over the ranks of what each has at its own `indices` (k,).
 
     8 k bytes a rank: fp32 values, then int32 places, in one buffer. Values of another type are rounded to
-    fp32, and the rounding error stays unsent; of fp32, bit for bit, each element is either sent or unsent.
+    fp32, and their rounding error is in the residual; each element of fp32 is sent, or there.
     Sums are taken in the order of ranks, the same on all of them.
     """
     assert values.numel() < 2**31, "places are int32"
     chosen = values.index_select(0, indices)
     sent = chosen.float()
-    if unsent is not None:
+    if residual is not None:
         # An infinity that has been sent leaves nothing, not infinity less infinity.
         left = chosen.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        unsent.copy_(values).index_copy_(0, indices, left.to(unsent.dtype))
+        residual.copy_(values).index_copy_(0, indices, left.to(residual.dtype))
     pairs = wire.all_gather(torch.cat([sent.view(torch.int32), indices.to(torch.int32)]))
     values.zero_()
     for theirs, places in pairs.view(wire.size, 2, -1):

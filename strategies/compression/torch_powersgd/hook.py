@@ -55,9 +55,9 @@ class TorchPowerSgd:
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
         """What is added to the next share is what was not sent of the last."""
-        return self.unsent()
+        return self.residual()
 
-    def unsent(self) -> Iterator[tuple[str, Tensor]]:
+    def residual(self) -> Iterator[tuple[str, Tensor]]:
         """Nothing in the dense steps at the start."""
         for name, error in self._errors().items():
             yield name, error / self._size
