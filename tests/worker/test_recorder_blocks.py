@@ -25,7 +25,7 @@ from harness.worker.kernels import Kernel, kernel_times, kernels_on
 from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
-from harness.worker.run import Run, Surroundings
+from harness.worker.run import Run, RankContext
 from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
@@ -190,7 +190,7 @@ def test_times_are_those_of_counting_moments(
     assert found.overlap_ns == len(busy[0] & busy[1])
 
 
-def surroundings(rank: int, folder: str, size: int) -> Surroundings:
+def surroundings(rank: int, folder: str, size: int) -> RankContext:
     launch = Launch(
         launch_id="l",
         placement=Placement(nodes=1, gpus_per_node=size),
@@ -200,7 +200,7 @@ def surroundings(rank: int, folder: str, size: int) -> Surroundings:
         slots=(),
         code=CodeVersion(code_hash="h"),
     )
-    return Surroundings(
+    return RankContext(
         study=Study(Path(folder)),
         launch=launch,
         evidence=Evidence.MEASURED,
