@@ -25,7 +25,7 @@ from harness.worker.kernels import Kernel, kernel_times, kernels_on
 from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
-from harness.worker.run import Run, RankContext
+from harness.worker.run import RankContext, Run
 from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
