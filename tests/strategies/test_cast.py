@@ -135,7 +135,7 @@ def test_values_of_few_bits_are_summed_exactly(threads: Threads, size: int, expo
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_what_is_unsent_is_the_rounding_of_the_share(threads: Threads, name: str, size: int) -> None:
-    """sum over ranks(values) = sums + sum over ranks(residual), up to the roundings of the sum: p - 1 of them,
+    """sum over ranks(values) = sums + sum over ranks(residual), up to the roundings of the sum: p - 1,
     each of less than u times what the partial sums can be."""
     values = [normal(1000, 10 + rank) for rank in range(size)]
     results = threads(size, summed, name, values)
