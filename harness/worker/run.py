@@ -25,6 +25,7 @@ from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.memory_limit import MemoryLimit
+from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
@@ -37,7 +38,7 @@ from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak
 from results.cell import Cell
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, RankRecord, StepColumns, Work
+from results.record import Memory, Proof, RankRecord, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
@@ -76,7 +77,7 @@ class Run:
         self._around = around
         self._slot = slot
         self._cell = cell
-        self._found: dict[str, object] = {}
+        self._found = PartialRecord(clock="monotonic")
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
         self._parameters = 0
@@ -236,12 +237,11 @@ class Run:
 
     def _add_losses_to_a_weaker_proof(self) -> None:
         """Where no simulation was made, whether the loss fell is the other thing that can be said."""
-        proof, warmup, steps = (self._found.get(name) for name in ("proof", "warmup", "steps"))
-        if not isinstance(proof, Proof) or proof.method != "replica-agreement":
+        proof = self._found.get("proof")
+        if proof is None or proof.method != "replica-agreement":
             return
-        assert isinstance(warmup, StepColumns)
-        assert isinstance(steps, StepColumns)
-        detail = f"{proof.detail}; loss {(warmup.loss + steps.loss)[0]:.4g} to {steps.loss[-1]:.4g}"
+        warmup, steps = self._found["warmup"].loss, self._found["steps"].loss
+        detail = f"{proof.detail}; loss {(warmup + steps)[0]:.4g} to {steps[-1]:.4g}"
         self._found["proof"] = msgspec.structs.replace(proof, detail=detail)
 
     def _measure(self, watch: Stopwatch, setup: CellSetup, trainer: Trainer, workload: Workload) -> None:
@@ -322,7 +322,6 @@ class Run:
 
     def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
         around = self._around
-        found = {"clock": "monotonic", **self._found}
         return RankRecord(
             cell_id=self._cell.id,
             run_id=self._slot.run_id,
@@ -340,5 +339,5 @@ class Run:
             environment=probe(around.launch, around.rank, around.device, around.pinned),
             warnings=list(around.launch.warnings),
             absent=self._absent,
-            **found,  # type: ignore[arg-type]  # names and types are those of RankRecord, by the tests
+            **self._found,
         )
