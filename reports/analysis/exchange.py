@@ -192,7 +192,8 @@ def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None
 def _incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
     if figures.evidence is not dense.evidence:
         return f"{figures.evidence} here, {dense.evidence} there"
-    return unlike_conditions(figures, dense)
+    unlike = unlike_conditions(figures, dense)
+    return None if unlike is None else str(unlike)
 
 
 def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:

@@ -67,7 +67,7 @@ def efficiency_text(efficiency: Efficiency) -> str:
     if efficiency.is_baseline:
         return "baseline"
     if efficiency.metric is None:
-        return f"none: {(efficiency.reason or '').partition(':')[0]}"
+        return f"none: {efficiency.no_claim.short if efficiency.no_claim else ''}"
     text = metric(efficiency.metric)
     ends = f" ({text.ends})" if text.ends else ""
     return f"{text.value}{ends}{', super-linear' if efficiency.super_linear else ''}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.outcomes import NOT_RUN, words
-from reports.analysis.scaling import Curve, Gap
+from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from results.cell import BASELINE_STRATEGY
 from results.label import label
@@ -79,12 +79,8 @@ def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:
         yield from (
             (curve.key.label, gap.gpus)
             for gap in curve.gaps
-            if not gap.skipped and (_state(gap) == NOT_RUN) is not_run
+            if gap.outcome is not None and (gap.outcome == NOT_RUN) is not_run
         )
-
-
-def _state(gap: Gap) -> str:
-    return gap.reason.partition(":")[0]
 
 
 def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
@@ -92,8 +88,8 @@ def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for curve in curves:
         for gap in curve.gaps:
-            if not gap.skipped and (state := _state(gap)) != NOT_RUN:
-                found.setdefault(curve.key.label, {})[outcome_text(state)] = None
+            if gap.outcome is not None and gap.outcome != NOT_RUN:
+                found.setdefault(curve.key.label, {})[outcome_text(gap.outcome)] = None
     return {name: f" ({', '.join(outcomes)})" for name, outcomes in found.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from reports.analysis.pooling import Pool
@@ -28,6 +28,11 @@ class Failure:
     reason: str
     runs: int
     """Runs that were tried."""
+
+    @property
+    def text(self) -> str:
+        """The outcome and the reason: `out of memory: rank 1: ...`."""
+        return f"{words(self.outcome)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +80,6 @@ def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str
 def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
     """Failed runs of cells that have a figure from other runs."""
     return [LostRun(cell=pool.cell, run=run) for pool in pools if pool.runs for run in pool.lost]
-
-
-def failure_reasons(found: Sequence[Failure]) -> Mapping[str, str]:
-    """Why a cell has no figure, by its id, in one text."""
-    return {one.cell.id: f"{words(one.outcome)}: {one.reason}" for one in found}
 
 
 def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:

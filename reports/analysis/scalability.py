@@ -26,6 +26,8 @@ class Configuration:
     """One measured point of a curve."""
 
     strategy: str
+    compresses: bool
+    """Whether a compressor encodes and decodes within its steps."""
     gpus: int
     device: Device
     throughput: Metric
@@ -206,6 +208,7 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
     claim = point.efficiency
     return Configuration(
         strategy=curve.key.label,
+        compresses=curve.key.compression != "none",
         gpus=point.gpus,
         device=point.figures.cell.device,
         throughput=point.figures.throughput,

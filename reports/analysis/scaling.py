@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from reports.analysis.figures import CellFigures
+from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from reports.text import devices, duration
@@ -21,8 +22,11 @@ from results.statistics import Metric, ratio_of_runs
 SINGLE_RUN_NOISE = 0.05
 """How far above 1 an efficiency without an interval must be before it is called super-linear (5 %)."""
 
-Failures = Mapping[str, str]
-"""Why a cell has no figures, by its id."""
+NO_RESULT = "no result"
+"""The outcome of a cell of which nothing is known."""
+
+Failures = Mapping[str, Failure]
+"""The cells without figures, by their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +52,33 @@ class Baseline:
         return f"{self.strategy} on {self.gpus}"
 
 
+@dataclass(frozen=True, slots=True)
+class NoClaim:
+    """Why no efficiency is claimed."""
+
+    short: str
+    """For the cell of a table: `emulated`."""
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        return self.short if self.detail is None else f"{self.short}: {self.detail}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """One efficiency, or the reason why none is claimed."""
+    """One efficiency, or why none is claimed."""
 
     metric: Metric | None
     baseline: Baseline | None
-    reason: str | None
+    no_claim: NoClaim | None = None
     """Why `metric` is None."""
     is_baseline: bool = False
     """Whether the point is its own baseline, and so 1 by definition."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why `metric` is None, in one text."""
+        return None if self.no_claim is None else str(self.no_claim)
 
     @property
     def super_linear(self) -> bool:
@@ -94,9 +115,15 @@ class Gap:
     """One size of a curve without figures."""
 
     gpus: int
-    skipped: bool
-    """Whether it was never to run; otherwise it failed or did not run yet."""
+    outcome: str | None
+    """How it failed, or `not run`; None where it was never to run."""
     reason: str
+    """Why there are none, in one text; with the outcome, if there is one."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was never to run; otherwise it failed or did not run yet."""
+        return self.outcome is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +151,17 @@ def efficiency(figures: CellFigures, baseline: Baseline | None, *, without: str)
     With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
     """
     if baseline is None:
-        return Efficiency(metric=None, baseline=None, reason=without)
-    reason = _no_claim(figures, baseline.figures)
-    if reason is not None:
-        return Efficiency(metric=None, baseline=baseline, reason=reason)
+        return Efficiency(metric=None, baseline=None, no_claim=NoClaim(without))
+    no_claim = _no_claim(figures, baseline.figures)
+    if no_claim is not None:
+        return Efficiency(metric=None, baseline=baseline, no_claim=no_claim)
     if figures.cell.id == baseline.figures.cell.id:
         one = Metric(value=1.0, unit="ratio", low=None, high=None, samples=len(figures.runs), interval=None)
-        return Efficiency(metric=one, baseline=baseline, reason=None, is_baseline=True)
+        return Efficiency(metric=one, baseline=baseline, is_baseline=True)
     work = figures.cell.global_batch / baseline.figures.cell.global_batch
     scale = work * baseline.gpus / figures.cell.gpus
     ratio = ratio_of_runs(baseline.figures.run_step_ns, figures.run_step_ns, "ratio")
-    return Efficiency(metric=scaled(ratio, scale), baseline=baseline, reason=None)
+    return Efficiency(metric=scaled(ratio, scale), baseline=baseline)
 
 
 def speed_up(point: Point) -> Metric | None:
@@ -177,13 +204,13 @@ def _curve(
 
 
 def _gaps(series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures) -> tuple[Gap, ...]:
-    skipped = [Gap(gpus=gpus, skipped=True, reason=why) for gpus, why in series.skips.items()]
-    failed = [
-        Gap(gpus=gpus, skipped=False, reason=failures.get(cell.id, "no result"))
-        for gpus, cell in series.cells.items()
-        if cell.id not in figures
-    ]
-    return tuple(sorted([*skipped, *failed], key=lambda gap: gap.gpus))
+    gaps = [Gap(gpus=gpus, outcome=None, reason=why) for gpus, why in series.skips.items()]
+    for gpus, cell in series.cells.items():
+        if cell.id not in figures:
+            failure = failures.get(cell.id)
+            outcome, reason = (failure.outcome, failure.text) if failure else (NO_RESULT, NO_RESULT)
+            gaps.append(Gap(gpus=gpus, outcome=outcome, reason=reason))
+    return tuple(sorted(gaps, key=lambda gap: gap.gpus))
 
 
 def _best_singles(
@@ -216,22 +243,24 @@ def _work(key: SeriesKey) -> tuple[object, ...]:
     return key.workload, key.kind, key.batch, key.setting
 
 
-def _no_claim(figures: CellFigures, baseline: CellFigures) -> str | None:
+def _no_claim(figures: CellFigures, baseline: CellFigures) -> NoClaim | None:
     """Why the two must not be divided; None if they may."""
     if figures.evidence is Evidence.EMULATED:
-        return "emulated: a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
+        return NoClaim(
+            "emulated", "a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
+        )
     if baseline.evidence is Evidence.EMULATED:
-        return "the baseline is emulated"
+        return NoClaim("the baseline is emulated")
     return unlike_conditions(figures, baseline)
 
 
-def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> str | None:
+def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> NoClaim | None:
     """Which machine, software or code the runs of two cells do not share; None if they do."""
     first, second = figures.newest.environment, baseline.newest.environment
     if first is None or second is None:
-        return "the environment is unknown"
+        return NoClaim("the environment is unknown")
     facts = differing(machine_facts(first), machine_facts(second))
     if not facts:
         return None
     named = "; ".join(f"{name}: {here} here, {there} there" for name, (here, there) in facts.items())
-    return f"not comparable with the baseline: {named}"
+    return NoClaim("not comparable with the baseline", named)

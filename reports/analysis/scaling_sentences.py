@@ -97,7 +97,7 @@ def _why(one: Reach) -> str:
     """The knee, and what the time is lost to."""
     if one.dominant is None:
         return f"{one.knee_text}; what the time is lost to is not known: {one.dominant_absent}"
-    return f"{one.knee_text}; {_loss(one.dominant, compresses=' + ' in one.configuration.strategy)}"
+    return f"{one.knee_text}; {_loss(one.dominant, compresses=one.configuration.compresses)}"
 
 
 def _loss(one: Dominant, *, compresses: bool) -> str:
