@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -82,6 +83,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise UsageError(f"a batch size is at least 1, not {batch}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesId:
+    """What a series is known by in its plan: what its points, run or skipped, have in common."""
+
+    workload: str
+    strategy: str
+    compression: str
+    collective: str
+    link: str
+    scaling: Scaling
+    batch_size: int
+    """Batch per replica; of a strong series with its own `--global-batch-size`, the global batch."""
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Cells that differ in `gpus` alone (under strong scaling also in micro-batch) by one rule."""
 
@@ -98,6 +113,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[str, ...]
     """Cell ids, by ascending gpus."""
 
+    @property
+    def id(self) -> SeriesId:
+        return _series_id(self, self.kind)
+
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
     """A point of the matrix that is not run, and why."""
@@ -111,6 +130,23 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     scaling: Scaling
     reason: str
+
+    @property
+    def series_id(self) -> SeriesId:
+        """The series that the point would be of."""
+        return _series_id(self, self.scaling)
+
+
+def _series_id(of: Series | Skip, scaling: Scaling) -> SeriesId:
+    return SeriesId(
+        workload=of.workload,
+        strategy=of.strategy,
+        compression=of.compression,
+        collective=of.collective,
+        link=of.link,
+        scaling=scaling,
+        batch_size=of.batch_size,
+    )
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):

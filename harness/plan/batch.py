@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.plan.points import SeriesKey
-from results.plan import Plan, Request
+from results.plan import Plan, Request, SeriesId
 
 
 class GlobalBatches:
@@ -20,7 +19,7 @@ class GlobalBatches:
         self._largest = max(request.gpus)
         self._earlier = _fixed_by(earlier)
 
-    def of(self, key: SeriesKey) -> int:
+    def of(self, key: SeriesId) -> int:
         """Samples of one update over all replicas."""
         if self._own:
             return key.batch_size

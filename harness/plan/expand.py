@@ -13,12 +13,12 @@ from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
-from harness.plan.points import Point, SeriesKey, points, workloads_of
+from harness.plan.points import Point, points, workloads_of
 from harness.plan.surroundings import devices_here
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
-from results.plan import EXCLUDED, Plan, Request, Series, Skip
+from results.plan import EXCLUDED, Plan, Request, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
@@ -72,9 +72,7 @@ def choices(plan: Plan) -> list[tuple[Point, Choice]]:
 
 
 def _skipped(plan: Plan) -> set[Point]:
-    points = ({name: getattr(skip, name) for name in SeriesKey.__slots__} for skip in plan.skips)
-    keys = [SeriesKey(**fields) for fields in points]
-    return {Point(key=key, gpus=skip.gpus) for key, skip in zip(keys, plan.skips, strict=True)}
+    return {Point(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
 
 
 class _Matrix:
@@ -94,7 +92,7 @@ class _Matrix:
         self._limit = limit
         self._link_obstacle = link_obstacle
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
-        self._members: dict[SeriesKey, dict[int, str]] = {}
+        self._members: dict[SeriesId, dict[int, str]] = {}
 
     def add(self, point: Point) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
@@ -161,7 +159,7 @@ class _Matrix:
             gpus=point.gpus,
         )
 
-    def _micro_batch(self, key: SeriesKey, cell: Cell) -> int | str:
+    def _micro_batch(self, key: SeriesId, cell: Cell) -> int | str:
         if key.scaling == "weak":
             return weak_micro_batch(key.batch_size, accumulation=cell.accumulation)
         return strong_micro_batch(

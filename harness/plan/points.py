@@ -8,7 +8,7 @@ from itertools import product
 
 from results.errors import UsageError
 from results.link import NO_LINK
-from results.plan import Pattern, Request, Scaling, Skip
+from results.plan import Pattern, Request, Scaling, SeriesId, Skip
 from workloads.catalog import MEMBERS, WORKLOADS
 
 MOST_POINTS = 200_000
@@ -18,24 +18,10 @@ _AXES = ("workload", "strategy", "compression", "collective", "link", "batch_siz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesKey:
-    """What the points of one series have in common."""
-
-    workload: str
-    strategy: str
-    compression: str
-    collective: str
-    link: str
-    scaling: Scaling
-    batch_size: int
-    """Batch per replica; of a strong series with its own `--global-batch-size`, the global batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One point of the matrix: a cell under one rule of scaling, before it is known to make sense."""
 
-    key: SeriesKey
+    key: SeriesId
     gpus: int
     excluded_by: Pattern | None = None
 
@@ -74,7 +60,7 @@ def points(request: Request) -> Iterator[Point]:
     yield from included
 
 
-def _require_excludable(request: Request, keys: Sequence[SeriesKey]) -> None:
+def _require_excludable(request: Request, keys: Sequence[SeriesId]) -> None:
     axes: dict[str, list[object]] = {
         name: list(dict.fromkeys(getattr(key, name) for key in keys)) for name in _AXES
     }
@@ -95,12 +81,12 @@ def workloads_of(request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*request.workloads, *included]))
 
 
-def _keys(request: Request) -> Iterator[SeriesKey]:
+def _keys(request: Request) -> Iterator[SeriesId]:
     axes = (request.strategies, request.compressions, request.collectives, request.links, request.scalings)
     for workload in request.workloads:
         for strategy, compression, collective, link, scaling in product(*axes):
             for batch_size in _batches(request, workload, scaling):
-                yield SeriesKey(
+                yield SeriesId(
                     workload=workload,
                     strategy=strategy,
                     compression=compression,
@@ -124,7 +110,7 @@ def _included(request: Request) -> Iterator[Point]:
         assert pattern.gpus is not None
         assert pattern.batch_size is not None
         for scaling in (pattern.scaling,) if pattern.scaling else request.scalings:
-            key = SeriesKey(
+            key = SeriesId(
                 workload=pattern.workload,
                 strategy=pattern.strategy,
                 compression=pattern.compression or "none",

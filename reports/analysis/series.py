@@ -10,7 +10,7 @@ import msgspec
 from results.cell import Cell, StepPolicy
 from results.label import exchange_label, label
 from results.link import read_link
-from results.plan import Plan, Request, Scaling, Series, Skip
+from results.plan import Plan, Request, Scaling, Series, SeriesId, Skip
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
@@ -20,8 +20,8 @@ _ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
 Setting = tuple[tuple[str, str], ...]
-Name = tuple[str | int, ...]
-"""What a series is known by in its own plan, and the skips that belong to it."""
+_Asked = tuple[bytes, SeriesId, int]
+"""A point of any plan: the settings of its request, its series, and its gpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
             if members:
                 key = _key(series, members[0])
                 cells.setdefault(key, {}).update({cell.gpus: cell for cell in members})
-                skips.setdefault(key, {}).update(asked.get(_name(series), {}))
+                skips.setdefault(key, {}).update(asked.get(series.id, {}))
     return [
         MergedSeries(
             key=key,
@@ -86,11 +86,11 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
 def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
     """The skips of all plans, once each, without the points that another plan of equal settings ran."""
     planned = {point for plan in plans for point in _planned_points(plan)}
-    standing: dict[tuple[object, ...], Skip] = {}
+    standing: dict[_Asked, Skip] = {}
     for plan in plans:
         asked = _setting_of_request(plan.request)
         for skip in plan.skips:
-            point = (asked, *_name(skip), skip.gpus)
+            point = (asked, skip.series_id, skip.gpus)
             if point not in planned:
                 standing[point] = skip
     return list(standing.values())
@@ -144,25 +144,19 @@ def _key(series: Series, member: Cell) -> SeriesKey:
     )
 
 
-def _name(named: Series | Skip) -> Name:
-    kind = named.kind if isinstance(named, Series) else named.scaling
-    travel = (named.strategy, named.compression, named.collective, named.link)
-    return (kind, named.workload, *travel, named.batch_size)
-
-
-def _skips_by_series(plan: Plan) -> dict[Name, dict[int, str]]:
-    skips: dict[Name, dict[int, str]] = {}
+def _skips_by_series(plan: Plan) -> dict[SeriesId, dict[int, str]]:
+    skips: dict[SeriesId, dict[int, str]] = {}
     for skip in plan.skips:
-        skips.setdefault(_name(skip), {})[skip.gpus] = skip.reason
+        skips.setdefault(skip.series_id, {})[skip.gpus] = skip.reason
     return skips
 
 
-def _planned_points(plan: Plan) -> Iterable[tuple[object, ...]]:
+def _planned_points(plan: Plan) -> Iterable[_Asked]:
     by_id = {cell.id: cell for cell in plan.cells}
     asked = _setting_of_request(plan.request)
     for series in plan.series:
         for cell_id in series.cells:
-            yield (asked, *_name(series), by_id[cell_id].gpus)
+            yield (asked, series.id, by_id[cell_id].gpus)
 
 
 def _setting_of_request(request: Request) -> bytes:
