@@ -6,6 +6,7 @@ from typing import Literal, Required, TypedDict
 
 from results.record import Memory, Proof, Quads, StepColumns, Work
 from results.recorded import LinkPeak, Recorded, Telemetry
+from results.training import Training
 
 
 class PartialRecord(TypedDict, total=False):
@@ -16,6 +17,7 @@ class PartialRecord(TypedDict, total=False):
     first_step_ns: int | None
     first_steps: int
     period: int
+    training: Training
     warmup: StepColumns
     warmup_steady: bool
     steps: StepColumns
