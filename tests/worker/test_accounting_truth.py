@@ -188,6 +188,8 @@ PLANTED: dict[str, dict[str, float]] = {
     # 30 ms after all computation.
     "exposed": {"early_ms": 30, "late_ms": 0, "compute_ms": 10},
 }
+ATTEMPTS = 4
+"""To plant: a busy machine may disturb all steps of one. What is measured of them is not tried again."""
 EXPOSED_MS = {"hidden": 0.0, "half hidden": 45.0 - 20.0, "exposed": 30.0}
 
 
@@ -211,7 +213,11 @@ def on_less_off_ms(found: dict[str, Any]) -> float:
 def test_on_off_quads_and_the_recorder_find_the_exposed_time(
     ranks: Ranks, tmp_path: Path, case: str, strategy: str
 ) -> None:
-    for found in ranks(2, exposed, str(tmp_path), strategy, PLANTED[case]):
+    for _ in range(ATTEMPTS):
+        results = ranks(2, exposed, str(tmp_path), strategy, PLANTED[case])
+        if all(min(found["recorded beyond"]) < EXPOSED_MS[case] + SLACK_MS for found in results):
+            break
+    for found in results:
         # What is planted is there, in the least disturbed step; a slow computation hides more.
         assert min(found["recorded beyond"]) < EXPOSED_MS[case] + SLACK_MS
         if case == "exposed":
