@@ -17,6 +17,7 @@ from harness.launch.preflight import link_obstacle, require_room, require_tensor
 from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
+from harness.packages import with_packages
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name, study_name
@@ -119,14 +120,16 @@ class Matrix:
     def show(self) -> None:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
-        self._call.show(study, self._plan(study), code_version())
+        plan = self._plan(study)
+        self._call.show(study, plan, with_packages(code_version(), plan.cells))
 
     def run(self, *, report: bool) -> int:
         """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C."""
-        code = code_version()
         # Once before anything is written: a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
-        self._call.check(study, self._plan(study), code)
+        plan = self._plan(study)
+        code = with_packages(code_version(), plan.cells)
+        self._call.check(study, plan, code)
         with study_lock(self._root) as lock, _sigterm_is_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
@@ -176,7 +179,7 @@ class Matrix:
         figures = analyse(study.name, study.plans(), results, granted)
         if report:
             write_report(study, figures, self._console)
-        missing = _unfinished(plan, results, code_version())
+        missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))
         if missing:
             self._console.note(
                 f"{count(missing, 'cell')} of {len(plan.cells)} without all runs: bench status {study.root}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,13 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     commit: str | None = None
     dirty: bool | None = None
     """Whether the checkout differs from the commit; None where there is no git."""
+    extensions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is."""
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """The `extensions`; empty if none is used."""
+        return self.extensions or {}
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +56,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     def pooling_facts(self) -> dict[str, object]:
         """What must be equal before figures of two runs are put together."""
-        return {
+        facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,
             "python": self.python,
@@ -62,6 +69,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             "placement": [self.nodes, self.gpus_per_node],
             "code_hash": self.code.code_hash,
         }
+        # Left out where there is none, so that it is no other fingerprint.
+        return facts | ({"packages": dict(self.code.packages)} if self.code.packages else {})
 
     def machine(self) -> dict[str, object]:
         """What the nodes of one run should share: the facts of pooling that are of a node."""

@@ -16,6 +16,7 @@ from harness.jobs.progress import CellProgress, progress
 from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
+from harness.packages import with_packages
 from results.errors import SchedulerError
 from results.job_store import JobStore
 from results.store import Study
@@ -59,7 +60,7 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
 
 def _conditions(study: Study) -> Conditions:
     """A study of jobs ran on other machines than this one."""
-    code = code_version()
+    code = with_packages(code_version(), [cell for plan in study.plans() for cell in plan.cells])
     return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
 
 

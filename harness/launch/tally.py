@@ -28,6 +28,8 @@ class Conditions:
     nccl_settings: Mapping[str, str] | None = None
     cores: int | None = None
     """Cores of this machine, where it is the one that runs."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Code of other packages, as `CodeVersion.packages` has it."""
 
     @classmethod
     def here(cls, code: CodeVersion) -> Conditions:
@@ -38,12 +40,13 @@ class Conditions:
             torch=_installed("torch"),
             nccl_settings=nccl_settings(),
             cores=Machine.here().cores,
+            packages=code.packages,
         )
 
     @classmethod
     def elsewhere(cls, code: CodeVersion) -> Conditions:
         """Of runs on other machines, of which the code alone is known."""
-        return cls(code_hash=code.code_hash)
+        return cls(code_hash=code.code_hash, packages=code.packages)
 
     def allow(self, result: RunResult, *, virtual: bool) -> bool:
         """Whether a run that would start now could be pooled with this one.
@@ -58,6 +61,9 @@ class Conditions:
         shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
         needed = environment.gpus_per_node * environment.threads
         if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
+            return False
+        used = environment.code.packages.items()
+        if any(self.packages.get(name) != code for name, code in used):
             return False
         pairs = (
             (self.code_hash, environment.code.code_hash),

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.code import checkout, code_hash
+from harness.packages import require_planned_packages
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.flight import write_recording
@@ -41,6 +42,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
             "the code of bench was edited after this launch was planned: run the same command again"
         )
     study = Study(launch_path.parents[2])
+    require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots])
     torch.set_num_threads(launch.threads)
     device = _device(launch, rank)
     log = _log(launch_path.parent, launch, rank)

@@ -9,12 +9,16 @@ import psutil
 import torch
 
 from harness.device import cpu_model, driver_version, nccl_settings
+from harness.packages import with_packages
 from harness.worker.rank import Rank
+from results.cell import Cell
 from results.environment import Environment
 from results.launch import Launch
 
 
-def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...]) -> Environment:
+def probe(
+    launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...], cell: Cell
+) -> Environment:
     """What this rank runs on; `cores` are those it is bound to, empty for none."""
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
@@ -30,7 +34,7 @@ def probe(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ..
         cpu_model=cpu_model(),
         cores=len(os.sched_getaffinity(os.getppid())),
         threads=torch.get_num_threads(),
-        code=launch.code,
+        code=with_packages(launch.code, [cell]),
         driver=driver_version() if cuda else None,
         cuda=torch.version.cuda if cuda else None,
         nccl=_nccl_version() if launch.backend == "nccl" else None,

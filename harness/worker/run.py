@@ -336,7 +336,7 @@ class Run:
             evidence=around.evidence,
             started_at=self._started_at,
             ended_at=utc_now(),
-            environment=probe(around.launch, around.rank, around.device, around.pinned),
+            environment=probe(around.launch, around.rank, around.device, around.pinned, self._cell),
             warnings=list(around.launch.warnings),
             absent=self._absent,
             **self._found,

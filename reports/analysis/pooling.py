@@ -63,11 +63,11 @@ def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict
 def machine_facts(environment: Environment) -> dict[str, object]:
     """What two cells of different sizes must share before one is divided by the other.
 
-    The facts of pooling without the placement, which a scaling study changes on purpose.
+    The facts of pooling without the placement, which a scaling study changes on purpose, and without the code
+    of other packages, which is that of a strategy or a compressor, and not of the machine.
     """
-    facts = environment.pooling_facts()
-    del facts["placement"]
-    return facts
+    own = ("placement", "packages")
+    return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
 
 
 def _counts(result: RunResult) -> bool:

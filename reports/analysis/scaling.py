@@ -259,7 +259,11 @@ def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> NoClaim | 
     first, second = figures.newest.environment, baseline.newest.environment
     if first is None or second is None:
         return NoClaim("the environment is unknown")
-    facts = differing(machine_facts(first), machine_facts(second))
+    both = first.code.packages.keys() & second.code.packages.keys()
+    facts = differing(
+        machine_facts(first) | {name: first.code.packages[name] for name in both},
+        machine_facts(second) | {name: second.code.packages[name] for name in both},
+    )
     if not facts:
         return None
     named = "; ".join(f"{name}: {here} here, {there} there" for name, (here, there) in facts.items())

@@ -174,6 +174,12 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "NCCL settings": " ".join(f"{k}={v}" for k, v in sorted(first.nccl_settings.items())) or NOTHING,
         "commit": _distinct(_commit(one) for one in environments),
         "code hash": first.code.code_hash,
+        **{
+            f"code of {name}": _distinct(
+                one.code.packages[name] for one in environments if name in one.code.packages
+            )
+            for name in sorted({name for one in environments for name in one.code.packages})
+        },
     }
 
 

@@ -28,4 +28,6 @@ COMPRESSIONS: Registry[CompressorFacts] = Registry(
         ScaledSignFacts,
         DgcFacts,
     ),
+    base=CompressorFacts,
+    group="bench.compressors",
 )

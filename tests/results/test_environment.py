@@ -77,3 +77,14 @@ def test_a_fingerprint_is_the_same_from_a_file(environment_of: EnvironmentOf) ->
     environment = environment_of(nccl_settings={"NCCL_ALGO": "Ring"}, pinned_cores=(0, 1))
     again = msgspec.json.decode(msgspec.json.encode(environment), type=Environment)
     assert again.fingerprint == environment.fingerprint
+
+
+def test_code_of_other_packages_gives_a_fingerprint_of_its_own(environment_of: EnvironmentOf) -> None:
+    def using(code: str) -> str:
+        used = CodeVersion(
+            code_hash="c0de", commit="abc1234", dirty=False, extensions={"strategy gossip": code}
+        )
+        return environment_of(code=used).fingerprint
+
+    plain = environment_of().fingerprint
+    assert len({plain, using("elsewhere 1.0 aa"), using("elsewhere 1.1 aa"), using("elsewhere 1.0 bb")}) == 4

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,8 @@ SPECS = [
     "powersgd:2",
     "powersgd:2:feedback=false",
     "powersgd:1:warmup=2",
+    "threshold:0.3",
+    "threshold:0.3:feedback=false",
 ]
 SPARSE = [
     *(f"topk:0.1:select={kind}" for kind in ("exact", "sampled", "block")),
@@ -48,6 +52,19 @@ LAYOUTS = [
 ]
 """As DDP forms buckets anew after its first step; no parameter stays where it was."""
 STEPS = len(LAYOUTS) + 1
+
+
+sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _example() -> Iterator[None]:
+    """`threshold`, from another package."""
+    from threshold_compressor import ThresholdFacts
+
+    COMPRESSIONS.register(ThresholdFacts)
+    yield
+    COMPRESSIONS.forget("threshold")
 
 
 def open_exchange(group: ExchangeGroup, spec: str) -> GradientExchange:
@@ -155,7 +172,7 @@ def sums_of_sizes(group: ExchangeGroup, spec: str, sizes: list[int]) -> list[tup
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("spec", ["int8:block=8", "int8:block=9", "signsgd", "powersgd:1"])
+@pytest.mark.parametrize("spec", ["int8:block=8", "int8:block=9", "signsgd", "powersgd:1", "threshold:0.3"])
 def test_any_length_over_any_number_of_ranks(threads: Threads, spec: str, size: int) -> None:
     lengths = [1, 2, 7, 8, 9, 40, 41, 120]
     by_rank = threads(size, sums_of_sizes, spec, lengths)
@@ -299,7 +316,7 @@ def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:
     return first, bucket.values
 
 
-@pytest.mark.parametrize("spec", ["int8", "int8:feedback=true", "signsgd", "powersgd:2"])
+@pytest.mark.parametrize("spec", ["int8", "int8:feedback=true", "signsgd", "powersgd:2", "threshold:0.3"])
 def test_zeros_are_summed_to_zeros_and_leave_no_trace(threads: Threads, spec: str) -> None:
     for zeros, ones in threads(2, zeros_then_ones, spec):
         assert torch.equal(zeros, torch.zeros(120))
@@ -316,7 +333,7 @@ def with_one_bad(group: ExchangeGroup, spec: str, bad: float) -> Tensor:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("spec", ["int8:block=16", "signsgd", "powersgd:2"])
+@pytest.mark.parametrize("spec", ["int8:block=16", "signsgd", "powersgd:2", "threshold:0.3"])
 def test_what_is_not_finite_is_not_hidden(threads: Threads, spec: str, bad: float) -> None:
     for sums in threads(3, with_one_bad, spec, bad):
         assert not sums[57].isfinite()

@@ -5,8 +5,10 @@ A new family is held to all of it by a line in `SHAPES`; a new member of the cat
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,9 @@ from workloads.mlp.shape import MLPShape
 from workloads.resnet.shape import ResNetShape
 from workloads.shape import Shape
 from workloads.workload import Batch, Workload
+
+sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
+from vit import VIT
 
 OURS = {name: member for name, member in MEMBERS.items() if not member.shape.facts().own_code}
 GPT = GPTShape(layers=3, width=24, heads=4, context=20, vocabulary=37, seq=11)
@@ -48,6 +53,7 @@ SHAPES: dict[str, Shape] = {
     "mlp-flat": MLPShape(widths=(30, 12), dropout=0.1),
     "mlp-nine-classes": MLPShape(widths=(36, 9), dropout=0.1),
     **{name: member.shape for name, member in OURS.items() if member.cpu_preset},
+    "vit": VIT.shape,
 }
 
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -1,0 +1,70 @@
+"""Code of other packages that cells use: planned with them, and refused by a worker when it is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from packages import install
+
+from harness.launch.tally import Conditions
+from harness.packages import packages_of, require_planned_packages, with_packages
+from results.cell import Cell
+from results.environment import CodeVersion
+from results.errors import MachineError
+from results.extensions import forget_packages
+from strategies.catalog import STRATEGIES
+
+CODE = CodeVersion(code_hash="c0de")
+PLAIN = Cell(
+    workload="mlp",
+    dataset="synthetic",
+    strategy="ddp",
+    gpus=2,
+    micro_batch=8,
+    device="cpu",
+    backend="gloo",
+    optimizer="sgd",
+)
+OTHER = msgspec.structs.replace(PLAIN, strategy="elsewhere:speed=3")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The module of a package that adds a strategy."""
+    install(tmp_path, "a-package", {"bench.strategies": {"elsewhere": "elsewhere:Facts"}}, version="2.1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(STRATEGIES, "_offered", None)
+    forget_packages()
+    (tmp_path / "elsewhere.py").write_text("raise RuntimeError('not to be imported')\n")
+    yield tmp_path / "elsewhere.py"
+    forget_packages()
+
+
+def test_a_cell_has_the_code_that_it_uses_and_no_other(module: Path) -> None:
+    (code,) = packages_of([PLAIN, OTHER]).values()
+    assert code.startswith("a-package 2.1 ")
+    assert packages_of([OTHER]) == {"strategy elsewhere": code}
+    assert packages_of([PLAIN]) == {}
+    assert with_packages(CODE, [PLAIN]) == CODE
+
+
+def test_what_was_edited_after_the_plan_is_not_run(module: Path) -> None:
+    planned = with_packages(CODE, [PLAIN, OTHER])
+    require_planned_packages(planned, [OTHER])
+    module.write_text("edited = True\n")
+    require_planned_packages(planned, [PLAIN])
+    with pytest.raises(
+        MachineError,
+        match=r"the package of strategy elsewhere was changed .*a-package 2\.1 \w+ then, a-package",
+    ):
+        require_planned_packages(planned, [OTHER])
+    with pytest.raises(MachineError, match=r"not installed then"):
+        require_planned_packages(CODE, [OTHER])
+
+
+def test_conditions_have_the_code_of_other_packages(module: Path) -> None:
+    assert Conditions.elsewhere(with_packages(CODE, [OTHER])).packages == packages_of([OTHER])
+    assert Conditions.here(CODE).packages == {}
