@@ -1,20 +1,35 @@
-"""Living ranks for tests of several processes: a gloo group of each size, started once and shared."""
+"""Shared by all tests: living ranks in gloo groups, and `bench` with a model that fails on demand."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import io
 import multiprocessing
+import os
 import pickle
 import runpy
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
+
+from harness.cli import run as run_bench
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.run import RunResult
+from results.store import Study
 
 PRELOADED = ["torch", "torch._dynamo", "pytest", "hypothesis", "harness.worker.run"]
 """Imported once, by the server that ranks are forked from."""
@@ -96,13 +111,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for processes that run beside each other: a group runs in one process.
 
     A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
-    long file is spread like that); the tests of Slurm are one, since each
-    process would start a cluster of its own. The longest groups come first.
+    long file is spread like that); the tests of Slurm are one, since each process would start a cluster of
+    its own, and so are those that read the small study. The longest groups come first.
     """
 
     def place(item: pytest.Item) -> tuple[int, str]:
-        if "running_lab" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "running_lab" in fixtures:
             return 0, "slurm"
+        if "small_study" in fixtures:
+            return 1, "small study"
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         return {"harness": 1, "worker": 2, "strategies": 3}.get(folder, 4), str(item.path)
 
@@ -165,3 +183,194 @@ def other_rounding() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a call of `bench` left."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+COUNTED = (
+    *("--device", "cpu", "--repeats", "1", "--budget", "0"),
+    *("--warmup-steps", "5", "--block-steps", "5", "--quads", "0"),
+)
+"""Steps that are counted, not timed: what is trained is always the same."""
+PATIENT = """
+import sys, time
+from functools import partial
+from pathlib import Path
+import psutil
+from harness.cli import main
+from harness.launch import supervise
+
+then = counted = 0.0
+def clock():
+    global then, counted
+    now, reached = time.monotonic(), Path("reached")
+    if reached.exists() and psutil.pid_exists(int(reached.read_text())):
+        counted += now - then
+    then = now
+    return counted
+
+supervise.Pulse = partial(supervise.Pulse, clock=clock)
+main()
+"""
+"""`bench` that counts silence while a rank stands still, and none while ranks start on a busy machine."""
+
+
+class Bench:
+    """`bench` as it is called in one folder, on a Slurm or on this machine, and what its studies hold."""
+
+    def __init__(self, folder: Path, lab: Any = None) -> None:
+        self.folder = folder
+        self.counted = COUNTED
+        self._lab = lab
+
+    def __call__(self, *arguments: object, **variables: str) -> Done:
+        """Call it in this process, with these variables beside the cluster's."""
+        given = {**(self._lab.environment if self._lab else {}), **variables}
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
+        out, errors = io.StringIO(), io.StringIO()
+        try:
+            with chdir(self.folder), redirect_stdout(out), redirect_stderr(errors):
+                code = run_bench([str(argument) for argument in arguments], debug=False)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        return Done(code=code, stdout=out.getvalue(), stderr=errors.getvalue())
+
+    def matrix(self, *arguments: object, out: str = "study", **variables: str) -> Done:
+        """`bench matrix` with steps that are counted."""
+        return self(*self._words(out), *arguments, **variables)
+
+    def start(
+        self, *arguments: object, before: tuple[str, ...] = (), **variables: str
+    ) -> subprocess.Popen[str]:
+        """The same as a process of its own. `before` are words before the command."""
+        return subprocess.Popen(
+            [*before, sys.executable, "-P", "-c", PATIENT, *self._words("study"), *map(str, arguments)],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+
+    def run(self, *arguments: object, before: tuple[str, ...] = (), **variables: str) -> Done:
+        """What such a process leaves at its end."""
+        process = self.start(*arguments, before=before, **variables)
+        out, errors = process.communicate()
+        return Done(code=process.returncode, stdout=out, stderr=errors)
+
+    def _words(self, out: str) -> tuple[str, ...]:
+        launcher = ("slurm",) if self._lab else ("local", "--oversubscribe", "--no-report")
+        return ("matrix", *COUNTED, "--launcher", *launcher, "--out", out)
+
+    def study(self, out: str = "study") -> Study:
+        return Study(self.folder / out)
+
+    def jobs(self, out: str = "study") -> list[int]:
+        """The scheduler's numbers of a study's jobs, oldest first."""
+        store = JobStore(self.folder / out)
+        found = [store.submission(job.job_id) for job in store.jobs()]
+        return [int(submission.scheduler_id) for submission in found if submission is not None]
+
+    def settle(self, timeout_s: float = 500) -> None:
+        """Until the queue is empty."""
+        self._lab.wait(lambda: not self._lab.command("squeue", "--noheader"), "an empty queue", timeout_s)
+
+    def results(self, out: str = "study") -> list[RunResult]:
+        return self.study(out).results()
+
+    def figures(self, out: str = "study") -> dict[str, set[bytes]]:
+        """What each cell's good runs trained, bit for bit: losses, parameters and bytes of all ranks."""
+        study = self.study(out)
+        found: dict[str, set[bytes]] = {}
+        for result in study.results():
+            if result.outcome is Outcome.OK:
+                records = study.rank_records(result.cell_id, result.run_id)
+                found.setdefault(result.cell_id, set()).add(
+                    msgspec.json.encode(
+                        [
+                            (
+                                *(record.rank, record.warmup.loss, record.steps.loss),
+                                *(record.parameters_hash, record.work),
+                            )
+                            for record in records
+                        ]
+                    )
+                )
+        return found
+
+    def named(self, word: str) -> list[RunResult]:
+        """Those of the cells that have this word in their id."""
+        return [result for result in self.results() if word in result.cell_id]
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that work in this folder."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and str(self.folder) in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def wait_for_processes(self, timeout_s: float = 120) -> None:
+        """Until none of them is left. Fails after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        while left := self.processes():
+            assert time.monotonic() < end, [process.cmdline() for process in left if process.is_running()]
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def bench_in() -> Callable[..., Bench]:
+    """`bench_in(folder)` is `bench` on this machine, `bench_in(folder, lab)` on the cluster."""
+    return Bench
+
+
+@pytest.fixture(scope="session")
+def faulty_model() -> Callable[..., tuple[str, ...]]:
+    """`faulty_model(folder, "2 8 wait")` puts tests/faulty.py there, and gives the words that train it."""
+
+    def put(folder: Path, *faults: str) -> tuple[str, ...]:
+        shutil.copy(Path(__file__).with_name("faulty.py"), folder)
+        for name in ("fault", "reached"):
+            (folder / name).unlink(missing_ok=True)
+        if faults:
+            (folder / "fault").write_text("".join(f"{fault}\n" for fault in faults))
+        return ("--workload", "py:faulty:build")
+
+    return put
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Bench:
+    """The study of that model without a fault, on this machine."""
+    bench = bench_in(tmp_path_factory.mktemp("undisturbed"))
+    done = bench.matrix(
+        *faulty_model(bench.folder),
+        *("--gpus", "1,2", "--strategy", "single,ddp", "--batch-size", "4,8,16,32,64,128,256,512"),
+    )
+    assert done.code == 0, done.stderr
+    return bench
+
+
+@pytest.fixture(scope="session")
+def expected(undisturbed: Bench) -> dict[str, set[bytes]]:
+    """What its cells train when nothing goes wrong."""
+    figures = undisturbed.figures()
+    assert len(figures) == 16
+    return figures

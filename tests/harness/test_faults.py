@@ -1,229 +1,162 @@
-"""What goes wrong while workers run: every end has its name, and the same command goes on."""
+"""Faults of a program amid its steps: each end has its name, and a rerun trains as if nothing had been.
+
+What is trained is counted in steps (`COUNTED`), so that losses, parameters and bytes must equal those of the
+undisturbed study bit for bit.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
+from results import schemas
+from results.launch import Attempt
 from results.outcome import Outcome
-from results.store import Study
+from results.run import RunResult
 
-MODELS = '''
-import os
-import torch
-from torch import nn
-from workloads import Workload
+pytestmark = pytest.mark.slow
 
-
-class Faulty(nn.Module):
-    """A linear model whose forward does something at its 10th call."""
-
-    def __init__(self, fault):
-        super().__init__()
-        self.layer, self.fault, self.calls = nn.Linear(16, 1), fault, 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.fault(self.layer(x)) if self.calls >= 10 else self.layer(x)
-
-
-def _workload(fault):
-    def synthetic(generator, samples):
-        return torch.randn(samples, 16, generator=generator), torch.randn(samples, 1, generator=generator)
-
-    return Workload(module=Faulty(fault), loss=nn.functional.mse_loss, synthetic=synthetic)
+Bench = Any
+Model = Callable[..., tuple[str, ...]]
+Figures = dict[str, set[bytes]]
+OUTSIDE = "its processes were asked to end by a signal from outside"
+FAULTS = {
+    8: ("raise", Outcome.CRASHED, "rank 1: ValueError: as it was told"),
+    16: ("kill rank", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
+    32: ("kill torchrun", Outcome.UNKNOWN, "the process that started the ranks was killed by SIGKILL"),
+    64: ("kill rank TERM", Outcome.CANCELLED, OUTSIDE),
+    128: ("kill torchrun TERM", Outcome.CANCELLED, OUTSIDE),
+    256: ("diverge", Outcome.DIVERGED, "not a finite number"),
+    512: ("allocate", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
+}
+"""By batch size: what rank 1 does, and how that run ends. A batch of 4 is unharmed."""
+PAIR = ("--gpus", "2", "--strategy", "ddp")
+CELLS = (*PAIR, "--batch-size", ",".join(map(str, (4, *FAULTS))))
 
 
-def good():
-    return _workload(lambda y: y)
+def at(batch: int) -> str:
+    """What the ids of the cells with this batch size have in common."""
+    return f"-b{batch}-"
 
 
-def diverges():
-    return _workload(lambda y: y * float("nan"))
-
-
-def exhausts_memory():
-    return _workload(lambda y: y + torch.empty(10**14))
-
-
-def raises():
-    raise ValueError("this model\\nis broken")
-
-
-def dies():
-    return _workload(lambda y: os.kill(os.getpid(), 9) if os.environ["RANK"] == "1" else y)
-'''
-FAULTY = ("diverges", "exhausts_memory", "raises", "dies")
-ARGUMENTS = (
-    "matrix", "--gpus", "2", "--strategy", "ddp", "--repeats", "1", "--batch-size", "4", "--device", "cpu",
-    "--budget", "0", "--block-steps", "2", "--quads", "1", "--out", "study",
-)  # fmt: skip
+def attempt_of(bench: Bench, run: RunResult) -> Attempt:
+    return schemas.ATTEMPT.read(bench.study().launch_folder(run.launch_id) / "attempt.json")
 
 
 @pytest.fixture(scope="module")
-def faulty_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
-    """One study with a model for every fault and a good one, run once."""
-    folder = tmp_path_factory.mktemp("faulty")
-    (folder / "models.py").write_text(MODELS)
-    names = ",".join(f"py:models:{name}" for name in (*FAULTY, "good"))
-    done = _bench(folder, *ARGUMENTS, "--workload", names)
-    assert done.returncode == 1, done.stderr
-    return Study(folder / "study"), done.stdout
+def faulty(
+    bench_in: Callable[..., Bench], faulty_model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bench, Any]:
+    """One study with all faults, run once with its report, and what that call has printed."""
+    bench = bench_in(tmp_path_factory.mktemp("faulty"))
+    faults = [f"2 {batch} {fault}" for batch, (fault, *_) in FAULTS.items()]
+    call = ("matrix", *faulty_model(bench.folder, *faults), *bench.counted, *CELLS, "--out", "study")
+    return bench, bench(*call)
 
 
-def _bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def _command(*arguments: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("bench")), *arguments]
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome", "words"),
-    [
-        ("diverges", Outcome.DIVERGED, "not a finite number"),
-        ("exhausts-memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
-        ("raises", Outcome.CRASHED, "ValueError: this model is broken"),
-        ("dies", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
-    ],
-)
-def test_each_fault_has_its_outcome_and_its_reason(
-    faulty_study: tuple[Study, str], name: str, outcome: Outcome, words: str
+@pytest.mark.parametrize("batch", FAULTS)
+def test_each_fault_costs_its_run_and_has_its_outcome_and_its_reason(
+    faulty: tuple[Bench, Any], batch: int
 ) -> None:
-    study, _ = faulty_study
-    found = [result for result in study.results() if f"models-{name}" in result.cell_id]
-    assert [result.outcome for result in found] == [outcome]
-    assert words in str(found[0].reason)
+    bench, _ = faulty
+    fault, outcome, words = FAULTS[batch]
+    (failed,) = bench.named(at(batch))
+    assert failed.outcome is outcome
+    if outcome in (Outcome.DIVERGED, Outcome.OUT_OF_MEMORY):
+        assert words in str(failed.reason)
+    else:
+        assert failed.reason == words
+    attempt = attempt_of(bench, failed)
+    assert attempt.heartbeats.keys() == {"0", "1"}
+    assert attempt.out_of_memory_kills == 0
+    assert any(rank.signal == "SIGKILL" for rank in attempt.ranks) == (fault == "kill rank")
 
 
-def test_the_good_cell_beside_them_is_measured_and_reported(faulty_study: tuple[Study, str]) -> None:
-    study, printed = faulty_study
-    found = [result for result in study.results() if "models-good" in result.cell_id]
-    assert [result.outcome for result in found] == [Outcome.OK]
-    assert "py:models:good" in printed
-    assert "SIGKILL" in (study.root / "report.html").read_text()
+def test_the_good_cell_beside_them_is_measured_and_reported(faulty: tuple[Bench, Any]) -> None:
+    bench, done = faulty
+    assert done.code == 1
+    assert [result.outcome for result in bench.named(at(4))] == [Outcome.OK]
+    assert "py:faulty:build" in done.stdout
+    assert "SIGKILL" in (bench.study().root / "report.html").read_text()
 
 
-def test_what_failed_by_its_own_fault_is_not_tried_again_unless_asked(
-    faulty_study: tuple[Study, str],
+def test_the_same_command_repeats_what_outsiders_ended_and_the_rest_when_it_is_asked_to(
+    faulty: tuple[Bench, Any], faulty_model: Model, expected: Figures
 ) -> None:
-    study, _ = faulty_study
-    folder = study.root.parent
-    names = ",".join(f"py:models:{name}" for name in (*FAULTY, "good"))
-    again = _bench(folder, *ARGUMENTS, "--workload", names)
-    assert again.returncode == 1
-    assert "0 of 5 runs to do" in again.stderr
-    shown = _bench(folder, *ARGUMENTS, "--workload", names, "--rerun", "failed", "--dry-run")
-    assert "4 of 5 runs to do" in shown.stdout
+    bench, _ = faulty
+    call = (*faulty_model(bench.folder), *CELLS)
+    raw = {path: path.read_bytes() for path in bench.folder.glob("study/cells/*/*/rank-*.json")}
+    again = bench.matrix(*call)
+    assert again.code == 1
+    assert "3 of 8 runs to do" in again.stderr
+    assert "0 of 8 runs to do" in bench.matrix(*call).stderr
+    assert "4 of 8 runs to do" in bench.matrix(*call, "--rerun", "failed", "--dry-run").stdout
+    assert bench.matrix(*call, "--rerun", "failed").code == 0
+    figures = bench.figures()
+    assert len(figures) == 8
+    assert figures == {cell: expected[cell] for cell in figures}
+    assert all(path.read_bytes() == data for path, data in raw.items())
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A study of six runs whose first launch has begun its first cell."""
-    process = subprocess.Popen(
-        _command(*INTERRUPTED), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_out_of_memory(
+    bench_in: Callable[..., Bench],
+    faulty_model: Model,
+    tmp_path: Path,
+    memory_group: Callable[[int], list[str]],
+) -> None:
+    bench = bench_in(tmp_path)
+    call = (*faulty_model(tmp_path, "2 8 exhaust"), *PAIR, "--batch-size", "8")
+    done = bench.run(*call, before=tuple(memory_group(3 * 2**30)))
+    assert done.code == 1, done.stderr
+    (failed,) = bench.results()
+    assert (failed.outcome, failed.reason) == (
+        Outcome.OUT_OF_MEMORY,
+        "rank 1 was killed by SIGKILL, and meanwhile the kernel of its hosts ended 1 process for want of"
+        " memory",
     )
-    _wait(lambda: list(tmp_path.glob("study/cells/*/*/")), "the first run")
-    yield process
-    process.kill()
-    process.communicate()
+    assert attempt_of(bench, failed).out_of_memory_kills == 1
 
 
-INTERRUPTED = (
-    "matrix", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp", "--repeats", "2", "--batch-size",
-    "16,32", "--device", "cpu", "--budget", "1s", "--quads", "1", "--out", "study",
-)  # fmt: skip
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _wait(condition: object, what: str, seconds: float = 60) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
 
 
-def _workers(folder: Path) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if str(folder) in " ".join(process.info["cmdline"] or ()) or _in(process, folder)
-    ]
+def _duplicate(path: Path) -> None:
+    shutil.copy(path, path.with_name("rank-00000.json"))
 
 
-def _in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.cwd() == str(folder) and "harness.worker" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+def _from_another_cell(path: Path) -> None:
+    (other,) = path.parents[2].glob(f"*g002*{at(4)}*/*/{path.name}")
+    shutil.copy(other, path)
 
 
-def _finishes(folder: Path) -> None:
-    """The same command goes on where it stopped, and nothing that was there is lost."""
-    before = {path: path.read_bytes() for path in folder.glob("study/cells/*/*/rank-*.json")}
-    again = _bench(folder, *INTERRUPTED)
-    assert again.returncode == 0, again.stderr
-    assert all(path.read_bytes() == data for path, data in before.items())
-    ok = [result.cell_id for result in Study(folder / "study").results() if result.outcome is Outcome.OK]
-    assert sorted(ok.count(cell_id) for cell_id in set(ok)) == [2, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_workers_and_the_same_command_goes_on(
-    number: signal.Signals, started: subprocess.Popen[str], tmp_path: Path
+def test_a_damaged_rank_file_costs_its_run_and_the_same_command_makes_another(
+    undisturbed: Bench,
+    expected: Figures,
+    bench_in: Callable[..., Bench],
+    faulty_model: Model,
+    tmp_path: Path,
 ) -> None:
-    started.send_signal(number)
-    _, errors = started.communicate(timeout=60)
-    assert started.returncode == 130
-    assert "the same command goes on from here" in errors
-    assert _workers(tmp_path) == []
-    results = Study(tmp_path / "study").results()
-    assert {result.outcome for result in results} <= {Outcome.OK, Outcome.CANCELLED}
-    _finishes(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_killed_bench_leaves_its_workers_to_finish_the_cell_and_to_stop(
-    started: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    started.send_signal(signal.SIGKILL)
-    started.wait()
-    busy = _bench(tmp_path, *INTERRUPTED)
-    assert busy.returncode == 1
-    assert "is in use by another bench" in busy.stderr
-    _wait(lambda: not _workers(tmp_path), "the workers' end")
-    _finishes(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_one_run(started: subprocess.Popen[str], tmp_path: Path) -> None:
-    ranks = [p for p in _workers(tmp_path) if "harness.worker" in p.cmdline() and "-u" in p.cmdline()]
-    os.kill(max(process.pid for process in ranks), signal.SIGKILL)
-    started.communicate(timeout=120)
-    assert started.returncode == 1
-    results = Study(tmp_path / "study").results()
-    failed = [result for result in results if result.outcome is not Outcome.OK]
-    assert [result.outcome for result in failed] == [Outcome.CRASHED]
-    assert "SIGKILL" in str(failed[0].reason)
-    attempts = [json.loads(path.read_text()) for path in tmp_path.glob("study/launches/*/attempt.json")]
-    assert any(rank["signal"] == "SIGKILL" for attempt in attempts for rank in attempt["ranks"])
-
-
-@pytest.mark.slow
-def test_the_time_limit_stops_the_study_and_says_so(tmp_path: Path) -> None:
-    done = _bench(tmp_path, *INTERRUPTED, "--max-time", "7s")
-    assert done.returncode == 1
-    results = Study(tmp_path / "study").results()
-    assert {result.outcome for result in results} <= {Outcome.OK, Outcome.TIMED_OUT}
-    _finishes(tmp_path)
+    shutil.copytree(undisturbed.study().root, tmp_path / "study")
+    bench = bench_in(tmp_path)
+    damages = {8: _cut, 16: _empty, 32: _duplicate, 64: _from_another_cell}
+    for batch, damage in damages.items():
+        (path,) = tmp_path.glob(f"study/cells/*g002*{at(batch)}*/*/rank-00001.json")
+        damage(path)
+    assert bench("collect", "study").code == 0
+    for batch in damages:
+        (result,) = [one for one in bench.named(at(batch)) if "g002" in one.cell_id]
+        assert result.outcome is Outcome.UNKNOWN
+        assert "rank-0000" in str(result.reason)
+    assert len(bench.figures()) == len(expected) - len(damages)
+    again = bench.matrix(*faulty_model(tmp_path), *CELLS)
+    assert (again.code, "4 of 8 runs to do" in again.stderr) == (0, True)
+    assert bench.figures() == expected

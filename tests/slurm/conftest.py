@@ -7,7 +7,6 @@ that the kernel ends together with the tests; what else a killed session left be
 from __future__ import annotations
 
 import atexit
-import io
 import os
 import pwd
 import random
@@ -18,20 +17,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import chdir, closing, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 import psutil
 import pytest
 
-from harness.cli import run as run_bench
-from results.job_store import JobStore
-from results.outcome import Outcome
-from results.run import RunResult
-from results.store import Study
 from slurm.client import Client
 from slurm.job_view import JobView
 
@@ -40,7 +32,7 @@ PREFIX = "bench-slurm-lab-"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "setpriv")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 SRUN_PORTS = 200
-COMMAND_TIMEOUT_S = 20.0
+COMMAND_TIMEOUT_S = 60.0
 
 CONFIGURATION = """\
 ClusterName=lab
@@ -52,7 +44,7 @@ SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
 # A requeued job waits until its old credential has expired: two minutes, unless told otherwise.
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=8
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -70,11 +62,12 @@ EnforcePartLimits=ALL
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-KillWait=2
+KillWait=20
 CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30
-SlurmdTimeout=10
+# A busy machine is no lost node: tests say which is (`kill_node`).
+SlurmdTimeout=300
 ReturnToService=2
 JobRequeue=1
 PropagateResourceLimits=NONE
@@ -153,7 +146,7 @@ class Lab:
         self._spawn(node, "slurmd", "-D", "-N", node)
 
     def kill_node(self, node: str) -> None:
-        """End a node as a power cut does: its daemon and all that jobs run on it."""
+        """End a node as a power cut does, and have Slurm know: its daemon and all that jobs run on it."""
         self._daemons[node].kill()
         self._daemons[node].wait()
         # First the daemons of its jobs: one that lives on for a moment tells that its program was killed.
@@ -162,6 +155,7 @@ class Lab:
         end_processes(
             lambda process: process.environ().get("SLURMD_NODENAME") == node and self._owns(process)
         )
+        self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
@@ -186,7 +180,7 @@ class Lab:
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
-    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 30) -> T:
+    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 120) -> T:
         """What the condition gives as soon as it holds. Fails after `timeout_s`."""
         end = time.monotonic() + timeout_s
         while not (value := condition()):
@@ -196,7 +190,7 @@ class Lab:
             time.sleep(0.05)
         return value
 
-    def wait_for(self, job_id: int, *states: str, timeout_s: float = 30) -> JobView:
+    def wait_for(self, job_id: int, *states: str, timeout_s: float = 120) -> JobView:
         """The job, once it is in one of the states."""
 
         def in_state() -> JobView | None:
@@ -319,177 +313,6 @@ def lab(running_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     running_lab.clean()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """What a call of `bench` left."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-
-class Bench:
-    """`bench` as it is called in one folder, on the cluster or on this machine, and what its studies hold."""
-
-    def __init__(self, folder: Path, lab: Lab | None = None) -> None:
-        self.folder = folder
-        self.counted = COUNTED
-        self._lab = lab
-
-    def __call__(self, *arguments: object, **variables: str) -> Done:
-        """Call it in this process, with these variables beside the cluster's."""
-        given = {**(self._lab.environment if self._lab else {}), **variables}
-        before = {name: os.environ.get(name) for name in given}
-        os.environ.update(given)
-        out, errors = io.StringIO(), io.StringIO()
-        try:
-            with chdir(self.folder), redirect_stdout(out), redirect_stderr(errors):
-                code = run_bench([str(argument) for argument in arguments], debug=False)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-        return Done(code=code, stdout=out.getvalue(), stderr=errors.getvalue())
-
-    def matrix(self, *arguments: object, out: str = "study", **variables: str) -> Done:
-        """`bench matrix` with steps that are counted, not timed: what it trains is always the same."""
-        launcher = ("slurm",) if self._lab else ("local", "--oversubscribe", "--no-report")
-        return self("matrix", *COUNTED, "--launcher", *launcher, "--out", out, *arguments, **variables)
-
-    def study(self, out: str = "study") -> Study:
-        return Study(self.folder / out)
-
-    def jobs(self, out: str = "study") -> list[int]:
-        """The scheduler's numbers of a study's jobs, oldest first."""
-        store = JobStore(self.folder / out)
-        found = [store.submission(job.job_id) for job in store.jobs()]
-        return [int(submission.scheduler_id) for submission in found if submission is not None]
-
-    def settle(self, timeout_s: float = 240) -> None:
-        """Until the queue is empty."""
-        assert self._lab is not None
-        lab = self._lab
-        lab.wait(lambda: not lab.command("squeue", "--noheader"), "an empty queue", timeout_s)
-
-    def results(self, out: str = "study") -> list[RunResult]:
-        return self.study(out).results()
-
-    def figures(self, out: str = "study") -> dict[str, set[bytes]]:
-        """What each cell's good runs trained, bit for bit: losses, parameters and bytes of all ranks."""
-        study = self.study(out)
-        found: dict[str, set[bytes]] = {}
-        for result in study.results():
-            if result.outcome is Outcome.OK:
-                records = study.rank_records(result.cell_id, result.run_id)
-                found.setdefault(result.cell_id, set()).add(
-                    msgspec.json.encode(
-                        [
-                            (
-                                *(record.rank, record.warmup.loss, record.steps.loss),
-                                *(record.parameters_hash, record.work),
-                            )
-                            for record in records
-                        ]
-                    )
-                )
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """Those that work in this folder."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.pid != os.getpid() and str(self.folder) in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
-
-    def wait_for_processes(self, timeout_s: float = 30) -> None:
-        """Until none of them is left. Fails after `timeout_s`."""
-        end = time.monotonic() + timeout_s
-        while left := self.processes():
-            assert time.monotonic() < end, [process.cmdline() for process in left if process.is_running()]
-            time.sleep(0.1)
-
-
-FAULTY = """
-import os, signal, time
-from pathlib import Path
-
-import torch
-from torch import nn
-from workloads import Workload
-
-HERE = Path(__file__).parent
-
-
-class Faulty(nn.Linear):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        path = HERE / "fault"
-        last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-        if self.calls == 8 and last and path.exists():
-            for line in path.read_text().splitlines():
-                gpus, batch, fault = line.split()
-                if (gpus, batch) == (os.environ["WORLD_SIZE"], str(len(x))):
-                    self.fault(fault, path)
-        return super().forward(x)
-
-    def fault(self, fault, path):
-        if fault == "raise":
-            raise ValueError("as it was told")
-        elif fault == "hang":
-            time.sleep(600)
-        elif fault in ("die", "orphan"):
-            os.kill(os.getpid() if fault == "die" else os.getppid(), signal.SIGKILL)
-        elif fault == "wait":
-            (HERE / "reached.part").write_text(str(os.getpid()))
-            (HERE / "reached.part").rename(HERE / "reached")
-            while path.exists():
-                time.sleep(0.02)
-
-
-def build():
-    def synthetic(generator, samples):
-        return torch.randn(samples, 16, generator=generator), torch.randn(samples, 1, generator=generator)
-
-    return Workload(module=Faulty(16, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
-"""
-
-
-@pytest.fixture(scope="session")
-def faulty_model() -> Callable[..., tuple[str, ...]]:
-    """`faulty_model(folder, "2 8 wait")` puts a model there, and gives the words that train it.
-
-    In its 8th call, the last of 2 ranks with 8 samples waits until the file `fault` is gone; other faults
-    are hang, raise, die (the rank) and orphan (its torchrun). Without any it trains the same.
-    """
-
-    def put(folder: Path, *faults: str) -> tuple[str, ...]:
-        (folder / "faulty.py").write_text(FAULTY)
-        (folder / "fault").unlink(missing_ok=True)
-        if faults:
-            (folder / "fault").write_text("".join(f"{fault}\n" for fault in faults))
-        return ("--workload", "py:faulty:build")
-
-    return put
-
-
-COUNTED = (
-    *("--device", "cpu", "--repeats", "1", "--budget", "0"),
-    *("--warmup-steps", "5", "--block-steps", "5", "--quads", "0"),
-)
-
-
-@pytest.fixture(scope="session")
-def bench_in() -> Callable[..., Bench]:
-    """`bench_in(folder)` is `bench` on this machine, `bench_in(folder, lab)` on the cluster."""
-    return Bench
-
-
 @pytest.fixture
-def bench(lab: Lab, tmp_path: Path) -> Bench:
-    return Bench(tmp_path, lab)
+def bench(lab: Lab, bench_in: Callable[..., Any], tmp_path: Path) -> Any:
+    return bench_in(tmp_path, lab)

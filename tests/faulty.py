@@ -1,0 +1,106 @@
+"""A model that fails on demand: it does what the file `fault` beside it says; without that file it trains.
+
+A line `2 8 kill rank` is for the last of 2 ranks that have a batch of 8, in the 20th call of the model: amid
+the steps of `COUNTED`. Several lines for one rank happen one after the other.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from workloads import Workload
+
+HERE = Path(__file__).parent
+CALL = 20
+
+
+class Faulty(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = super().forward(x)
+        last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+        if self.calls == CALL and last and (HERE / "fault").exists():
+            for line in (HERE / "fault").read_text().splitlines():
+                gpus, batch, fault, *given = line.split()
+                if (gpus, batch) == (os.environ["WORLD_SIZE"], str(len(x))):
+                    found = FAULTS[fault](*given)
+                    y = y if found is None else y * found
+        return y
+
+
+def build():
+    def synthetic(generator, samples):
+        return torch.randn(samples, 16, generator=generator), torch.randn(samples, 1, generator=generator)
+
+    return Workload(module=Faulty(16, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
+
+
+def refuse():
+    raise ValueError("as it\nwas told")
+
+
+def kill(whom, number="KILL"):
+    """The rank, its torchrun or the bench (which may be a job's program) that has started that."""
+    torchrun = os.getppid()
+    pids = {"rank": os.getpid, "torchrun": lambda: torchrun, "bench": psutil.Process(torchrun).ppid}
+    os.kill(pids[whom](), getattr(signal, f"SIG{number}"))
+
+
+def reach():
+    """Tell the test that this rank stands still from now on, and which it is."""
+    (HERE / "reached.part").write_text(str(os.getpid()))
+    (HERE / "reached.part").rename(HERE / "reached")
+
+
+def hang():
+    reach()
+    time.sleep(3600)
+
+
+def wait():
+    """Until the file `fault` is gone."""
+    reach()
+    while (HERE / "fault").exists():
+        time.sleep(0.02)
+
+
+def fill(folder):
+    """Leave no byte free where `folder` is."""
+    with Path(folder, "filler").open("wb") as file:
+        for size in (2**20, 2**10, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+                    file.flush()
+            except OSError:
+                pass
+
+
+def exhaust():
+    taken = []
+    while True:
+        taken.append(torch.ones(2**24))
+
+
+def set_clock(offset):
+    (HERE / "clock").write_text(offset)
+
+
+FAULTS = {
+    "raise": refuse,
+    "kill": kill,
+    "hang": hang,
+    "wait": wait,
+    "diverge": lambda: float("nan"),
+    "allocate": lambda: torch.empty(10**14),
+    "exhaust": exhaust,
+    "fill": fill,
+    "set-clock": set_clock,
+}
