@@ -205,7 +205,7 @@ from functools import partial
 from pathlib import Path
 import psutil
 from harness.cli import main
-from harness.launch import supervise
+from harness.launch import campaign, supervise
 
 then = counted = 0.0
 def clock():
@@ -216,10 +216,12 @@ def clock():
     then = now
     return counted
 
+campaign.Deadline = partial(campaign.Deadline, clock=clock)
 supervise.Pulse = partial(supervise.Pulse, clock=clock)
 main()
 """
-"""`bench` that counts silence while a rank stands still, and none while ranks start on a busy machine."""
+"""`bench` whose clocks of silence and of --max-time run while a rank stands still (`reached`), and not while
+ranks start on a busy machine."""
 
 
 class Bench:
@@ -339,7 +341,7 @@ def bench_in() -> Callable[..., Bench]:
 
 @pytest.fixture(scope="session")
 def faulty_model() -> Callable[..., tuple[str, ...]]:
-    """`faulty_model(folder, "2 8 wait")` puts tests/faulty.py there, and gives the words that train it."""
+    """`faulty_model(folder, "1/2 8 wait")` puts tests/faulty.py there, and gives the words that train it."""
 
     def put(folder: Path, *faults: str) -> tuple[str, ...]:
         shutil.copy(Path(__file__).with_name("faulty.py"), folder)

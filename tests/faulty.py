@@ -1,7 +1,7 @@
 """A model that fails on demand: it does what the file `fault` beside it says; without that file it trains.
 
-A line `2 8 kill rank` is for the last of 2 ranks that have a batch of 8, in the 20th call of the model: amid
-the steps of `COUNTED`. Several lines for one rank happen one after the other.
+A line `1/2 8 kill rank` is for rank 1 of 2 with a batch of 8, in the 20th call of the model: amid the steps
+of `COUNTED`. Several lines for one rank happen one after the other.
 """
 
 import os
@@ -25,11 +25,11 @@ class Faulty(nn.Linear):
     def forward(self, x):
         self.calls += 1
         y = super().forward(x)
-        last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-        if self.calls == CALL and last and (HERE / "fault").exists():
+        if self.calls == CALL and (HERE / "fault").exists():
+            here = (f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}", str(len(x)))
             for line in (HERE / "fault").read_text().splitlines():
-                gpus, batch, fault, *given = line.split()
-                if (gpus, batch) == (os.environ["WORLD_SIZE"], str(len(x))):
+                rank, batch, fault, *given = line.split()
+                if (rank, batch) == here:
                     found = FAULTS[fault](*given)
                     y = y if found is None else y * found
         return y
@@ -61,6 +61,10 @@ def reach():
 
 def hang():
     reach()
+    sleep()
+
+
+def sleep():
     time.sleep(3600)
 
 
@@ -97,6 +101,7 @@ FAULTS = {
     "raise": refuse,
     "kill": kill,
     "hang": hang,
+    "sleep": sleep,
     "wait": wait,
     "diverge": lambda: float("nan"),
     "allocate": lambda: torch.empty(10**14),

@@ -40,7 +40,7 @@ def bench(tmp_path: Path) -> Bench:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=500,
             env={**os.environ, "COLUMNS": "200"},
         )
 
@@ -57,7 +57,7 @@ def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, subpro
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     return Study(folder / "study"), done
 
@@ -94,7 +94,7 @@ def memory_group() -> Iterator[Callable[[int], list[str]]]:
 
     yield limited
     for folder in made:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 100
         while folder.exists() and time.monotonic() < end:
             # Busy until the kernel has buried the last process.
             with suppress(OSError):

@@ -58,7 +58,7 @@ def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_
 
     def run(batches: str, *more: str) -> dict[int, tuple[str, str]]:
         words = command("matrix", *options, "--batch-size", batches, *more)
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 1, done.stderr
         study = Study(tmp_path / "study")
         return {

@@ -1,10 +1,9 @@
-"""Whole studies, really run: what hangs, what was edited, what other plans and repeats do to a cell."""
+"""Whole studies, really run: what was edited, and what other plans, cells and repeats do to a cell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from harness.code import checkout, code_version
@@ -19,30 +18,6 @@ from results.launch import Launch
 from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
-
-SLEEPER = """
-import os, time
-import torch
-from torch import nn
-from workloads import Workload
-
-
-class Sleeper(nn.Linear):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 8 and os.environ["RANK"] == "1":
-            time.sleep(600)
-        return super().forward(x)
-
-
-def build():
-    def synthetic(generator, samples):
-        return torch.randn(samples, 4, generator=generator), torch.randn(samples, 1, generator=generator)
-
-    return Workload(module=Sleeper(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
-"""
 
 
 class Shell(LocalStarter):
@@ -73,65 +48,6 @@ def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_o
         with pytest.raises(MachineError, match=f"the workers did not start; the end of .*: {said}"):
             campaign.run(context)
     assert len(study.launches()) == len(list(study.root.glob("launches/*/attempt.json"))) == starts
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_ended_with_its_stack_in_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    options = StudyFile(
-        workload="py:sleeper:build", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, out="study"
-    )
-    matrix = Matrix(options, study_file=None)
-    study = Study(tmp_path / "study")
-    with study_lock(study.root) as lock:
-        plan = matrix._kept_plan(study)
-        campaign = Campaign(study, plan, RunOptions(silence_s=15), Console())
-        campaign.run(
-            CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
-        )
-    results = study.collect()
-    assert [result.outcome for result in results] == [Outcome.HUNG]
-    stacks = "".join(path.read_text() for path in study.root.glob("launches/*/torchrun/*/*/1/stderr.log"))
-    assert "sleeper.py" in stacks
-    assert "in forward" in stacks
-
-
-@pytest.mark.slow
-def test_a_cell_gives_the_same_figures_after_another_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Losses bit for bit, bytes and operations: with living workers and with a launch of its own each."""
-    monkeypatch.chdir(tmp_path)
-    found = {}
-    for isolation in ("launch", "cell"):
-        options = StudyFile(
-            workload="mlp,gpt-nano",
-            gpus=2,
-            strategy="ddp",
-            repeats=1,
-            device="cpu",
-            budget=0,
-            block_steps=2,
-            isolation=isolation,
-            out=isolation,
-        )
-        assert Matrix(options, study_file=None).run(report=False) == 0
-        study = Study(tmp_path / isolation)
-        assert len(study.launches()) == (1 if isolation == "launch" else 2)
-        records = [
-            record
-            for cell_id in study.cell_ids()
-            for run_id in study.run_ids(cell_id)
-            for record in study.rank_records(cell_id, run_id)
-        ]
-        # Warm-up ends by the clock, so that runs differ in length: what both took is compared.
-        found[isolation] = [
-            ((record.warmup.loss + record.steps.loss)[:12], record.work) for record in records
-        ]
-    assert found["launch"] == found["cell"]
 
 
 MODEL = """
@@ -199,23 +115,39 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
 
 
 @pytest.mark.slow
-def test_all_repeats_of_a_cell_go_the_same_way_and_compiled_cells_are_compiled(
+def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout and BatchNorm included: the losses of a run that proves and of one that does not are equal."""
+    """Losses bit for bit, bytes and operations: of a run that proves and of one that does not.
+
+    The second launch takes the cells the other way round.
+    """
     monkeypatch.chdir(tmp_path)
     options = StudyFile(
-        workload="mlp", gpus=2, strategy="ddp", repeats=2, device="cpu", budget=0, block_steps=2, out="o"
-    )
+        workload="mlp,gpt-nano", gpus=2, strategy="ddp", repeats=2, device="cpu", budget=0, block_steps=2,
+        out="o",
+    )  # fmt: skip
     assert Matrix(options, study_file=None).run(report=False) == 0
     study = Study(tmp_path / "o")
-    (cell_id,) = study.cell_ids()
-    losses = [
-        [(r.warmup.loss + r.steps.loss)[:12] for r in study.rank_records(cell_id, run_id)]
-        for run_id in study.run_ids(cell_id)
-    ]
-    assert losses[0] == losses[1]
-    # The replicas see different data and draw different dropout.
-    assert losses[0][0] != losses[0][1]
-    compiled = msgspec.structs.replace(options, compile=True, repeats=1, out="c")
-    assert Matrix(compiled, study_file=None).run(report=False) == 0
+    orders = [[slot.cell_id for slot in launch.slots] for launch in study.launches()]
+    assert len(orders) == 2
+    assert orders[0] == orders[1][::-1]
+    for cell_id in study.cell_ids():
+        # Warm-up ends by the clock, so that runs differ in length: what both took is compared.
+        first, second = (
+            [((r.warmup.loss + r.steps.loss)[:12], r.work) for r in study.rank_records(cell_id, run_id)]
+            for run_id in study.run_ids(cell_id)
+        )
+        assert first == second
+        # The replicas see different data and draw different dropout.
+        assert first[0][0] != first[1][0]
+
+
+@pytest.mark.slow
+def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = StudyFile(
+        workload="mlp", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, block_steps=2,
+        compile=True, out="c",
+    )  # fmt: skip
+    assert Matrix(options, study_file=None).run(report=False) == 0

@@ -53,7 +53,7 @@ def faulty(
 ) -> tuple[Bench, Any]:
     """One study with all faults, run once with its report, and what that call has printed."""
     bench = bench_in(tmp_path_factory.mktemp("faulty"))
-    faults = [f"2 {batch} {fault}" for batch, (fault, *_) in FAULTS.items()]
+    faults = [f"1/2 {batch} {fault}" for batch, (fault, *_) in FAULTS.items()]
     call = ("matrix", *faulty_model(bench.folder, *faults), *bench.counted, *CELLS, "--out", "study")
     return bench, bench(*call)
 
@@ -109,7 +109,7 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_out_of_memory(
     memory_group: Callable[[int], list[str]],
 ) -> None:
     bench = bench_in(tmp_path)
-    call = (*faulty_model(tmp_path, "2 8 exhaust"), *PAIR, "--batch-size", "8")
+    call = (*faulty_model(tmp_path, "1/2 8 exhaust"), *PAIR, "--batch-size", "8")
     done = bench.run(*call, before=tuple(memory_group(3 * 2**30)))
     assert done.code == 1, done.stderr
     (failed,) = bench.results()

@@ -62,7 +62,7 @@ def inside(links: None, tmp_path: Path) -> Inside:
             env=code_environment(checkout()),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -79,7 +79,7 @@ rank, nodes, payload_bytes = int(sys.argv[1]), sys.argv[2].split(","), int(sys.a
 torch.set_num_threads(1)
 meeting = "tcp://" + nodes[0].split("=")[1] + ":29500"
 dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=len(nodes),
-                        timeout=timedelta(seconds=60))
+                        timeout=timedelta(seconds=300))
 seconds, values = [], torch.ones(payload_bytes // 4)
 for _ in range(6):
     dist.barrier()
@@ -139,7 +139,7 @@ def at_once(function, connections):
 outgoing = [connection(nodes[there]) for here, there in flows if here == rank]
 incoming = [server.accept()[0] for here, there in flows if there == rank]
 began, ended = [], []
-for _ in range(5):
+for _ in range(15):
     receiving = at_once(drain, incoming)
     for other in incoming:
         other.sendall(b"g")
@@ -170,7 +170,7 @@ def _transfer_s(inside: Inside, groups: list[list[list[int]]], size_bytes: int) 
     return [
         min(
             max(ended[there][turn] for _, there in group) - min(began[here][turn] for here, _ in group)
-            for turn in range(5)
+            for turn in range(15)
         )
         for group in groups
     ]
@@ -254,7 +254,7 @@ def test_nodes_know_each_other_by_name_and_nobody_else(inside: Inside, first: st
         assert list(nodes.values()) == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
         assert world["names"] == [*nodes, *nodes]
         assert (world["unknown"], world["outside"]) == ("unknown", "Network is unreachable")
-        assert world["asked_s"] < 3
+        assert world["asked_s"] < 4.5
         assert "eth0" in world["interfaces"]
         assert not [name for name in world["interfaces"] if name.startswith("port")]
         assert (world["resolver"], world["order"]) == ("", [["hosts:", "files"]])
@@ -290,5 +290,7 @@ sys.exit(mounts.read_text() != before)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's mounts could come back to where they are shared")
 def test_what_is_mounted_for_the_nodes_is_not_seen_outside(links: None) -> None:
     outer = ["unshare", "--mount", "--propagation", "shared", sys.executable, "-c", SHARED]
-    done = subprocess.run(outer, env=code_environment(checkout()), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        outer, env=code_environment(checkout()), capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr

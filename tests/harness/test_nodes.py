@@ -97,19 +97,20 @@ def test_all_are_waited_for_and_the_worst_code_is_told(agents: Callable[..., Age
 def test_a_bad_end_gives_the_others_a_while_and_no_more(
     agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "PATIENCE_S", 0.6)
-    reports, waits, bad = agents("sleep 0.3; exit 7", "BEGUN sleep 60", "exit 1")
+    monkeypatch.setattr(nodes, "PATIENCE_S", 3.0)
+    reports, waits, bad = agents("sleep 0.3; exit 7", "BEGUN sleep 600", "exit 1")
     began = time.monotonic()
     assert outlast([reports, waits, bad], lambda: False) == 128 + signal.SIGTERM
     assert (reports.returncode, waits.returncode, bad.returncode) == (7, -signal.SIGTERM, 1)
-    assert 0.6 < time.monotonic() - began < 5
+    assert 3 < time.monotonic() - began < 300
 
 
 def test_who_is_asked_to_stop_and_does_not_is_killed(
     agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes, "GRACE_S", 0.5)
-    willing, deaf = agents("BEGUN sleep 60", "trap '' TERM; BEGUN sleep 60")
+    monkeypatch.setattr(nodes, "PATIENCE_S", 300.0)
+    willing, deaf = agents("BEGUN sleep 600", "trap '' TERM; BEGUN sleep 600")
     began = time.monotonic()
     assert outlast([willing, deaf], lambda: True) == 128 + max(signal.SIGTERM, signal.SIGKILL)
     assert (willing.returncode, deaf.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
@@ -147,7 +148,7 @@ def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(
         pass_fds=(lock,),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     os.close(lock)
     assert done.returncode == 0, done.stderr
@@ -220,7 +221,7 @@ def test_each_thing_that_is_missing_has_its_word(links: None, what: tuple[str, s
         env=code_environment(checkout()),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert words in done.stdout, done.stderr
     assert done.stdout.count("\n") == 1
@@ -229,16 +230,16 @@ def test_each_thing_that_is_missing_has_its_word(links: None, what: tuple[str, s
 STARTER = """
 import subprocess, sys
 agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
-spinner = "import os; os.sched_setaffinity(0, [1])\\nwhile sum(os.times()[:2]) < 20: pass"
+spinner = "import os; os.sched_setaffinity(0, [1])\\nwhile sum(os.times()[:2]) < 100: pass"
 rank = '''
 import os, time
 from harness.worker.usage import _own_s
 def own_s():
     return [_own_s(frozenset(cores)) for cores in ([1], [0], [])]
 os.sched_setaffinity(0, [0])
-began, end = own_s(), time.monotonic() + 20
-while (now := own_s())[0] - began[0] < 0.3 and time.monotonic() < end:
-    time.sleep(0.05)
+began, end = own_s(), time.monotonic() + 100
+while (now := own_s())[0] - began[0] < 1 and time.monotonic() < end:
+    time.sleep(0.5)  # asking takes time of core 0
 print([then - before for then, before in zip(now, began)])
 '''
 other = subprocess.Popen([sys.executable, "-c", spinner])
@@ -255,9 +256,9 @@ def test_ranks_of_other_nodes_are_foreign_to_no_core_that_they_may_use() -> None
         env=code_environment(checkout()),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     shared, apart, none = json.loads(done.stdout)
-    assert shared >= 0.3
-    assert apart < shared - 0.1
+    assert shared >= 1
+    assert apart < shared - 0.5
     assert none == 0

@@ -63,13 +63,15 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
     monkeypatch.setattr(supervise, "LOOK_S", 0.0)
     launch, study = _launch(nodes=2), Study(tmp_path)
     folder = study.launch_folder(launch.launch_id)
-    script = "trap 'touch asked; sleep 0.5; exit' TERM; touch begun; while :; do sleep 0.01; done"
+    ending = "touch asked; until test -e heard; do sleep 0.01; done; exit"
+    script = f"trap '{ending}' TERM; touch begun; while :; do sleep 0.01; done"
 
     def play() -> None:
         _until(folder / "begun")
         say_left(folder, 1, "its pod was asked to end")
         _until(folder / "asked")
         os.kill(os.getpid(), number)
+        (folder / "heard").touch()
 
     thread = threading.Thread(target=play)
     thread.start()
@@ -80,7 +82,7 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
 
 
 def _until(path: Path) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.01)

@@ -66,8 +66,7 @@ KillWait=20
 CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30
-# A busy machine is no lost node: tests say which is (`kill_node`).
-SlurmdTimeout=300
+SlurmdTimeout=20
 ReturnToService=2
 JobRequeue=1
 PropagateResourceLimits=NONE
@@ -145,8 +144,11 @@ class Lab:
     def start_node(self, node: str) -> None:
         self._spawn(node, "slurmd", "-D", "-N", node)
 
-    def kill_node(self, node: str) -> None:
-        """End a node as a power cut does, and have Slurm know: its daemon and all that jobs run on it."""
+    def kill_node(self, node: str, *, is_told: bool = True) -> None:
+        """End a node as a power cut does: its daemon and all that jobs run on it.
+
+        Slurm is told, or has to find out.
+        """
         self._daemons[node].kill()
         self._daemons[node].wait()
         # First the daemons of its jobs: one that lives on for a moment tells that its program was killed.
@@ -155,7 +157,8 @@ class Lab:
         end_processes(
             lambda process: process.environ().get("SLURMD_NODENAME") == node and self._owns(process)
         )
-        self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
+        if is_told:
+            self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:

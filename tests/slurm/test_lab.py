@@ -80,7 +80,7 @@ def test_a_log_folder_that_is_not_there_fails_the_job(lab: Any, tmp_path: Path) 
 def test_waiting_running_cancelled(lab: Any, tmp_path: Path) -> None:
     client = Client()
     whole = SiteProfile(exclusive=True)
-    sleeping = job(tmp_path, ("sleep", "60"), placement=Placement(nodes=4, gpus_per_node=8))
+    sleeping = job(tmp_path, ("sleep", "600"), placement=Placement(nodes=4, gpus_per_node=8))
     first, second = (client.submit(job_script(whole, sleeping)) for _ in range(2))
     lab.wait_for(first, "RUNNING")
     views = client.query([first, second, 999_999])
@@ -98,7 +98,9 @@ def test_waiting_running_cancelled(lab: Any, tmp_path: Path) -> None:
 
 def test_a_dependent_job_waits(lab: Any, tmp_path: Path) -> None:
     client = Client()
-    first = client.submit(job_script(SITE, job(tmp_path, ("bash", "-c", "sleep 1; exit 1"))))
+    first = client.submit(
+        job_script(SITE, job(tmp_path, ("bash", "-c", "until test -e go; do sleep 0.1; done; exit 1")))
+    )
     report = FollowUp(
         name="report",
         time_limit_s=60,
@@ -109,6 +111,7 @@ def test_a_dependent_job_waits(lab: Any, tmp_path: Path) -> None:
     after = client.submit(follow_up_script(SITE, report), after=[first])
     never = client.submit(follow_up_script(SITE, report), after=[first], condition="afterok")
     assert client.query([after])[after].reason == "Dependency"
+    (tmp_path / "go").touch()
     lab.wait_for(after, "COMPLETED")
     assert client.query([first])[first].outcome is Outcome.CRASHED
     assert log_path(tmp_path, after).read_text() == "1 CPU, GPUs: none\n"
@@ -219,8 +222,12 @@ def test_sbatch_reads_every_name_as_it_is(lab: Any, tmp_path: Path, name: str) -
 
 AGENT = """
     echo "$SLURM_NODEID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_CPUS_ON_NODE $PYTHONSAFEPATH $SITE"
-    test "$SLURM_NODEID" != "${FAILING-}" || exit 3
-    test -z "${FAILING-}" || sleep 60
+    test -n "${FAILING-}" || exit 0
+    touch "said-$SLURM_NODEID"
+    test "$SLURM_NODEID" = "$FAILING" || exec sleep 600
+    # All are ended at once then: first they are to have spoken.
+    until test -e said-0 -a -e said-1 -a -e said-2 -a -e said-3; do sleep 0.1; done
+    exit 3
 """
 
 
@@ -241,7 +248,7 @@ def test_one_agent_runs_on_each_node(
     if failing is None:
         assert view.outcome is Outcome.OK
     else:
-        # The others sleep for a minute, but srun ends them; its own code is the largest of all, here theirs.
+        # The others sleep for long, but srun ends them; its own code is the largest of all, here theirs.
         assert (view.outcome, view.exit_code) == (Outcome.CRASHED, 128 + signal.SIGTERM)
         assert "n3: task 2: Exited with exit code 3" in log
 

@@ -1,6 +1,8 @@
 """Faults at random moments, on Slurm and on this machine; then the same command until all is done.
 
-SOAK_ROUNDS says how many rounds each kind has (3), SOAK_SEED where their faults and moments begin (1).
+SOAK_ROUNDS says how many rounds each kind has (2), SOAK_SEED where their faults and moments begin. The
+default seed (199) draws what no other test does: on Slurm an agent and an srun are killed, here Ctrl-C comes
+while ranks start.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study
 
-ROUNDS = int(os.environ.get("SOAK_ROUNDS", "3"))
-SEED = int(os.environ.get("SOAK_SEED", "1"))
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "2"))
+SEED = int(os.environ.get("SOAK_SEED", "199"))
 CALLS = 6
 """Calls of the same command after the fault, at most."""
 CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8", "--block-steps", "200")
@@ -104,8 +106,8 @@ class Soak:
 
     def end(self, expected: dict[str, set[bytes]]) -> None:
         """What a study must be that is done."""
-        figures = self.bench.figures()
-        assert figures == {cell: expected[cell] for cell in figures}
+        # On Slurm there is the baseline of the job, too.
+        assert expected.items() <= self.bench.figures().items()
         if self.fault != "bench":
             assert [x for x in self.study.launches() if not self.study.has_attempt(x.launch_id)] == []
         store = JobStore(self.study.root)
@@ -146,10 +148,9 @@ def expected(
     faulty_model: Callable[..., tuple[str, ...]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, set[bytes]]:
-    """What the cells train when nothing goes wrong, with the baseline of a job."""
-    bench = bench_in(tmp_path_factory.mktemp("undisturbed"))
-    cells = ("--gpus", "1,2", "--strategy", "single,ddp", *CELLS[4:])
-    done = bench.matrix(*faulty_model(bench.folder), *cells)
+    """What the cells train when nothing goes wrong."""
+    bench = bench_in(tmp_path_factory.mktemp("soak"))
+    done = bench.matrix(*faulty_model(bench.folder), *CELLS)
     assert done.code == 0, done.stderr
     figures: dict[str, set[bytes]] = bench.figures()
     return figures
@@ -180,7 +181,7 @@ def test_a_study_on_slurm_outlives_any_fault(
     assert bench.matrix(*call).code == 0
     (job_id,) = bench.jobs()
     come = soak.has_come(*moment)
-    lab.wait(lambda: come() or not lab.command("squeue", "--noheader"), "the moment", 120)
+    lab.wait(lambda: come() or not lab.command("squeue", "--noheader"), "the moment", 400)
     harm(soak, lab, job_id, chance)
     for _ in range(CALLS):
         bench.settle()
@@ -229,14 +230,7 @@ def test_a_study_on_this_machine_outlives_any_fault(
     bench = bench_in(tmp_path)
     soak = Soak(bench, fault)
     call = (*faulty_model(tmp_path), *CELLS)
-    words = ("matrix", *bench.counted, "--launcher", "local", "--oversubscribe", "--no-report")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "harness.cli", *words, "--out", "study", *call],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(checkout())},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = bench.start(*call)
     come = soak.has_come(*moment)
     while not come() and process.poll() is None:
         time.sleep(0.02)
@@ -244,8 +238,8 @@ def test_a_study_on_this_machine_outlives_any_fault(
         process.send_signal(signal.SIGKILL if fault == "bench" else signal.Signals[fault])
     else:
         soak.kill(fault.removeprefix("local "), chance)
-    process.wait(120)
-    bench.wait_for_processes(60)
+    process.communicate(timeout=400)
+    bench.wait_for_processes()
     for _ in range(CALLS):
         if bench.study().root.exists():
             soak.look()
@@ -263,6 +257,6 @@ def test_a_rank_whose_torchrun_is_gone_before_it_can_watch_it_ends() -> None:
         env={**os.environ, "PYTHONPATH": str(checkout())},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stderr) == (1, "")

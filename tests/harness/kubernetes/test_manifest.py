@@ -249,14 +249,14 @@ def test_a_pod_of_a_stateful_set_stays_when_its_program_has_ended(staying: Stayi
     time.sleep(0.1)
     assert process.poll() is None
     process.terminate()
-    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.wait(100) == 128 + signal.SIGTERM
 
 
 def test_a_pod_of_a_stateful_set_hands_sigterm_on(staying: Staying) -> None:
     process = staying("trap 'echo told; exit 0' TERM; echo begun; while :; do sleep 0.05; done")
     assert process.stdout.readline() == "begun\n"
     process.terminate()
-    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.wait(100) == 128 + signal.SIGTERM
     assert process.stdout.read() == "told\n"
 
 
