@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
 
 test: lint types contracts
-	$(PYTEST) $(if $(SLOW),,-m "not slow")
+	$(PYTEST) $(if $(SLOW),--cov --cov-report=term:skip-covered,-m "not slow")
 
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
