@@ -45,6 +45,7 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (2, GPT | {"strategy": "scratch-fsdp:stage=3"}, 2, SAME_BITS),
         (3, SGD | {"strategy": "scratch-fsdp:stage=3"}, 3, ROUNDED),
         (2, GPT | {"strategy": "fsdp"}, 2, SAME_BITS),
+        (2, GPT | {"strategy": "manual:reshard.checkpoint*2+keep"}, 2, SAME_BITS),
         (2, GPT | {"strategy": "zero1"}, 2, SAME_BITS),
         (4, GPT | {"strategy": "hsdp", "node_size": 2}, 4, ROUNDED),
         (2, GPT | {"strategy": "tp", "clip_norm": 0.1}, 1, EACH),
