@@ -107,6 +107,8 @@ def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
     return good, value
 
 
+# First, because xdist reads the marks in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for processes that run beside each other: a group runs in one process.
 
