@@ -10,6 +10,7 @@ import os
 import pickle
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -105,6 +106,11 @@ def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
     except EOFError:
         return (True, None) if may_die else (False, "the process has ended")
     return good, value
+
+
+def pytest_configure() -> None:
+    # Tests that a shell starts in the background ignore SIGINT, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # First, because xdist reads the marks in the same hook.
