@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
-# Groups of tests that run beside each other (tests/conftest.py); one more than cores, since launches wait.
-WORKERS ?= 3
+# Processes that run groups of tests beside each other (tests/conftest.py).
+WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick planted lint types contracts perf reference format constraints clean
