@@ -38,9 +38,9 @@ def deep():
 MIB = 2**20
 PARAMETER_BYTES = 4 * 20 * (1024 * 1024 + 1024)
 """80 MiB of float32."""
-# With gradients and AdamW's two moments: single 4 x 80 = 320 MiB, ddp 80 more for its buckets. A rank of 2
-# that shards has 160 MiB of all that, and before it was sharded the whole model beside the first shards, up
-# to 120 MiB; some gathered layers of 4 MiB, torch's sharding itself and stacks of threads come on top.
+# With gradients and AdamW's two moments: single 4 x 80 = 320 MiB, ddp 80 more for its buckets. A rank of 4
+# that shards has 80 MiB of all that, and before it was sharded the whole model beside the first shards, up
+# to 100 MiB; some gathered layers of 4 MiB, torch's sharding itself and stacks of threads come on top.
 LIMIT_MB = 256
 
 
@@ -49,7 +49,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("limited")
     (folder / "models.py").write_text(MODELS)
     arguments = [
-        "matrix", "--workload", "py:models:deep", "--strategy", "single,ddp,zero3", "--gpus", "1,2",
+        "matrix", "--workload", "py:models:deep", "--strategy", "single,ddp,zero3", "--gpus", "1,4",
         "--optimizer", "adamw", "--batch-size", "2", "--device", "cpu", "--oversubscribe", "--repeats", "1",
         "--memory-limit-mb", str(LIMIT_MB), "--budget", "0", "--block-steps", "1", "--warmup-steps", "1",
         "--quads", "0", "--out", "study",
