@@ -40,8 +40,10 @@ def planned_jobs(
 ) -> list[PlannedJob]:
     """The jobs for `launches`, small placements first: one for each placement, or for each cell.
 
-    All repeats of a cell are in one job.
+    All repeats of a cell are in one job. A plan whose points are all skipped has no launches, and no jobs.
     """
+    if not launches:
+        return []
     groups: dict[tuple[Placement, str], list[PlannedLaunch]] = {}
     for launch in launches:
         for share in _shares(launch) if per_cell else [launch]:

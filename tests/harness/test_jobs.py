@@ -85,6 +85,13 @@ def test_a_plan_without_a_single_device_gets_one_as_baseline() -> None:
     assert baseline.id == plan_of(gpus="1", strategy="single").cells[0].id
 
 
+def test_a_plan_without_cells_has_no_jobs() -> None:
+    # Data parallelism on one worker is a skip.
+    plan = plan_of(gpus="1", strategy="ddp")
+    assert plan.cells == ()
+    assert planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, known_step_ns={}) == []
+
+
 SITE = SiteProfile(gpus_per_node=8, exclusive=True, price=Price(usd_per_gpu_hour=2.5, source="a list, 2026"))
 
 

@@ -236,6 +236,15 @@ class JobLaws(LauncherLaws):
     def idle(self) -> None:
         """A cluster that takes jobs and starts none: without one, nobody starts any."""
 
+    def test_a_plan_whose_points_are_all_skipped_has_no_jobs(self, idle: None) -> None:
+        # Data parallelism on one worker is a skip.
+        for done in (self.call(gpus="1", strategy="ddp", dry_run=True), self.call(gpus="1", strategy="ddp")):
+            said = done.out + done.errors
+            assert "1 point skipped" in said
+            assert "no jobs are left to submit" in said
+            assert "defect" not in said
+        assert self.starts() == set()
+
     def test_jobs_hold_their_cells_until_they_are_cancelled(self, idle: None) -> None:
         assert isinstance(self.launcher, JobLauncher)
         assert self.call(gpus="1").code == 0
