@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted lint types contracts perf reference format constraints clean
+.PHONY: demo test quick planted soak lint types contracts perf reference format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -25,6 +25,15 @@ quick: $(VENV)/.installed-dev
 # Every defect of tests/planted/defects.toml, one at a time, against the tests that must catch it.
 planted: $(VENV)/.installed-dev
 	$(BIN)/python tests/planted/plant.py $(WORDS)
+
+# Random faults at random moments, and the table of docs/faults.md. The same command continues a soak that was
+# stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
+ROUNDS ?= 100
+SEED ?= 1
+soak: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 SOAK_LEDGER=soak-$(SEED).jsonl SOAK_ROUNDS=$(ROUNDS) SOAK_SEED=$(SEED) \
+	  $(BIN)/pytest -q tests/slurm/test_soak.py -m slow; \
+	$(BIN)/python tests/slurm/soak_table.py soak-$(SEED).jsonl
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

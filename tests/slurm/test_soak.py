@@ -2,20 +2,22 @@
 
 SOAK_ROUNDS says how many rounds each kind has (2), SOAK_SEED where their faults and moments begin. The
 default seed (199) draws what no other test does: on Slurm an agent and an srun are killed, here Ctrl-C comes
-while ranks start.
+while ranks start. With SOAK_LEDGER, each round adds a line to that file, and a round that is in it without a
+failure is not repeated, so that a long soak can be stopped and continued (`make soak`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from results.store import Study
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "2"))
 SEED = int(os.environ.get("SOAK_SEED", "199"))
+LEDGER = Path(os.environ["SOAK_LEDGER"]) if "SOAK_LEDGER" in os.environ else None
 CALLS = 6
 """Calls of the same command after the fault, at most."""
 CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8", "--block-steps", "200")
@@ -61,8 +64,34 @@ PROCESSES = {
 }
 """By a word of their command lines; ranks have those of their torchrun but one."""
 ON_SLURM = (*PROCESSES, "cancel", "requeue", "preempt", "node", "limit", "notice")
-HERE = ("rank", "local torchrun", "bench", "SIGTERM", "SIGINT")
+OF_BENCH = {"bench": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+"""Signals that bench itself gets on this machine."""
+HERE = ("rank", "local torchrun", *OF_BENCH)
 Bench = Any
+
+
+@contextmanager
+def entry(kind: str, turn: int, fault: str, moment: tuple[str, float]) -> Iterator[dict[str, Any]]:
+    """The round's line in the ledger, with its failure if it fails. Skips a round that has passed before."""
+    if LEDGER is None:
+        yield {}
+        return
+    key = {"kind": kind, "seed": SEED, "round": turn}
+    lines = LEDGER.read_text().splitlines() if LEDGER.exists() else []
+    if any(key.items() <= line.items() and line["failure"] is None for line in map(json.loads, lines)):
+        pytest.skip(f"passed before, as {LEDGER} says")
+    found: dict[str, Any] = {**key, "fault": fault, "moment": moment, "failure": "interrupted"}
+    begin = time.monotonic()
+    try:
+        yield found
+        found["failure"] = None
+    except Exception as error:
+        found["failure"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        found["seconds"] = round(time.monotonic() - begin, 1)
+        with LEDGER.open("a") as file:
+            file.write(json.dumps(found) + "\n")
 
 
 class Soak:
@@ -71,6 +100,8 @@ class Soak:
     def __init__(self, bench: Bench, fault: str) -> None:
         self.bench, self.fault = bench, fault
         self._good: dict[Path, str] = {}
+        self.ends: dict[str, str] = {}
+        """How each run ended that is not ok, by run."""
 
     @property
     def study(self) -> Study:
@@ -88,6 +119,7 @@ class Soak:
         for result in results:
             if result.outcome is not Outcome.OK:
                 print(result.cell_id, result.outcome, result.reason)
+                self.ends[result.run_id] = result.outcome
                 assert result.outcome in ENDS[self.fault], result.reason
             if result.outcome is Outcome.UNKNOWN:
                 assert NOBODY_KNOWS[self.fault] in str(result.reason)
@@ -176,27 +208,29 @@ def test_a_study_on_slurm_outlives_any_fault(
     expected: dict[str, set[bytes]],
 ) -> None:
     fault, moment, chance = drawn("slurm", turn, ON_SLURM)
-    soak = Soak(bench, fault)
-    call = (*faulty_model(bench.folder), *ON_NODES)
-    assert bench.matrix(*call).code == 0
-    (job_id,) = bench.jobs()
-    come = soak.has_come(*moment)
-    lab.wait(lambda: come() or not lab.command("squeue", "--noheader"), "the moment", 400)
-    harm(soak, lab, job_id, chance)
-    for _ in range(CALLS):
-        bench.settle()
-        assert bench.matrix(*call, "--rerun", "failed").code == 0
-        bench.settle()
-        soak.look()
-        if soak.is_done():
-            break
-    assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
-    assert "every cell has its runs" in bench.matrix(*call).stderr
-    soak.end(expected)
+    with entry("slurm", turn, fault, moment) as line:
+        soak = Soak(bench, fault)
+        call = (*faulty_model(bench.folder), *ON_NODES)
+        assert bench.matrix(*call).code == 0
+        (job_id,) = bench.jobs()
+        come = soak.has_come(*moment)
+        lab.wait(lambda: come() or not lab.command("squeue", "--noheader"), "the moment", 400)
+        line["hit"] = harm(soak, lab, job_id, chance)
+        for _ in range(CALLS):
+            bench.settle()
+            assert bench.matrix(*call, "--rerun", "failed").code == 0
+            bench.settle()
+            soak.look()
+            if soak.is_done():
+                break
+        assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
+        assert "every cell has its runs" in bench.matrix(*call).stderr
+        soak.end(expected)
+        line["ends"] = sorted(soak.ends.values())
 
 
-def harm(soak: Soak, lab: Any, job_id: int, chance: random.Random) -> None:
-    """Do what the round has drawn, if the job still runs."""
+def harm(soak: Soak, lab: Any, job_id: int, chance: random.Random) -> bool:
+    """Do what the round has drawn. Returns False if the job has ended before."""
     slurm = {
         "cancel": ("scancel", str(job_id)),
         "requeue": ("scontrol", "requeue", str(job_id)),
@@ -208,13 +242,15 @@ def harm(soak: Soak, lab: Any, job_id: int, chance: random.Random) -> None:
         "notice": ("scancel", "--signal=USR1", "--batch", str(job_id)),
     }
     if soak.fault in slurm:
-        # The job may have ended meanwhile: that is no fault of anybody.
-        with suppress(AssertionError):
+        try:
             lab.command(*slurm[soak.fault])
-    elif soak.fault == "node":
+        except AssertionError:
+            return False
+        return True
+    if soak.fault == "node":
         lab.kill_node(chance.choice(["n1", "n2"]))
-    else:
-        soak.kill(soak.fault, chance)
+        return True
+    return soak.kill(soak.fault, chance)
 
 
 @pytest.mark.slow
@@ -227,27 +263,30 @@ def test_a_study_on_this_machine_outlives_any_fault(
     expected: dict[str, set[bytes]],
 ) -> None:
     fault, moment, chance = drawn("local", turn, HERE)
-    bench = bench_in(tmp_path)
-    soak = Soak(bench, fault)
-    call = (*faulty_model(tmp_path), *CELLS)
-    process = bench.start(*call)
-    come = soak.has_come(*moment)
-    while not come() and process.poll() is None:
-        time.sleep(0.02)
-    if fault in ("bench", "SIGTERM", "SIGINT"):
-        process.send_signal(signal.SIGKILL if fault == "bench" else signal.Signals[fault])
-    else:
-        soak.kill(fault.removeprefix("local "), chance)
-    process.communicate(timeout=400)
-    bench.wait_for_processes()
-    for _ in range(CALLS):
-        if bench.study().root.exists():
-            soak.look()
-        if soak.is_done():
-            break
-        bench.matrix(*call, "--rerun", "failed")
-    assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
-    soak.end(expected)
+    with entry("local", turn, fault, moment) as line:
+        bench = bench_in(tmp_path)
+        soak = Soak(bench, fault)
+        call = (*faulty_model(tmp_path), *CELLS)
+        process = bench.start(*call)
+        come = soak.has_come(*moment)
+        while not come() and process.poll() is None:
+            time.sleep(0.02)
+        if fault in OF_BENCH:
+            line["hit"] = process.poll() is None
+            process.send_signal(OF_BENCH[fault])
+        else:
+            line["hit"] = soak.kill(fault.removeprefix("local "), chance)
+        process.communicate(timeout=400)
+        bench.wait_for_processes()
+        for _ in range(CALLS):
+            if bench.study().root.exists():
+                soak.look()
+            if soak.is_done():
+                break
+            bench.matrix(*call, "--rerun", "failed")
+        assert soak.is_done(), [(r.cell_id, r.outcome, r.reason) for r in bench.results()]
+        soak.end(expected)
+        line["ends"] = sorted(soak.ends.values())
 
 
 def test_a_rank_whose_torchrun_is_gone_before_it_can_watch_it_ends() -> None:
