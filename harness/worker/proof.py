@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -50,6 +51,7 @@ from harness.worker.findings import (
     compare_update,
 )
 from harness.worker.measure import DivergedError
+from harness.worker.own_code import own_code_cause
 from harness.worker.partners import Partners
 from harness.worker.reference import (
     History,
@@ -186,7 +188,7 @@ class _Examination:
             return weaker(self._setup.cell, agreed, obstacle)
         different = any(not finding.passed for finding in self._findings)
         failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
-        return verdict(
+        proof = verdict(
             self._setup.cell,
             self._findings,
             agreed=agreed,
@@ -194,6 +196,9 @@ class _Examination:
             stale=bool(stale),
             steps=self._checked,
         )
+        if proof.passed or proof.method != "serial-simulation":
+            return proof
+        return msgspec.structs.replace(proof, detail=proof.detail + own_code_cause(self._setup))
 
     def _by_first(self, step: int) -> str | None:
         """A step whose gradients are the mean over all replicas, recomputed by rank 0. Returns what stands in

@@ -11,7 +11,6 @@ from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
 from strategies.promise import Promise
-from workloads.catalog import WORKLOADS, facts
 
 
 def verdict(
@@ -30,11 +29,6 @@ def verdict(
     """
     if failed or not agreed:
         detail = "replicas differ after the update" if not agreed else _failure(findings, stale=stale)
-        if facts(WORKLOADS.parse(cell.workload)).own_code:
-            detail += (
-                "; a model that draws from another generator than those of torch, numpy and random, "
-                "or keeps state outside of its parameters and buffers, cannot be checked"
-            )
         return Proof(method="serial-simulation", passed=False, detail=detail)
     gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
     if findings and not gradients:

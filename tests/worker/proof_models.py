@@ -38,6 +38,39 @@ def diverging() -> Workload:
     return workload(nn.Linear(6, 3), lambda y, t: F.mse_loss(y, t) / (t[0, 0] > 0))
 
 
+def data_of_its_own() -> Workload:
+    """Its batches come from a generator that nobody seeds."""
+    module = nn.Linear(6, 3)
+    loader = torch.Generator()
+    loader.seed()
+    return Workload(
+        module=module,
+        loss=F.mse_loss,
+        synthetic=lambda _, samples: (
+            torch.randn(samples, 6, generator=loader),
+            torch.randn(samples, 3, generator=loader),
+        ),
+    )
+
+
+class OwnNoise(nn.Module):
+    """Noise from a generator that nobody seeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.source = torch.Generator()
+        self.source.seed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        noisy: Tensor = self.layer(x + torch.randn(x.shape, generator=self.source))
+        return noisy
+
+
+def noise_of_its_own() -> Workload:
+    return workload(OwnNoise(), F.mse_loss)
+
+
 def loud() -> Workload:
     return workload(nn.Linear(6, 3), F.mse_loss)
 

@@ -137,6 +137,21 @@ def test_the_weaker_proof_too_can_fail(proofs: Proofs) -> None:
         assert "parameters differ after the update" in found["detail"]
 
 
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        ("data_of_its_own", "do not follow the generator that it is given"),
+        ("noise_of_its_own", "a model that draws from another generator"),
+    ],
+)
+def test_data_that_do_not_follow_their_generator_are_told_from_a_model_that_draws_its_own(
+    proofs: Proofs, model: str, cause: str
+) -> None:
+    [found] = proofs(1, {"workload": f"py:proof_models:{model}", "micro_batch": 4, "optimizer": "sgd"})
+    assert not found["passed"]
+    assert cause in found["detail"]
+
+
 @contextmanager
 def _counted_wholes(rank: int, size: int) -> Iterator[None]:
     """Every whole tensor is a copy; beside the one that is handed out, the last may still be alive."""
