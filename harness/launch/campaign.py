@@ -114,22 +114,22 @@ class Campaign:
         runs = [len(launch.cells) for launch in launches]
         with self._console.progress(sum(runs)) as line:
             pace = Pace(line, costs.launches, runs, deadline=self._deadline)
-            crew = Crew(self._plan, self._options, machine, context, found)
+            maker = LaunchMaker(self._plan, self._options, machine, context, found)
             for planned in launches:
-                self._run_launch(planned, crew, so_far, pace)
+                self._run_launch(planned, maker, so_far, pace)
                 if self._deadline.is_over:
                     break
 
-    def _run_launch(self, planned: PlannedLaunch, crew: Crew, so_far: Tally, pace: Pace) -> None:
+    def _run_launch(self, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally, pace: Pace) -> None:
         pending = [cell for cell in planned.cells if cell.id not in so_far.closed]
         pace.done(len(planned.cells) - len(pending))
         retries = self._options.retries
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
-            launch = crew.launch(planned, pending, so_far)
-            watch = Watch(report=pace.report, deadline=self._deadline, lock=crew.context.lock)
+            launch = maker.launch(planned, pending, so_far)
+            watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
             attempt, state = Supervisor(
-                self._study, launch, crew.context.checkout, crew.context.starter, watch
+                self._study, launch, maker.context.checkout, maker.context.starter, watch
             ).run()
             if not state.started:
                 if attempt.stopped_by is not None:
@@ -174,8 +174,8 @@ def _only(launches: Sequence[PlannedLaunch], cells: Set[str]) -> list[PlannedLau
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """What all launches of a campaign have in common."""
+class LaunchMaker:
+    """Makes the launches of one campaign: the workers' input, from what all of them have in common."""
 
     plan: Plan
     options: RunOptions
@@ -194,7 +194,15 @@ class Crew:
             device=planned.device,
             backend=planned.backend,
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
-            slots=self._slots(planned, cells, so_far),
+            slots=tuple(
+                Slot(
+                    cell_id=cell.id,
+                    run_id=new_id(),
+                    repeat=planned.repeat,
+                    proved_by=so_far.proofs.get(cell.id),
+                )
+                for cell in cells
+            ),
             code=self.context.code,
             threads=self._threads(planned.device),
             pin=room and starter.pins,
@@ -211,17 +219,6 @@ class Crew:
     def _threads(self, device: Device) -> int:
         given = self.context.starter.threads
         return given if given is not None and device == "cuda" else self.machine.threads(device)
-
-    def _slots(self, planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
-        return tuple(
-            Slot(
-                cell_id=cell.id,
-                run_id=new_id(),
-                repeat=planned.repeat,
-                proved_by=so_far.proofs.get(cell.id),
-            )
-            for cell in cells
-        )
 
 
 def _did_not_start(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""How a launch ended: what torchrun said of its ranks, and what became of the runs without records."""
+"""How a launch ended: the exits of ranks in torchrun's report, and the outcome of runs without records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAILURE = re.compile(
 _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)$", re.MULTILINE)
 """What a torchrun says that has ended its ranks because a signal asked it to."""
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
-"""What an agent says: a scheduler hands on the largest exit code of all nodes, not that of this one."""
+"""What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NO_RENDEZVOUS = re.compile(
     r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
@@ -76,6 +76,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def tell_torchrun_killed(number: int) -> None:
+    """Print, for the log of a launch, that signal `number` killed this node's torchrun.
+
+    An agent does so, because srun passes on the largest exit code of all nodes alone; `killed_on_a_node`
+    reads it.
+    """
+    print(f"torchrun was killed by {_signal_name(number)}", flush=True)
+
+
 def no_rendezvous(folder: Path) -> str | None:
     """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
     for log in sorted(folder.glob("*.log")):
@@ -128,12 +137,13 @@ class Signs:
     """Processes that kernels ended for want of memory meanwhile; None: not known."""
 
 
-def reading(
+def inferred_outcome(
     exits: Sequence[RankExit], stopped: Stopped | None, signs: Signs | None = None
 ) -> tuple[Outcome, str]:
-    """The outcome of a run that was going on when its launch ended and that left no complete records.
+    """Outcome and reason of a run that was in progress when its launch ended and lacks rank records.
 
-    Only what is recognised has an outcome of its own; the rest is unknown, and is shown.
+    `exits` are the ranks that torchrun reported as failed; `stopped` is set if the supervisor ended the
+    launch. An end that none of the rules recognises is `unknown`, with advice to read the logs.
     """
     if stopped is not None:
         return stopped.outcome, stopped.reason
@@ -151,7 +161,7 @@ def reading(
         return Outcome.MISSING_RANKS, f"ranks are missing: {signs.left}"
     if exits or signs.asked_to_end:
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
-    return _launcher_lost(signs)
+    return _outcome_without_ranks(signs)
 
 
 def _killed(killed: Sequence[RankExit], signs: Signs) -> tuple[Outcome, str]:
@@ -169,10 +179,10 @@ def _failed(rank: RankExit) -> tuple[Outcome, str]:
     return Outcome.CRASHED, reason
 
 
-def _launcher_lost(signs: Signs) -> tuple[Outcome, str]:
-    """No rank was named: what the process that started them tells by its own end."""
+def _outcome_without_ranks(signs: Signs) -> tuple[Outcome, str]:
+    """No rank was reported as failed: the outcome follows from how the process that started them ended."""
     if signs.killed_on_a_node is not None:
-        return _starter_killed(*signs.killed_on_a_node, signs)
+        return _process_killed(*signs.killed_on_a_node, signs)
     code = signs.exit_code
     if signs.recorded and (code is None or code >= 0):
         words = "some ranks wrote down that others went away, and nobody tells how those ended"
@@ -182,10 +192,10 @@ def _launcher_lost(signs: Signs) -> tuple[Outcome, str]:
     name = _signal_name(-code)
     if name == "SIGTERM":
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
-    return _starter_killed("the process that started the ranks", name, signs)
+    return _process_killed("the process that started the ranks", name, signs)
 
 
-def _starter_killed(who: str, name: str, signs: Signs) -> tuple[Outcome, str]:
+def _process_killed(who: str, name: str, signs: Signs) -> tuple[Outcome, str]:
     if name == "SIGKILL" and signs.out_of_memory_kills:
         return _out_of_memory(who, signs.out_of_memory_kills)
     return Outcome.UNKNOWN, f"{who} was killed by {name}"

@@ -15,7 +15,7 @@ import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.ending import Signs, Stopped, asked_to_end, killed_on_a_node, rank_exits, reading
+from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome, killed_on_a_node, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
@@ -47,9 +47,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a supervisor keeps to."""
+    """What a campaign gives each of its supervisors."""
 
     report: Report
+    """Called with rank 0's progress, about ten times a second."""
     deadline: Deadline
     lock: int | None = None
     """Descriptor that the workers inherit, so that the study stays locked as long as they live."""
@@ -197,7 +198,7 @@ class Supervisor:
             out_of_memory_kills=kills,
         )
         unfinished = [run for run in self._state.started if not self._complete(run)]
-        outcome, reason = reading(exits, stopped, signs)
+        outcome, reason = inferred_outcome(exits, stopped, signs)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,

@@ -10,7 +10,7 @@ import pytest
 from harness import matrix
 from harness.cli import run
 from harness.console import Console
-from harness.launch.campaign import CampaignContext, Crew
+from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
@@ -48,8 +48,8 @@ def launch_of(cores: int, **options: object) -> Launch:
     plan = plan_of(**options)
     (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
     around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
-    crew = Crew(plan, RunOptions(), Machine(cores=cores, gpu_names=()), around)
-    return crew.launch(
+    maker = LaunchMaker(plan, RunOptions(), Machine(cores=cores, gpu_names=()), around)
+    return maker.launch(
         planned, planned.cells, tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
     )
 

@@ -18,7 +18,7 @@ from harness import matrix
 from harness.cli import run
 from harness.console import Console
 from harness.jobs.planned import planned_jobs
-from harness.launch.campaign import CampaignContext, Crew
+from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
@@ -87,9 +87,9 @@ def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
 def launch_of(plan: Plan, options: RunOptions) -> Launch:
     (planned,) = schedule(plan.cells, repeats=1)
     around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
-    crew = Crew(plan, options, Machine(cores=2, gpu_names=()), around)
+    maker = LaunchMaker(plan, options, Machine(cores=2, gpu_names=()), around)
     so_far = tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
-    return crew.launch(planned, planned.cells, so_far)
+    return maker.launch(planned, planned.cells, so_far)
 
 
 def test_a_launch_carries_them() -> None:

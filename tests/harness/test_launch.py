@@ -16,7 +16,7 @@ from harness.console import Standing
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
-from harness.launch.ending import Signs, Stopped, asked_to_end, rank_exits, reading
+from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome, rank_exits
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
@@ -106,7 +106,7 @@ def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path:
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
     ]
-    assert reading(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    assert inferred_outcome(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> Non
     report = f"  rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: {error}\n"
     (tmp_path / "torchrun.log").write_text(report)
     exits = rank_exits([tmp_path / "torchrun.log"])
-    assert reading(exits, None) == (
+    assert inferred_outcome(exits, None) == (
         Outcome.CANCELLED,
         "the disk is full: rank 1: OSError: [Errno 28] No space left on device",
     )
     error.write_text(json.dumps({"message": {"message": "ValueError: no room in the model"}}))
-    assert reading(rank_exits([tmp_path / "torchrun.log"]), None) == (
+    assert inferred_outcome(rank_exits([tmp_path / "torchrun.log"]), None) == (
         Outcome.CRASHED,
         "rank 1: ValueError: no room in the model",
     )
@@ -130,7 +130,7 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> Non
 def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
     stopped = Stopped(outcome=Outcome.HUNG, reason="no rank said anything for 900 s")
     exits = (RankExit(rank=0, exit_code=None, signal="SIGTERM", message=None),)
-    assert reading(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
+    assert inferred_outcome(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
 
 
 def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankExit:
@@ -220,7 +220,7 @@ UNSAID = "the launch ended without a word; see its logs"
 def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(
     exits: list[RankExit], signs: Signs | None, outcome: Outcome, reason: str
 ) -> None:
-    assert reading(exits, None, signs) == (outcome, reason)
+    assert inferred_outcome(exits, None, signs) == (outcome, reason)
 
 
 def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.code import PACKAGES, checkout
-from harness.launch.ending import Signs, asked_to_end, killed_on_a_node, reading
+from harness.launch.ending import Signs, asked_to_end, inferred_outcome, killed_on_a_node
 from harness.launchers.slurm import call as slurm_call
 from results.job_store import JobStore
 from results.launch import RankExit
@@ -307,13 +307,16 @@ def test_a_rank_that_lost_its_peer_is_no_culprit() -> None:
     victim = RankExit(rank=0, exit_code=1, signal=None, message=None)
     lost = ("a node's torchrun", "SIGKILL")
     alone = Signs(exit_code=143, killed_on_a_node=lost)
-    assert reading([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
+    assert inferred_outcome([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
     told = Signs(exit_code=143, killed_on_a_node=lost, recorded=frozenset({0}))
-    assert reading([victim], None, told) == (Outcome.UNKNOWN, "a node's torchrun was killed by SIGKILL")
+    assert inferred_outcome([victim], None, told) == (
+        Outcome.UNKNOWN,
+        "a node's torchrun was killed by SIGKILL",
+    )
     killed = RankExit(rank=0, exit_code=None, signal="SIGSEGV", message=None)
-    assert reading([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
+    assert inferred_outcome([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
     short = Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1)
-    assert reading([], None, short)[0] is Outcome.OUT_OF_MEMORY
+    assert inferred_outcome([], None, short)[0] is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 
 from harness.code import checkout
 from harness.console import Console
-from harness.launch.campaign import Campaign, CampaignContext, Crew
+from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
@@ -34,7 +34,7 @@ def write_launches(
     """
     campaign = Campaign(study, plan, options, console)
     so_far = campaign.tally(study.collect(), Conditions.here(code))
-    crew = Crew(
+    maker = LaunchMaker(
         plan,
         options,
         Machine.here(),
@@ -42,7 +42,7 @@ def write_launches(
     )
     waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
     for planned in campaign.planned(so_far):
-        launch = _written_before(planned, waiting) or _new(study, planned, crew, so_far)
+        launch = _written_before(planned, waiting) or _new(study, planned, maker, so_far)
         path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
         console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
         console.result(typed_line(launch, path))
@@ -73,9 +73,9 @@ def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch
     return None
 
 
-def _new(study: Study, planned: PlannedLaunch, crew: Crew, so_far: Tally) -> Launch:
+def _new(study: Study, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally) -> Launch:
     launch = msgspec.structs.replace(
-        crew.launch(planned, planned.cells, so_far),
+        maker.launch(planned, planned.cells, so_far),
         # Which hosts will run it is not known here, nor watched.
         evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
         pin=True,

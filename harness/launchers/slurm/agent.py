@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.kernel import die_with_parent
 from harness.launch.command import node_command
+from harness.launch.ending import tell_torchrun_killed
 from harness.launch.host_memory import out_of_memory_kills, tell_kills
 from harness.launch.nodes import PATIENCE_S, outlast
 from results.schemas import LAUNCH
@@ -38,8 +39,7 @@ def main() -> int:
         # The ranks are in this process's control group, and not in that of the job's program.
         tell_kills((out_of_memory_kills() or kills) - kills)
     if torchrun.returncode < 0 and not stops:
-        # It has told nothing itself, and srun hands on the largest exit code alone.
-        print(f"torchrun was killed by {signal.Signals(-torchrun.returncode).name}", flush=True)
+        tell_torchrun_killed(-torchrun.returncode)
     if code and not stops:
         time.sleep(PATIENCE_S)
     return code
