@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ThresholdFacts(CompressorFacts):
-    """Ranks choose different places, and different numbers of them."""
+    """Ranks choose different indices, and different numbers of them."""
 
     name = "threshold"
-    help = "elements of at least a share of their bucket's largest magnitude, with their places"
+    help = "elements of at least a share of their bucket's largest magnitude, with their indices"
     positional = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share of the largest, such as 0.3")
     options = MappingProxyType({"feedback": FEEDBACK})
     compressor = "threshold_compressor:Threshold"
@@ -42,26 +42,24 @@ class Threshold:
         from strategies.compression.base import Compressor
 
         class Made(Compressor):
-            need = "all_gather"
-
             def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
                 values = bucket.values
-                assert values.numel() < 2**31, "places are int32"
+                assert values.numel() < 2**31, "indices are int32"
                 magnitudes = values.abs()
                 # NaN is not less than anything: what is not finite is sent, and zeros never are.
                 chosen = (magnitudes < spec.ratio * magnitudes.max()).logical_not_() & (values != 0)
-                places = chosen.nonzero()[:, 0]
-                exact = values.index_select(0, places)
+                indices = chosen.nonzero()[:, 0]
+                exact = values.index_select(0, indices)
                 sent = exact.float()
                 if unsent is not None:
                     left = exact.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-                    unsent.copy_(values).index_copy_(0, places, left.to(unsent.dtype))
-                # All ranks send equally much: shorter ones add zeros at the first place.
-                most = torch.tensor([max(1, len(places))], dtype=torch.float64, device=values.device)
+                    unsent.copy_(values).index_copy_(0, indices, left.to(unsent.dtype))
+                # All ranks send equally much: shorter ones add zeros at index 0.
+                most = torch.tensor([max(1, len(indices))], dtype=torch.float64, device=values.device)
                 wire.largest(most)
                 mine = torch.zeros(2, int(most.item()), dtype=torch.int32, device=values.device)
-                mine[0, : len(places)] = sent.view(torch.int32)
-                mine[1, : len(places)] = places
+                mine[0, : len(indices)] = sent.view(torch.int32)
+                mine[1, : len(indices)] = indices
                 pairs = wire.all_gather(mine.flatten())
                 values.zero_()
                 for theirs, where in pairs.view(wire.size, 2, -1):

@@ -1,7 +1,8 @@
-"""What our exchanges need of a process group, in blocking calls: the one border to torch.distributed.
+"""What our exchanges need of a process group: the one place where strategies call torch.distributed.
 
-A call returns when its result may be used by what follows on this thread: on CPU it has arrived, on CUDA
-the current stream waits for it.
+A blocking call (`all_reduce`, `all_gather`) returns when what follows on this thread may use its result: on
+CPU the result has arrived, on CUDA the current stream waits for it. `send`, `receive` and every `start_...`
+return a work under way, whose `wait` does the same.
 """
 
 from __future__ import annotations

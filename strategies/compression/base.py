@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -12,7 +11,6 @@ from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.exchange.buckets import Bucket
 
-Need = Literal["all_reduce", "all_gather", "all_to_all"]
 State = dict[str, object]
 
 
@@ -25,9 +23,6 @@ class Compressor(ABC):
     arXiv:1901.09847), so that a bias of the compression does not add up.
     """
 
-    need: ClassVar[Need]
-    """The collective that it stands on."""
-
     def __init__(self, *, feedback: bool, ramp_steps: int = 0) -> None:
         self.feedback = feedback
         """Whether what was not sent is added to the next share of the same bucket."""
@@ -39,11 +34,6 @@ class Compressor(ABC):
         """With the options of a spec. What ranks draw alike follows from `seed` alone; what each draws for
         itself from `rank` as well."""
         return cls()  # type: ignore[call-arg]  # of those without options
-
-    @property
-    def all_reducible(self) -> bool:
-        """Whether the sum of compressed shares is the compressed sum, so that any all-reduce will do."""
-        return self.need == "all_reduce"
 
     def compensate(self, bucket: Bucket, residual: Tensor) -> None:
         """Add to the bucket's values the residual of earlier steps; asked of compressors with feedback."""

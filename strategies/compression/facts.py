@@ -9,7 +9,7 @@ from results.registry import Facts
 from results.spec import Option
 
 Need = Literal["all-reduce", "all-gather", "all-to-all"]
-"""The collective that sums what is sent."""
+"""The collective that a compressor calls; one that needs an all-to-all calls an all-gather after it."""
 
 UNIT_ROUNDOFF = 2.0**-24
 ROUNDINGS = 256

@@ -30,8 +30,6 @@ class TwoStage(Compressor):
     shards, so that nothing is lost when buckets are formed anew.
     """
 
-    need = "all_to_all"
-
     def __init__(self, *, unit: int, feedback: bool) -> None:
         """`unit`: what the number of values in a shard is a multiple of."""
         super().__init__(feedback=feedback)

@@ -87,10 +87,10 @@ class GradientReducer:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Gradients that are completed in this context are exchanged; at its end all are there.
+        """Exchange the gradients of the one backward pass in this context; at its end all are averaged.
 
-        There is one backward pass in it. What was added up before it is exchanged with it. Raises UsageError
-        if a parameter has no gradient then, unless that was foreseen; the other ranks wait for it.
+        Gradients accumulated before the context are exchanged with it. Raises UsageError at the end if a
+        parameter has no gradient and `find_unused` is off; the other ranks then wait for this one.
         """
         self._begin()
         try:
@@ -104,7 +104,7 @@ class GradientReducer:
             self._active = False
 
     def _abandon(self) -> None:
-        """After a failure: nothing of the half step goes on beside what comes next, or counts in it."""
+        """After a failure: wait for the exchanges under way, and forget the order seen so far."""
         for pending in self._pending:
             with suppress(Exception):
                 pending.wait()
@@ -120,7 +120,7 @@ class GradientReducer:
         self._active = True
 
     def ready(self, index: int) -> None:
-        """Told in the backward pass when a parameter's gradient is there."""
+        """Called by a parameter's hook in the backward pass: its gradient is complete."""
         if not self._active:
             return
         if index not in self._missing:
@@ -130,10 +130,10 @@ class GradientReducer:
             )
         if self._observed is not None:
             self._observed.append(index)
-        self._take(index)
+        self._put_into_bucket(index)
 
-    def _take(self, index: int) -> None:
-        """Put this rank's share into the bucket, and start the exchange of what is full."""
+    def _put_into_bucket(self, index: int) -> None:
+        """Copy this rank's share of a gradient into its bucket, and start the exchange of full buckets."""
         place = self._places[index]
         gradient = place.parameter.grad
         if gradient is place.view:
@@ -160,7 +160,7 @@ class GradientReducer:
                 f"forward pass need not use them all, give the strategy find_unused=true"
             )
         for index in sorted(self._missing):
-            self._take(index)
+            self._put_into_bucket(index)
         for pending in self._pending:
             pending.wait()
         if self._bucketing.find_unused:

@@ -35,8 +35,6 @@ CASES = [
 class EverySecond(Compressor):
     """Sends the elements at even places, to all ranks, where they are added; keeps the others."""
 
-    need = "all_gather"
-
     def __init__(self) -> None:
         super().__init__(feedback=True)
         self.seen: list[tuple[int, tuple[Piece, ...], int, int]] = []

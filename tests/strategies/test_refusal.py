@@ -6,6 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from harness.plan import network, split
 from harness.plan.expand import expand
@@ -14,6 +16,7 @@ from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.compression.build import build_compressor
+from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.refusal import refusal
 
 ONE = "ranks; on 1 use single"
@@ -397,9 +400,39 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
         assert {cell[place] for cell in cells} == named
 
 
+class Calls:
+    """A wire between two ranks with the same values, which keeps the names of the collectives called."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    def largest(self, values: Tensor) -> None:
+        """Every collective has one."""
+
+    def all_reduce(self, values: Tensor) -> None:
+        self.called.add("all-reduce")
+        values *= 2
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        self.called.add("all-gather")
+        return values.repeat(2, 1)
+
+    def all_to_all(self, values: Tensor) -> Tensor:
+        self.called.add("all-to-all")
+        return values.clone()
+
+
 @pytest.mark.parametrize("entry", list(COMPRESSIONS), ids=lambda entry: entry.name)
-def test_the_facts_say_what_a_compressor_needs(entry: Entry) -> None:
+def test_a_compressor_calls_the_collective_that_its_facts_state(entry: Entry) -> None:
     facts = COMPRESSIONS.facts(_written(entry))
-    if facts.ddp_hook is None:
-        need = build_compressor(facts.spec.text, seed=0, rank=0).need
-        assert facts.need == need.replace("_", "-")
+    if facts.ddp_hook is not None:
+        return
+    compressor, wire = build_compressor(facts.spec.text, seed=0, rank=0), Calls()
+    pieces = pieces_of(iter([("matrix", torch.Size((32, 16))), ("vector", torch.Size((8,)))]))
+    for step in range(3):
+        values = torch.randn(520, generator=torch.Generator().manual_seed(step))
+        compressor.sum_shares(Bucket(index=0, values=values, pieces=pieces), torch.zeros(520), wire)
+    also = {"all-gather"} if facts.need == "all-to-all" else set()
+    assert wire.called == {facts.need} | also

@@ -24,8 +24,6 @@ _GREATEST_SCALE = 2.0**125
 class Bf16(Compressor):
     """The range of fp32 with 8 bits of it: nothing overflows, and nothing needs a scale."""
 
-    need = "all_reduce"
-
     def __init__(self) -> None:
         super().__init__(feedback=False)
 
@@ -39,8 +37,6 @@ class Fp16(Compressor):
     No sum overflows, and of small values as many as possible survive, at any number of ranks. Infinities and
     NaN go through unscaled, for the loss scaler to see.
     """
-
-    need = "all_reduce"
 
     def __init__(self) -> None:
         super().__init__(feedback=False)

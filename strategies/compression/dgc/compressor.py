@@ -34,8 +34,6 @@ class Dgc(Compressor):
     exchange. It goes with flat collectives alone: a rank must know what was sent of its own u.
     """
 
-    need = "all_gather"
-
     def __init__(
         self, ratio: float, select: Select, streams: Streams, *, momentum: float, warmup: int
     ) -> None:

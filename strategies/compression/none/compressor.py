@@ -12,8 +12,6 @@ from strategies.exchange.buckets import Bucket
 class Dense(Compressor):
     """Nothing is left out, so nothing is kept."""
 
-    need = "all_reduce"
-
     def __init__(self) -> None:
         super().__init__(feedback=False)
 

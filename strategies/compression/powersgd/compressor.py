@@ -35,8 +35,6 @@ class PowerSGD(Compressor):
     faster than a matrix by a few columns.
     """
 
-    need = "all_reduce"
-
     def __init__(self, rank: int, *, warmup: int, seed: int, feedback: bool) -> None:
         """`rank` is r, and no rank of a process. The first `warmup` steps of a parameter send all of it."""
         super().__init__(feedback=feedback, ramp_steps=warmup)

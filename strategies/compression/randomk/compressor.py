@@ -24,8 +24,6 @@ class RandomK(Compressor):
     arXiv:1809.07599, definition 2.1), and scaled values are none.
     """
 
-    need = "all_reduce"
-
     def __init__(self, ratio: float, streams: Streams, *, feedback: bool) -> None:
         """`streams` with the same key on all ranks."""
         super().__init__(feedback=feedback)

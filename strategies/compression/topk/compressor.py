@@ -1,7 +1,7 @@
-"""`topk`: every rank sends the largest elements of its share, with their places.
+"""`topk`: every rank sends the largest elements of its share, with their indices.
 
-Ranks choose different places, so that the pairs are gathered, and what a rank receives grows with the
-number of ranks.
+Ranks choose different indices. So an all-gather moves the pairs of value and index, and what a rank receives
+grows with the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from strategies.exchange.buckets import Bucket
 class TopK(Compressor):
     """k = ratio n of n elements (Aji and Heafield 2017, arXiv:1704.05021)."""
 
-    need = "all_gather"
-
     def __init__(self, ratio: float, select: Select, streams: Streams, *, feedback: bool) -> None:
-        """`streams` are this rank's own: what a selection by chance draws from."""
+        """`streams` give this rank's random numbers, which a sampled selection draws from."""
         super().__init__(feedback=feedback)
         self._ratio, self._select, self._streams = ratio, select, streams
 
@@ -49,11 +47,11 @@ class TopK(Compressor):
 def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: Wire) -> None:
     """Replace `values` (n,) by the sum over the ranks of what each has at its own `indices` (k,).
 
-    8 k bytes a rank: fp32 values, then int32 places, in one buffer. Values of another type are rounded to
-    fp32, and their rounding error is in the residual; each element of fp32 is sent, or there.
-    Sums are taken in the order of ranks, the same on all of them.
+    A rank sends 8 k bytes: k fp32 values, then k int32 indices, in one buffer. Values of another type are
+    rounded to fp32, and the residual has their rounding error. The residual has every element that is not
+    sent. All ranks add in the order of ranks, and so end with the same bits.
     """
-    assert values.numel() < 2**31, "places are int32"
+    assert values.numel() < 2**31, "indices are int32"
     chosen = values.index_select(0, indices)
     sent = chosen.float()
     if residual is not None:
@@ -62,5 +60,5 @@ def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: W
         residual.copy_(values).index_copy_(0, indices, left.to(residual.dtype))
     pairs = wire.all_gather(torch.cat([sent.view(torch.int32), indices.to(torch.int32)]))
     values.zero_()
-    for theirs, places in pairs.view(wire.size, 2, -1):
-        values.index_add_(0, places, theirs.view(torch.float32).to(values.dtype))
+    for theirs, where in pairs.view(wire.size, 2, -1):
+        values.index_add_(0, where, theirs.view(torch.float32).to(values.dtype))

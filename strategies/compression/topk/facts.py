@@ -8,10 +8,10 @@ from strategies.compression.facts import FEEDBACK, RATIO, SELECT, CompressorFact
 
 
 class TopKFacts(CompressorFacts):
-    """Ranks choose different places."""
+    """Ranks choose different indices."""
 
     name = "topk"
-    help = "the largest elements of each bucket, with their places"
+    help = "the largest elements of each bucket, with their indices"
     positional = RATIO
     options = MappingProxyType({"select": SELECT, "feedback": FEEDBACK})
     compressor = "strategies.compression.topk.compressor:TopK"
