@@ -164,25 +164,6 @@ def test_nodes_of_one_rank_are_compressed_as_if_there_were_none(threads: Threads
     ]
 
 
-def random_sums(group: ExchangeGroup, via: str) -> Tensor:
-    values = torch.randn(1001, generator=torch.Generator().manual_seed(group.rank()))
-    route = build_route(f"hierarchical:via={via}", Link(group), node_size=2)
-    route.sum_shares(Bucket(index=0, values=values, pieces=()), None, Dense())
-    return values
-
-
-@pytest.mark.parametrize("via", ["shards", "leaders"])
-def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(threads: Threads, via: str) -> None:
-    found = threads(6, random_sums, via)
-    assert len({values.numpy().tobytes() for values in found}) == 1
-    shares = np.stack(
-        [torch.randn(1001, generator=torch.Generator().manual_seed(rank)).double() for rank in range(6)]
-    )
-    # Five additions: gamma(5) of the sum of magnitudes (Higham 2002, section 4.2), u = 2 ** -24.
-    gamma = 5 * 2.0**-24 / (1 - 5 * 2.0**-24)
-    assert (np.abs(found[0].double().numpy() - shares.sum(0)) <= gamma * np.abs(shares).sum(0)).all()
-
-
 def unequal(group: ExchangeGroup) -> None:
     build_route("hierarchical", Link(group), node_size=2)
 

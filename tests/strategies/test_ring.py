@@ -1,4 +1,4 @@
-"""The ring over real sockets: exact sums, the same bits on all ranks, and what it sends."""
+"""The ring over real sockets: what it sends and receives. Its sums: test_collective_laws.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,72 +23,9 @@ CHUNK = 16
 """Bytes: four values in single precision."""
 
 
-def bytes_of(values: Tensor) -> bytes:
-    return values.view(torch.uint8).numpy().tobytes()
-
-
 def whole_numbers(rank: int, numel: int) -> Tensor:
     """Of rank r at place i: 2 ** r * (1000 + i), exact in single precision in any order of the sum."""
     return 2.0**rank * (1000 + torch.arange(numel, dtype=torch.float32))
-
-
-def lengths(size: int) -> list[int]:
-    """None, fewer than ranks, as many, and around the borders of segments and chunks."""
-    return sorted({0, 1, size - 1, size, size + 1, 4 * size - 1, 4 * size, 4 * size + 1, 1000})
-
-
-def sum_whole_numbers(group: ExchangeGroup) -> list[Tensor]:
-    """On a rank: sums of all lengths, one after another through one ring."""
-    ring, found = Ring(Link(group), chunk_bytes=CHUNK), []
-    for numel in lengths(group.size()):
-        values = whole_numbers(group.rank(), numel)
-        ring.all_reduce(values)
-        found.append(values)
-    return found
-
-
-@pytest.mark.parametrize("size", range(1, 9))
-def test_sums_of_whole_numbers_are_exact(threads: Threads, size: int) -> None:
-    for found in threads(size, sum_whole_numbers):
-        for numel, values in zip(lengths(size), found, strict=True):
-            # Of 2 ** r over all ranks: 2 ** size - 1.
-            assert values.tolist() == [(2**size - 1) * (1000 + place) for place in range(numel)]
-
-
-def random_values(rank: int) -> Tensor:
-    return torch.randn(3001, generator=torch.Generator().manual_seed(rank))
-
-
-def sum_random(group: ExchangeGroup) -> Tensor:
-    values = random_values(group.rank())
-    Ring(Link(group), chunk_bytes=256).all_reduce(values)
-    return values
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(threads: Threads, size: int) -> None:
-    found = threads(size, sum_random)
-    assert len({bytes_of(values) for values in found}) == 1
-    shares = np.stack([random_values(rank).double().numpy() for rank in range(size)])
-    # p - 1 additions: gamma(p - 1) of the sum of magnitudes (Higham 2002, section 4.2), u = 2 ** -24.
-    gamma = (size - 1) * 2.0**-24 / (1 - (size - 1) * 2.0**-24)
-    error = np.abs(found[0].double().numpy() - shares.sum(0))
-    assert (error <= gamma * np.abs(shares).sum(0)).all()
-
-
-def sum_of_type(group: ExchangeGroup, dtype: torch.dtype) -> Tensor:
-    values = (torch.arange(50) % 7 + group.rank()).to(dtype)
-    Ring(Link(group), chunk_bytes=CHUNK).all_reduce(values)
-    return values
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
-def test_types(threads: Threads, dtype: torch.dtype) -> None:
-    # 3 * (i % 7) + 0 + 1 + 2, at most 21: exact in all of them.
-    expected = [3 * (place % 7) + 3 for place in range(50)]
-    for values in threads(3, sum_of_type, dtype):
-        assert values.dtype == dtype
-        assert values.tolist() == expected
 
 
 def sent_of_sums(group: ExchangeGroup, numels: list[int]) -> list[tuple[int, int]]:
@@ -139,33 +75,6 @@ def test_all_gather(threads: Threads, size: int) -> None:
             assert rows.tolist() == expected
             assert values.tolist() == expected[rank]
             assert sent_bytes == (size - 1) * numel * 4
-
-
-def other_calls(group: ExchangeGroup) -> list[float]:
-    ring = Ring(Link(group), chunk_bytes=CHUNK)
-    assert (ring.rank, ring.size) == (group.rank(), group.size())
-    values = torch.tensor([1.0, -1.0]) * group.rank()
-    with pytest.raises(NotImplementedError, match="Ring has no all-to-all"):
-        ring.all_to_all(values)
-    ring.largest(values)
-    return values.tolist()
-
-
-def test_the_largest_is_asked_of_the_backend_and_an_all_to_all_is_refused(threads: Threads) -> None:
-    assert threads(3, other_calls) == [[2.0, 0.0]] * 3
-
-
-def while_off(group: ExchangeGroup) -> tuple[list[float], list[list[float]], int]:
-    ring = Ring(Link(group), chunk_bytes=CHUNK)
-    group.traffic.enabled = False
-    values = torch.full((6,), 1.0 + group.rank())
-    ring.all_reduce(values)
-    return values.tolist(), ring.all_gather(values[:1]).tolist(), group.traffic.payload_bytes
-
-
-def test_with_the_exchange_off_a_rank_goes_on_with_its_own(threads: Threads) -> None:
-    for rank, found in enumerate(threads(3, while_off)):
-        assert found == ([1.0 + rank] * 6, [[1.0 + rank]] * 3, 0)
 
 
 def memory_of_slots(group: ExchangeGroup) -> list[set[int]]:

@@ -1,4 +1,4 @@
-"""The two trees: their shape, exact sums over real sockets, and what each rank sends."""
+"""The two trees: their shape, and what each rank sends. Their sums: test_collective_laws.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -123,62 +122,6 @@ def test_the_messages_add_up() -> None:
     for size, messages in MESSAGES.items():
         assert sum(messages) == 2 * (size - 1)
         assert max(messages[rank] + messages[(rank + 1) % size] for rank in range(size)) <= 4
-
-
-def random_values(rank: int) -> Tensor:
-    return torch.randn(3001, generator=torch.Generator().manual_seed(rank))
-
-
-def sum_random(group: ExchangeGroup) -> Tensor:
-    values = random_values(group.rank())
-    Tree(Link(group), chunk_bytes=256).all_reduce(values)
-    return values
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(threads: Threads, size: int) -> None:
-    found = threads(size, sum_random)
-    assert len({values.numpy().tobytes() for values in found}) == 1
-    shares = np.stack([random_values(rank).double().numpy() for rank in range(size)])
-    # p - 1 additions: gamma(p - 1) of the sum of magnitudes (Higham 2002, section 4.2), u = 2 ** -24.
-    gamma = (size - 1) * 2.0**-24 / (1 - (size - 1) * 2.0**-24)
-    error = np.abs(found[0].double().numpy() - shares.sum(0))
-    assert (error <= gamma * np.abs(shares).sum(0)).all()
-
-
-def sums_of_types(group: ExchangeGroup) -> list[list[float]]:
-    tree, found = Tree(Link(group), chunk_bytes=CHUNK), []
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32):
-        values = (torch.arange(50) % 7 + group.rank()).to(dtype)
-        tree.all_reduce(values)
-        found.append(values.tolist())
-    return found
-
-
-def test_types(threads: Threads) -> None:
-    # 3 * (i % 7) + 0 + 1 + 2, at most 21: exact in all of them.
-    expected = [3 * (place % 7) + 3 for place in range(50)]
-    assert threads(3, sums_of_types) == [[expected] * 4] * 3
-
-
-def other_calls(group: ExchangeGroup) -> list[float]:
-    tree = Tree(Link(group), chunk_bytes=CHUNK)
-    assert (tree.rank, tree.size) == (group.rank(), group.size())
-    values = torch.tensor([1.0, -1.0]) * group.rank()
-    with pytest.raises(NotImplementedError, match="Tree has no all-gather"):
-        tree.all_gather(values)
-    with pytest.raises(NotImplementedError, match="Tree has no all-to-all"):
-        tree.all_to_all(values)
-    tree.largest(values)
-    group.traffic.enabled = False
-    tree.all_reduce(values)
-    return values.tolist()
-
-
-def test_the_largest_is_asked_of_the_backend_what_a_tree_cannot_is_refused_and_it_can_be_off(
-    threads: Threads,
-) -> None:
-    assert threads(3, other_calls) == [[2.0, 0.0]] * 3
 
 
 def through_the_catalog(group: ExchangeGroup, text: str, numel: int) -> tuple[list[float], int]:
