@@ -6,16 +6,18 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve
 from results.cell import Cell
+from results.run import RunResult
 
 _SYNTHETIC = "synthetic"
 _WINDOW_SHARE = 10
-"""A loss is smoothed over a tenth of its curve's points: losses of single batches jump."""
+"""A loss is the mean over the last tenth of the samples that are compared: losses of single batches jump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,49 +30,88 @@ class LossCurve:
     losses: tuple[float, ...]
     """The mean over ranks."""
     every: int
-    """Steps that each of them is the mean of."""
+    """Steps that each of them is the mean of; the last may be of fewer."""
     first: int
     """Steps of the training before them, which a proof checks."""
+    last: int
+    """The last step of the training."""
 
     @property
     def steps(self) -> list[int]:
         """The last step that each loss is of, from 1, the very first of the training."""
-        return [self.first + (place + 1) * self.every for place in range(len(self.losses))]
+        places = range(1, len(self.losses) + 1)
+        return [min(self.first + place * self.every, self.last) for place in places]
 
     @property
-    def smoothed(self) -> list[float]:
-        """The mean over the last tenth of the points up to each (at the start: of those there are)."""
-        window = max(1, len(self.losses) // _WINDOW_SHARE)
-        parts = [self.losses[max(0, end - window) : end] for end in range(1, len(self.losses) + 1)]
-        return [sum(part) / len(part) for part in parts]
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.figures.cell.global_batch
 
     @property
-    def final(self) -> float:
-        return self.smoothed[-1]
+    def samples(self) -> int:
+        """Samples that were trained on until the last loss."""
+        return self.steps[-1] * self.batch
 
-    def steps_to(self, target: float) -> int | None:
-        """The first step whose smoothed loss is at or below `target`; None if there is none."""
-        return next(
-            (step for step, loss in zip(self.steps, self.smoothed, strict=True) if loss <= target), None
-        )
-
-    def ns_to(self, target: float) -> float | None:
-        """Steps to the target times the cell's mean step time: start-up and checks are not in it."""
-        steps = self.steps_to(target)
-        return None if steps is None else steps * self.figures.step_ns.value
+    def loss_after(self, samples: float, *, window: float) -> float:
+        """The mean loss of the last `window` samples up to `samples` (of those there are)."""
+        weighted = weights = 0.0
+        begin = self.first * self.batch
+        for loss, step in zip(self.losses, self.steps, strict=True):
+            end = step * self.batch
+            weight = max(0.0, min(end, samples) - max(begin, samples - window))
+            weighted, weights, begin = weighted + weight * loss, weights + weight, end
+        return weighted / weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGroup:
-    """Curves of one piece of work at one size: the same samples in each step, exchanged in several ways."""
+    """Curves of one piece of work at one size, exchanged in several ways.
+
+    Warm-up ends after another number of steps in each run, so that losses are compared after the samples that
+    all of them trained on.
+    """
 
     gpus: int
     curves: tuple[LossCurve, ...]
 
     @property
+    def samples(self) -> int:
+        """What every curve was trained on."""
+        return min(curve.samples for curve in self.curves)
+
+    @property
     def target(self) -> float:
-        """The worst final loss, so that every curve reaches it."""
-        return max(curve.final for curve in self.curves)
+        """The worst loss after those samples, so that every curve reaches it."""
+        return max(self.final(curve) for curve in self.curves)
+
+    def final(self, curve: LossCurve) -> float:
+        """The loss of a curve after the common samples."""
+        return self._smoothed(curve, self.samples)
+
+    def smoothed(self, curve: LossCurve) -> list[float]:
+        """The running mean at each loss of a curve."""
+        return [self._smoothed(curve, step * curve.batch) for step in curve.steps]
+
+    def steps_to_target(self, curve: LossCurve) -> int:
+        """The first step, at the latest that of the common samples, at which the running mean is at or below
+        the target."""
+        common = math.ceil(self.samples / curve.batch)
+        before = zip(curve.steps, self.smoothed(curve), strict=True)
+        return next((step for step, loss in before if step < common and loss <= self.target), common)
+
+    def ns_to_target(self, curve: LossCurve) -> float:
+        """Steps to the target times the cell's mean step time: start-up and checks are not in it."""
+        return self.steps_to_target(curve) * curve.figures.step_ns.value
+
+    def _smoothed(self, curve: LossCurve, samples: int) -> float:
+        return curve.loss_after(samples, window=self.samples / _WINDOW_SHARE)
+
+
+def trained_samples(cell: Cell, run: RunResult) -> int | None:
+    """Samples of all replicas that a run was trained on up to its last loss; None if not on record."""
+    if run.loss_last is None or run.first_steps is None:
+        return None
+    return (run.first_steps + run.warmup_steps + run.steps) * cell.global_batch
 
 
 def is_real(cell: Cell) -> bool:
@@ -99,10 +140,12 @@ def _loss_curve(label: str, figures: CellFigures) -> LossCurve | None:
     if not kept:
         return None
     newest = kept[-1]
+    first = newest.first_steps or 0
     return LossCurve(
         label=label,
         figures=figures,
         losses=newest.losses,
         every=newest.losses_every,
-        first=newest.first_steps or 0,
+        first=first,
+        last=first + newest.warmup_steps + newest.steps,
     )

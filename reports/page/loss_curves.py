@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from reports.analysis.losses import LossGroup
 from reports.page.groups import Hands
 from reports.page.svg import MUTED, Drawing, axes, inline
-from reports.text import number, tick
+from reports.text import count, number, tick
 
 _WIDTH, _HEIGHT, _LEGEND_ROW = 4.6, 2.7, 0.19
 
@@ -22,9 +22,8 @@ def loss_curves(group: LossGroup, hands: Hands, *, name: str, common: str) -> Dr
         for curve in group.curves:
             colour = hands[curve.label].colour
             drawn.plot(curve.steps, curve.losses, color=colour, linewidth=0.7, alpha=0.35, zorder=2)
-            drawn.plot(
-                curve.steps, curve.smoothed, color=colour, linestyle=_dashes(curve.label, group), zorder=3
-            )
+            dashes = _dashes(curve.label, group)
+            drawn.plot(curve.steps, group.smoothed(curve), color=colour, linestyle=dashes, zorder=3)
         drawn.axhline(group.target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         drawn.yaxis.set_major_formatter(lambda value, _: tick(value))
         drawn.set_xlabel("step, from the first of the warm-up")
@@ -33,8 +32,9 @@ def loss_curves(group: LossGroup, hands: Hands, *, name: str, common: str) -> Dr
         assert figure is not None
         figure.legend(handles=_entries(group, hands), loc="outside lower left", ncols=2, borderaxespad=0.1)
         drawn.set_title("loss")
-        labels = "; ".join(f"{curve.label} ends at {number(curve.final)}" for curve in group.curves)
-        described = f"{title}, {common}. {labels}. The numbers are in the table below."
+        labels = "; ".join(f"{curve.label} {number(group.final(curve))}" for curve in group.curves)
+        after = f"After {count(group.samples, 'sample')}: {labels}."
+        described = f"{title}, {common}. {after} The numbers are in the table below."
         return Drawing(
             title=f"{title}, {common}", svg=inline(drawn, name=name, title=title, description=described)
         )

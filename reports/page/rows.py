@@ -8,6 +8,7 @@ from reports.analysis.budget import CellBudget, budget
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
+from reports.analysis.losses import trained_samples
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import Point
@@ -67,6 +68,10 @@ class RunRow:
     run: RunResult
     counted: bool
     """Whether the cell's figure is over this run too."""
+
+    @property
+    def loss_last_samples(self) -> int | None:
+        return trained_samples(self.cell, self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,23 @@ def test_where_a_cell_has_no_budget_the_reason_is_given(small) -> None:
     assert any(text.startswith("No budget of ddp x 2, 8 / 16, ddp x 4, 8 / 32") for text in told)
 
 
+def test_input_of_synthetic_data_is_said_not_to_be_measured(planted, new_timing) -> None:
+    synthetic = planted.series("weak", "ddp", [2], batch=8)[0]
+    real = planted.series("weak", "ddp", [2], batch=8, dataset="digits")[0]
+    planted.plan(repeats=1)
+
+    def told() -> list[str]:
+        blocks = anatomy_section(analysed(planted)).blocks
+        texts = [block.text for block in blocks if isinstance(block, Paragraph)]
+        return [text for text in texts if "not measured" in text]
+
+    planted.run(real, new_timing(step_ms=10.0))
+    assert told() == []
+    planted.run(synthetic, new_timing(step_ms=10.0))
+    [text] = told()
+    assert text.startswith("Input of 1 of 2 cells was not measured: the data are synthetic")
+
+
 def test_a_study_without_figures_says_so(planted, new_timing) -> None:
     cell = planted.series("weak", "ddp", [2], batch=8)[0]
     planted.plan()

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from reports.analysis.losses import is_real, loss_group
+from reports.analysis.losses import LossCurve, is_real, loss_group, trained_samples
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.render import render_figures
 
@@ -17,15 +17,12 @@ def analysed(
 ) -> StudyFigures:
     """The study with these losses in the runs of each strategy."""
     cells = {cell.id: cell for plan in planted.study.plans() for cell in plan.cells}
-    results = [
-        msgspec.structs.replace(
-            run,
-            losses=losses.get(cells[run.cell_id].strategy, ()),
-            losses_every=every,
-            first_steps=first_steps,
-        )
-        for run in planted.study.collect()
-    ]
+    results = []
+    for run in planted.study.collect():
+        kept = losses.get(cells[run.cell_id].strategy, ())
+        changed = {"losses": kept, "losses_every": every, "first_steps": first_steps}
+        steps = {"warmup_steps": 4, "steps": len(kept) * every - 4} if kept else {}
+        results.append(msgspec.structs.replace(run, **changed, **steps))
     return analyse("study", planted.study.plans(), results)
 
 
@@ -45,37 +42,76 @@ QUICK = tuple(float(20 - place) for place in range(20))
 SLOW = tuple(float(20 - place // 2) for place in range(20))
 
 
-def test_the_target_is_the_worst_final_loss_and_each_curve_reaches_it(real) -> None:
+def test_the_target_is_the_worst_loss_after_the_common_samples_and_each_curve_reaches_it(real) -> None:
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}).curves)
     assert group is not None
     assert group.gpus == 4
+    # Batch 8 on each of 4, for 20 steps.
+    assert group.samples == 640
     quick, slow = group.curves
     # The mean of the last two: (2 + 1) / 2 and (11 + 11) / 2.
-    assert (quick.final, slow.final) == (1.5, 11.0)
+    assert (group.final(quick), group.final(slow)) == (1.5, 11.0)
     assert group.target == 11.0
     # The mean of points 10 and 11 of the quick one is (11 + 10) / 2 = 10.5, the one before it (12 + 11) / 2.
-    assert quick.steps_to(11.0) == 11
-    assert quick.ns_to(11.0) == pytest.approx(11 * 10e6)
+    assert group.steps_to_target(quick) == 11
+    assert group.ns_to_target(quick) == pytest.approx(11 * 10e6)
     # The slow one is there with its last point alone.
-    assert slow.steps_to(11.0) == 20
-    assert slow.ns_to(11.0) == pytest.approx(20 * 20e6)
-    assert quick.steps_to(0.5) is None
-    assert quick.ns_to(0.5) is None
+    assert group.steps_to_target(slow) == 20
+    assert group.ns_to_target(slow) == pytest.approx(20 * 20e6)
+
+
+def test_a_curve_that_was_trained_for_longer_is_compared_where_the_shortest_ends(real) -> None:
+    # Alike for 10 steps, and then the one goes on: 20, 19, ..., 11 and further down to 1.
+    study = analysed(real, {"ddp": QUICK, "local-sgd": QUICK[:10]})
+    group = loss_group(study.curves)
+    assert group is not None
+    longer, shorter = group.curves
+    assert group.samples == 320
+    # A tenth of 10 steps is one.
+    assert group.final(longer) == group.final(shorter) == group.target == 11.0
+    assert group.steps_to_target(longer) == group.steps_to_target(shorter) == 10
+    html = render_figures(study)
+    assert "loss after 320 samples" in html
+
+
+def test_losses_of_several_steps_are_compared_at_a_sample_between_them(real) -> None:
+    # Of 2 steps each, but for the last: 9 steps in all.
+    curve = LossCurve(
+        label="ddp",
+        figures=next(iter(analysed(real, {"ddp": QUICK}).cells.values())),
+        losses=(5.0, 4.0, 3.0, 2.0, 1.0),
+        every=2,
+        first=0,
+        last=9,
+    )
+    batch = curve.batch
+    assert curve.steps == [2, 4, 6, 8, 9]
+    # Of steps 4 to 7: two of the third loss, and one each of the second and the fourth.
+    assert curve.loss_after(7 * batch, window=4 * batch) == pytest.approx((4 + 3 + 3 + 2) / 4)
+    # Of steps 8 and 9.
+    assert curve.loss_after(9 * batch, window=2 * batch) == pytest.approx((2 + 1) / 2)
 
 
 def test_losses_that_are_not_of_every_step_count_the_steps_between_them(real) -> None:
-    group = loss_group(analysed(real, {"ddp": QUICK}, every=5).curves)
+    group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}, every=5).curves)
     assert group is not None
     # Each point is the mean of five steps, and known when the last of them is done.
     assert group.curves[0].steps[:3] == [5, 10, 15]
-    assert group.curves[0].steps_to(11.0) == 55
+    assert group.steps_to_target(group.curves[0]) == 55
 
 
 def test_steps_that_a_proof_checks_come_before_the_first_loss(real) -> None:
-    group = loss_group(analysed(real, {"ddp": QUICK}, first_steps=3).curves)
+    study = analysed(real, {"ddp": QUICK, "local-sgd": SLOW}, first_steps=3)
+    group = loss_group(study.curves)
     assert group is not None
-    assert group.curves[0].steps[:2] == [4, 5]
-    assert group.curves[0].steps_to(11.0) == 14
+    quick = group.curves[0]
+    assert quick.steps[:2] == [4, 5]
+    # A tenth of 23 steps: (0.3 x 12 + 11 + 11) / 2.3 of the slow one. With 10 as the last loss the quick one
+    # has (10 + 11 + 0.3 x 12) / 2.3 = 10.7, a step before it a whole one more.
+    assert group.target == pytest.approx(25.6 / 2.3)
+    assert group.steps_to_target(quick) == 14
+    [run, *_] = quick.figures.runs
+    assert trained_samples(quick.figures.cell, run) == 23 * 32
 
 
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:

@@ -12,19 +12,24 @@ from reports.analysis.budget import PARTS, CellBudget, Part, budget, why_no_budg
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import runs_text
+from reports.analysis.losses import is_real
 from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.budget_bars import PART_NAMES, budget_bars
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.works import cells_by_work
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, percent
+from reports.text import NOTHING, count, duration, metric, percent
 from results.outcome import Evidence
 from results.run import RunResult
 
 _ABOUT = Markup(
     'A step\'s time in <a href="#method-budget">parts that add up to it</a>, the mean over ranks, steps and '
     "runs. Rows are named by strategy x size, batch per replica / global."
+)
+_SYNTHETIC = (
+    "the data are synthetic, a few batches made before the first step and given in turn. However slow a "
+    "loader of real data is, it does not show; input and data loading are what it takes to hand a batch over."
 )
 _HINTS: dict[Part, str] = {
     "input": "waiting for data and moving it",
@@ -61,6 +66,7 @@ def _budgets(study: StudyFigures) -> Iterator[Block]:
         yield Paragraph(_ABOUT)
         yield Drawings(tuple(budget_bars(groups, labels)))
         yield Table(_budget_table(study, list(budgets.values())), "The budget of a step")
+    yield from _unmeasured_input(study)
     warnings = {cell_words.label(one.cell): one.warning for one in budgets.values() if one.warning}
     if warnings:
         yield Bullets(tuple(f"{cell}: {warning}." for cell, warning in warnings.items()), "plain")
@@ -69,6 +75,15 @@ def _budgets(study: StudyFigures) -> Iterator[Block]:
         yield Bullets(encoding, "plain")
     for reason, cells in _absent(study, cell_words).items():
         yield Paragraph(f"No budget of {', '.join(cells)}: {reason}.", "plain")
+
+
+def _unmeasured_input(study: StudyFigures) -> Iterator[Paragraph]:
+    """That no loader works in the steps of synthetic cells, though tables have a time for input."""
+    cells = len(study.cells)
+    synthetic = sum(not is_real(cell.cell) for cell in study.cells.values())
+    if synthetic:
+        where = "" if synthetic == cells else f" of {synthetic:,} of {count(cells, 'cell')}"
+        yield Paragraph(f"Input{where} was not measured: {_SYNTHETIC}", "plain")
 
 
 def _encoding(budgets: Sequence[CellBudget], cell_words: tables.CellWords) -> Iterator[str]:
@@ -198,7 +213,8 @@ _DEFINITIONS = (
         "Input",
         "The data phase of the timed steps, on the slowest rank of each, which the others wait for: waiting "
         "for a batch, and moving it. Blocks with and without the exchange get batches drawn before, and "
-        "contain none of it.",
+        "contain none of it. Synthetic batches are made before the first step: no loader is measured with "
+        "them.",
     ),
     Definition(
         "method-part-compute",

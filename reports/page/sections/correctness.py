@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group
+from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group, trained_samples
 from reports.analysis.study import StudyFigures
 from reports.page.groups import hands
 from reports.page.loss_curves import loss_curves
@@ -30,8 +30,9 @@ _NO_ACCURACY = Paragraph(
     "Accuracy is not measured: no run evaluates its model on samples that it did not train on.", "plain"
 )
 _TARGET = Paragraph(
-    "The target is the worst final loss of a drawing, so that every way to exchange reaches it. Whoever is "
-    "there in less time trains faster to an equal loss, whatever its step time is."
+    "Losses are compared after the samples that all curves of a drawing were trained on. The target is the "
+    "worst of them, so that every way to exchange reaches it. Whoever is there in less time trains faster to "
+    "an equal loss, whatever its step time is."
 )
 _DEFINITIONS = (
     Definition(
@@ -49,14 +50,16 @@ _DEFINITIONS = (
         "method-losses",
         "First and last loss",
         "The mean over ranks of the training loss of a run's first step (of the warm-up) and of its last, "
-        "in the newest counted run.",
+        "in the newest counted run. Runs end after different numbers of steps, as their warm-ups do: last "
+        "losses after different numbers of samples do not compare.",
     ),
     Definition(
         "method-target",
-        "Final loss and time to the target",
-        "The final loss is the mean over the last tenth of a curve; the time to the target is the first "
-        "step at which that running mean is at or below the target, times the cell's mean step time. "
-        "Start-up, checks and pauses between blocks are not in it.",
+        "Loss after the common samples, and time to the target",
+        "The mean over the last tenth of the samples that all curves of the drawing were trained on, up to "
+        "the last of them. The time to the target is the first step at which that running mean is at or "
+        "below the target, times the cell's mean step time. Start-up, checks and pauses between blocks are "
+        "not in it.",
     ),
 )
 
@@ -84,6 +87,11 @@ def proof_table(study: StudyFigures) -> TextTable:
         figures("replicas agree", _replicas, anchor="method-replicas"),
         figures("first loss", lambda row: _loss(row.newest.loss_first), anchor="method-losses"),
         figures("last loss", lambda row: _loss(row.newest.loss_last), anchor="method-losses"),
+        figures(
+            "after samples",
+            lambda row: _samples(trained_samples(row.cell, row.newest)),
+            anchor="method-losses",
+        ),
         words("what was compared", lambda row: row.proof.detail if row.proof else NOTHING),
     ]
     return table(study.cells.values(), columns)
@@ -93,11 +101,13 @@ def target_table(group: LossGroup) -> TextTable:
     """One row a curve."""
     columns: list[Shown[LossCurve]] = [
         words("strategy", attrgetter("label")),
-        figures("final loss", lambda row: _loss(row.final), anchor="method-target"),
         figures(
-            "steps to the target", lambda row: _steps(row.steps_to(group.target)), anchor="method-target"
+            f"loss after {count(group.samples, 'sample')}",
+            lambda row: _loss(group.final(row)),
+            anchor="method-target",
         ),
-        figures("time to the target", lambda row: _time(row.ns_to(group.target)), anchor="method-target"),
+        figures("steps to the target", lambda row: f"{group.steps_to_target(row):,}", anchor="method-target"),
+        figures("time to the target", lambda row: duration(group.ns_to_target(row)), anchor="method-target"),
         figures("step time", lambda row: duration(row.figures.step_ns.value), anchor="method-step-time"),
     ]
     return table(group.curves, columns)
@@ -156,9 +166,5 @@ def _loss(loss: float | None) -> str:
     return NOTHING if loss is None else number(loss, digits=4)
 
 
-def _steps(steps: int | None) -> str:
-    return NOTHING if steps is None else f"{steps:,}"
-
-
-def _time(ns: float | None) -> str:
-    return NOTHING if ns is None else duration(ns)
+def _samples(samples: int | None) -> str:
+    return NOTHING if samples is None else f"{samples:,}"
