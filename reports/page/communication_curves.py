@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from reports.analysis.communication import CellCommunication
 from reports.analysis.scaling import Curve
-from reports.page.groups import Hand, Hands
+from reports.page.groups import LineStyle, LineStyles
 from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
 from reports.page.works import Work
 from reports.text import number, tick
@@ -66,7 +66,9 @@ Marks = list[tuple[CellCommunication, float]]
 Lines = list[tuple[Curve, Marks]]
 
 
-def communication_curves(works: Sequence[Work], cells: ByCell, hands: Hands, devices: str) -> list[Drawing]:
+def communication_curves(
+    works: Sequence[Work], cells: ByCell, styles: LineStyles, devices: str
+) -> list[Drawing]:
     """Of each piece of work the quantities that were measured at two sizes or more."""
     drawings = []
     for place, (title, curves) in enumerate(works):
@@ -74,7 +76,7 @@ def communication_curves(works: Sequence[Work], cells: ByCell, hands: Hands, dev
             lines = _lines(curves, cells, quantity)
             if len({one.cell.gpus for _, marks in lines for one, _ in marks}) > 1:
                 name = f"communication-{place}-{quantity.name}"
-                drawings.append(_drawing(lines, quantity, hands, name=name, work=title, devices=devices))
+                drawings.append(_drawing(lines, quantity, styles, name=name, work=title, devices=devices))
     return drawings
 
 
@@ -89,16 +91,16 @@ def _lines(curves: Sequence[Curve], cells: ByCell, quantity: _Quantity) -> Lines
 
 
 def _drawing(
-    lines: Lines, quantity: _Quantity, hands: Hands, *, name: str, work: str, devices: str
+    lines: Lines, quantity: _Quantity, styles: LineStyles, *, name: str, work: str, devices: str
 ) -> Drawing:
     title = f"{work}: {quantity.title.lower()} of a step, {quantity.unit}"
     emulated = any(one.figures.evidence is Evidence.EMULATED for _, marks in lines for one, _ in marks)
-    entries = _legend(lines, hands, emulated=emulated)
+    entries = _legend(lines, styles, emulated=emulated)
     columns = 1 if any(len(str(entry.get_label())) > _LONG_LABEL for entry in entries) else 2
     height = _HEIGHT + _LEGEND_ROW * math.ceil(len(entries) / columns)
     with axes(width=_WIDTH, height=height) as drawn:
         for curve, marks in lines:
-            _line(drawn, hands[curve.key.exchange], marks)
+            _line(drawn, styles[curve.key.exchange], marks)
         _finish(drawn, lines, devices)
         drawn.set_title(f"{quantity.title}, {quantity.unit}")
         figure = drawn.get_figure(root=True)
@@ -108,13 +110,13 @@ def _drawing(
     return Drawing(title=title, svg=svg)
 
 
-def _line(drawn: Axes, hand: Hand, marks: Marks) -> None:
+def _line(drawn: Axes, style: LineStyle, marks: Marks) -> None:
     """Measured sizes are filled, emulated ones hollow."""
     xs, ys = [one.cell.gpus for one, _ in marks], [value for _, value in marks]
-    drawn.plot(xs, ys, color=hand.colour, zorder=2)
+    drawn.plot(xs, ys, color=style.colour, zorder=2)
     for (one, value), size in zip(marks, xs, strict=True):
-        fill = hand.colour if one.figures.evidence is Evidence.MEASURED else PAPER
-        drawn.plot([size], [value], hand.marker, color=hand.colour, markerfacecolor=fill, zorder=3)
+        fill = style.colour if one.figures.evidence is Evidence.MEASURED else PAPER
+        drawn.plot([size], [value], style.marker, color=style.colour, markerfacecolor=fill, zorder=3)
 
 
 def _finish(drawn: Axes, lines: Lines, devices: str) -> None:
@@ -133,10 +135,11 @@ def _finish(drawn: Axes, lines: Lines, devices: str) -> None:
     drawn.grid(axis="y")
 
 
-def _legend(lines: Lines, hands: Hands, *, emulated: bool) -> list[Line2D]:
+def _legend(lines: Lines, styles: LineStyles, *, emulated: bool) -> list[Line2D]:
     labels = dict.fromkeys(curve.key.exchange for curve, _ in lines)
     entries = [
-        Line2D([], [], color=hands[label].colour, marker=hands[label].marker, label=label) for label in labels
+        Line2D([], [], color=styles[label].colour, marker=styles[label].marker, label=label)
+        for label in labels
     ]
     if emulated:
         hollow = Line2D(

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from reports.analysis.scaling import Curve, Gap, Point, scaled, speed_up
-from reports.page.groups import Group, Hand, Hands, shown_gaps
+from reports.page.groups import Group, LineStyle, LineStyles, shown_gaps
 from reports.page.svg import MUTED, PAPER, RULE, Drawing, axes, inline
 from reports.text import tick
 from results.statistics import Metric
@@ -51,18 +51,18 @@ _LOOKS = {
 }
 
 
-def throughput(group: Group, hands: Hands) -> Drawing:
+def throughput(group: Group, styles: LineStyles) -> Drawing:
     """Throughput of all devices together, both axes logarithmic, so that the ideal is a straight line."""
     title = f"Throughput, {group.unit}"
-    entries = _legend(group, hands, f"ideal from {group.start.short}")
+    entries = _legend(group, styles, f"ideal from {group.start.short}")
     with axes(width=_WIDTH, height=_height(entries)) as drawn:
         for curve in group.curves:
-            _line(drawn, curve, hands[curve.key.exchange], _throughputs(curve))
+            _line(drawn, curve, styles[curve.key.exchange], _throughputs(curve))
         _ideal(drawn, group)
         drawn.set_yscale("log")
         drawn.yaxis.set_major_locator(_throughput_ticks(*drawn.get_ylim()))
         _finish(drawn, group, entries)
-        _gaps(drawn, group, hands)
+        _gaps(drawn, group, styles)
         drawn.set_title(group.unit)
         return Drawing(
             title=title,
@@ -87,13 +87,13 @@ def speed_up_ticks(low: float, high: float, ideal: float) -> list[float]:
     return sorted({*apart, 1.0, ideal})
 
 
-def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
+def speed_up_drawing(group: Group, styles: LineStyles) -> Drawing:
     """Times the baseline's throughput, both axes logarithmic; the ideal starts at each baseline's size."""
     title = "Speed-up over the baseline"
-    entries = _legend(group, hands, "ideal: linear")
+    entries = _legend(group, styles, "ideal: linear")
     with axes(width=_WIDTH, height=_height(entries)) as drawn:
         for curve in group.curves:
-            _line(drawn, curve, hands[curve.key.exchange], _speed_ups(curve))
+            _line(drawn, curve, styles[curve.key.exchange], _speed_ups(curve))
         for start in group.starts:
             ends = [start, max(group.sizes)]
             drawn.plot(
@@ -104,7 +104,7 @@ def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
         ideal = max(group.sizes) / min(group.starts)
         drawn.yaxis.set_major_locator(FixedLocator(speed_up_ticks(*drawn.get_ylim(), ideal)))
         _finish(drawn, group, entries)
-        _gaps(drawn, group, hands)
+        _gaps(drawn, group, styles)
         drawn.set_title(f"times {group.against}")
         return Drawing(
             title=title,
@@ -112,18 +112,18 @@ def speed_up_drawing(group: Group, hands: Hands) -> Drawing:
         )
 
 
-def efficiency(group: Group, hands: Hands) -> Drawing:
+def efficiency(group: Group, styles: LineStyles) -> Drawing:
     """Efficiency against the best single device, or against the own smallest size where there is none."""
     title = "Efficiency, percent of the baseline"
-    entries = _legend(group, hands, "ideal: 100 %")
+    entries = _legend(group, styles, "ideal: 100 %")
     with axes(width=_WIDTH, height=_height(entries)) as drawn:
         for curve in group.curves:
-            _line(drawn, curve, hands[curve.key.exchange], _claims(curve))
+            _line(drawn, curve, styles[curve.key.exchange], _claims(curve))
             _super_linear(drawn, curve)
         drawn.axhline(100, color=MUTED, linewidth=1, linestyle=_IDEAL, zorder=1)
         _finish(drawn, group, entries)
         drawn.set_ylim(0, max(110, 1.06 * drawn.get_ylim()[1]))
-        _gaps(drawn, group, hands)
+        _gaps(drawn, group, styles)
         drawn.set_title(f"% of {group.against}")
         return Drawing(
             title=title,
@@ -153,17 +153,17 @@ def _in_percent(metric: Metric) -> Metric:
     return scaled(metric, 100)
 
 
-def _line(drawn: Axes, curve: Curve, hand: Hand, marks: Sequence[Mark]) -> None:
+def _line(drawn: Axes, curve: Curve, style: LineStyle, marks: Sequence[Mark]) -> None:
     """The marks of a series, a part for each kind of evidence, joined to the part before it."""
     before: list[Mark] = []
     for evidence, part in groupby(marks, key=_evidence):
         there, look = list(part), _LOOKS[evidence]
-        drawn.plot(*_xy([*before, *there]), color=hand.colour, linestyle=look.line, zorder=2)
-        _markers(drawn, there, hand, hand.colour if look.filled else PAPER)
+        drawn.plot(*_xy([*before, *there]), color=style.colour, linestyle=look.line, zorder=2)
+        _markers(drawn, there, style, style.colour if look.filled else PAPER)
         before = there[-1:]
 
 
-def _gaps(drawn: Axes, group: Group, hands: Hands) -> None:
+def _gaps(drawn: Axes, group: Group, styles: LineStyles) -> None:
     """What is missing, in a strip of its own under the values; several of one size above each other."""
     places = list(_gap_places(group))
     if not places:
@@ -176,7 +176,7 @@ def _gaps(drawn: Axes, group: Group, hands: Hands) -> None:
             [gap.gpus],
             [height * (row + 0.5) / rows],
             "|" if gap.skipped else "x",
-            color=hands[curve.key.exchange].colour,
+            color=styles[curve.key.exchange].colour,
             transform=drawn.get_xaxis_transform(),
             zorder=4,
         )
@@ -210,7 +210,7 @@ def _room_below(drawn: Axes, share: float) -> None:
     drawn.spines["left"].set_bounds(low, high)
 
 
-def _markers(drawn: Axes, marks: Sequence[Mark], hand: Hand, fill: str) -> None:
+def _markers(drawn: Axes, marks: Sequence[Mark], style: LineStyle, fill: str) -> None:
     below = [metric.value - (metric.value if metric.low is None else metric.low) for _, metric in marks]
     above = [(metric.value if metric.high is None else metric.high) - metric.value for _, metric in marks]
     sizes, values = _xy(marks)
@@ -219,8 +219,8 @@ def _markers(drawn: Axes, marks: Sequence[Mark], hand: Hand, fill: str) -> None:
         values,
         # Rounding can put an end on the wrong side of its value, and a negative length is refused.
         yerr=[[max(0.0, end) for end in below], [max(0.0, end) for end in above]],
-        fmt=hand.marker,
-        color=hand.colour,
+        fmt=style.marker,
+        color=style.colour,
         markerfacecolor=fill,
         capsize=2.5,
         elinewidth=1.1,
@@ -291,10 +291,11 @@ def _labelled(sizes: Sequence[int]) -> set[int]:
     return set(kept)
 
 
-def _legend(group: Group, hands: Hands, ideal: str) -> list[Line2D]:
+def _legend(group: Group, styles: LineStyles, ideal: str) -> list[Line2D]:
     labels = dict.fromkeys(curve.key.exchange for curve in group.curves)
     entries = [
-        Line2D([], [], color=hands[label].colour, marker=hands[label].marker, label=label) for label in labels
+        Line2D([], [], color=styles[label].colour, marker=styles[label].marker, label=label)
+        for label in labels
     ]
     entries.append(Line2D([], [], color=MUTED, linewidth=1, linestyle=_IDEAL, label=ideal))
     return [*entries, *_evidence_entries(group), *_gap_entries(group)]

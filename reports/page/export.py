@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import pandas as pd
 
 from reports.analysis.study import StudyFigures
-from reports.page.document import document
 from reports.page.frames import FRAMES, csv_text
+from reports.page.json_document import json_document
 from reports.page.markdown import markdown
 from results.errors import MachineError
 
@@ -24,7 +24,7 @@ NO_PYARROW = "Parquet is written by pyarrow, which is not installed: pip install
 
 def text(studies: Sequence[StudyFigures], form: TextForm) -> str:
     """All studies as one text."""
-    return {"markdown": markdown, "json": document}[form](studies)
+    return {"markdown": markdown, "json": json_document}[form](studies)
 
 
 def table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from reports.analysis.cost import CellCost, Frontier
-from reports.page.groups import Hands
+from reports.page.groups import LineStyles
 from reports.page.svg import INK, MUTED, Drawing, axes, inline
 from results.label import exchange_label
 
@@ -23,19 +23,19 @@ _ON, _OFF = 7.0, 4.5
 _TIMES = ((3600e9, "hours"), (60e9, "minutes"), (1e9, "seconds"))
 
 
-def frontier_drawing(frontier: Frontier, hands: Hands, *, name: str, devices_word: str) -> Drawing:
+def frontier_drawing(frontier: Frontier, styles: LineStyles, *, name: str, devices_word: str) -> Drawing:
     """Time and cost of a million samples, both axes logarithmic; numbers beside marks are sizes.
 
     `name` is unique on the page.
     """
     scale, unit = _unit(frontier)
     title = f"{frontier.title}: cost against time of a million samples"
-    entries = _legend(frontier, hands)
+    entries = _legend(frontier, styles)
     rows = math.ceil(len(entries) / 2)
     with axes(width=_WIDTH, height=_HEIGHT + _LEGEND_ROW * rows) as drawn:
         _line(drawn, frontier, scale)
         for cost in frontier.costs:
-            _mark(drawn, cost, hands, scale, on=cost in frontier.best)
+            _mark(drawn, cost, styles, scale, on=cost in frontier.best)
         drawn.set_xscale("log")
         drawn.set_yscale("log")
         _limits(drawn, frontier, scale)
@@ -75,14 +75,14 @@ def _line(drawn: Axes, frontier: Frontier, scale: float) -> None:
     )
 
 
-def _mark(drawn: Axes, cost: CellCost, hands: Hands, scale: float, *, on: bool) -> None:
-    hand = hands[exchange_label(cost.cell)]
+def _mark(drawn: Axes, cost: CellCost, styles: LineStyles, scale: float, *, on: bool) -> None:
+    style = styles[exchange_label(cost.cell)]
     point = _xy(cost, scale)
     drawn.plot(
         [point[0]],
         [point[1]],
-        hand.marker,
-        color=hand.colour,
+        style.marker,
+        color=style.colour,
         markersize=_ON if on else _OFF,
         zorder=3 if on else 2,
     )
@@ -121,11 +121,11 @@ def _locator(low: float, high: float) -> Locator:
     return LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
 
 
-def _legend(frontier: Frontier, hands: Hands) -> Sequence[Line2D]:
+def _legend(frontier: Frontier, styles: LineStyles) -> Sequence[Line2D]:
     """Every way of exchange in its colour, also if none of its cells is on the frontier."""
     labels = dict.fromkeys(exchange_label(cost.cell) for cost in frontier.costs)
     entries = [
-        Line2D([], [], color=hands[label].colour, marker=hands[label].marker, linestyle="", label=label)
+        Line2D([], [], color=styles[label].colour, marker=styles[label].marker, linestyle="", label=label)
         for label in labels
     ]
     entries.append(Line2D([], [], color=INK, linewidth=1, label="frontier"))

@@ -16,27 +16,27 @@ _SKIPS_SHOWN_UP_TO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hand:
+class LineStyle:
     """How one series is drawn."""
 
     colour: str
     marker: str
 
 
-Hands = dict[str, Hand]
+LineStyles = dict[str, LineStyle]
 """By the exchange of the series: the same on the whole page, over every network."""
 
 
-def hands(curves: Sequence[Curve]) -> Hands:
+def line_styles(curves: Sequence[Curve]) -> LineStyles:
     """A colour and a marker for each label; one device alone is drawn in ink."""
     labels = [
         label for label in dict.fromkeys(curve.key.exchange for curve in curves) if label != BASELINE_STRATEGY
     ]
     drawn = {
-        label: Hand(colour=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)])
+        label: LineStyle(colour=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)])
         for place, label in enumerate(labels)
     }
-    return {BASELINE_STRATEGY: Hand(colour=INK, marker="o")} | drawn
+    return {BASELINE_STRATEGY: LineStyle(colour=INK, marker="o")} | drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tables of the page, as texts, beside the headline that the command line shares."""
+"""The tables of sections, as texts. The headline is in `reports.analysis`: the command line prints it too."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
         figures(study.devices_word, lambda row: f"{row[1].gpus:,}", anchor="method-sizes"),
         figures("step time", lambda row: _value(row[1].figures.step_ns), anchor="method-step-time"),
         figures("interval", lambda row: metric(row[1].figures.step_ns).note, anchor="method-interval"),
-        figures("throughput", lambda row: _throughput(row[1].figures), anchor="method-throughput"),
+        figures("throughput", lambda row: _with_ends(row[1].figures.throughput), anchor="method-throughput"),
         figures("speed-up", lambda row: _times(speed_up(row[1])), anchor="method-scaling-speed-up"),
         figures("vs single device", lambda row: _efficiency(row[1].single), anchor="method-efficiency"),
         figures("vs own smallest", lambda row: _efficiency(row[1].own), anchor="method-efficiency"),
@@ -125,7 +125,7 @@ def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
         ),
         figures(
             "speed-up",
-            _speed_up,
+            lambda row: _with_ends(row.speed_up),
             anchor="method-speed-up",
             hint="step time of the dense exchange over this one: above 1 it is faster",
         ),
@@ -180,8 +180,10 @@ def _value(figure: Metric | None) -> str:
     return NOTHING if figure is None else metric(figure).value
 
 
-def _throughput(row: CellFigures) -> str:
-    text = metric(row.throughput)
+def _with_ends(figure: Metric | None) -> str:
+    if figure is None:
+        return NOTHING
+    text = metric(figure)
     return f"{text.value} ({text.ends})" if text.ends else text.value
 
 
@@ -219,13 +221,6 @@ def _rate(bytes_per_s: float | None) -> str:
     return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
 
 
-def _speed_up(row: ExchangeRow) -> str:
-    if row.speed_up is None:
-        return NOTHING
-    text = metric(row.speed_up)
-    return f"{text.value} ({text.ends})" if text.ends else text.value
-
-
 def _dense(row: ExchangeRow) -> str:
     return NOTHING if row.dense is None else exchange_label(row.dense.cell)
 
@@ -236,7 +231,3 @@ def _size(size_bytes: int | None) -> str:
 
 def _duration(ns: float | None) -> str:
     return NOTHING if ns is None else duration(ns)
-
-
-def _count(items: int | None) -> str:
-    return NOTHING if items is None else f"{items:,}"

@@ -17,7 +17,7 @@ from reports.analysis.study import StudyFigures
 from reports.page.bars import exposed_dots
 from reports.page.communication_curves import communication_curves
 from reports.page.communication_tables import operations_table, time_table, traffic_table
-from reports.page.groups import hands
+from reports.page.groups import line_styles
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.tables import CellWords
 from reports.page.works import cells_by_workload, works
@@ -80,7 +80,7 @@ def _drawn(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[
     groups = [
         (name, [cell for cell in some if cell.cell.id in by_cell]) for name, some in cells_by_workload(study)
     ]
-    curves = communication_curves(works(study), by_cell, hands(study.curves), study.devices_word)
+    curves = communication_curves(works(study), by_cell, line_styles(study.curves), study.devices_word)
     yield Drawings((*curves, *exposed_dots(groups, labels)))
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group, trained_samples
 from reports.analysis.study import StudyFigures
-from reports.page.groups import hands
+from reports.page.groups import line_styles
 from reports.page.loss_curves import loss_curves
 from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
 from reports.page.tables import CellWords
@@ -147,7 +147,7 @@ def _losses(study: StudyFigures) -> Iterator[Block]:
 
 def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Iterator[Block]:
     common = f"{title}, {devices(group.gpus, group.curves[0].figures.cell.device)}"
-    drawing = loss_curves(group, hands(study.curves), name=f"loss-{place}", common=common)
+    drawing = loss_curves(group, line_styles(study.curves), name=f"loss-{place}", common=common)
     yield Drawings((drawing,))
     yield Table(target_table(group), f"Time to a loss of {_loss(group.target)}: {common}")
 

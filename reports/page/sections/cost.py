@@ -19,7 +19,7 @@ from reports.analysis.cost import (
 from reports.analysis.study import StudyFigures
 from reports.page.cost_tables import cost_table, mfu_reasons, usd, work_table
 from reports.page.frontier import frontier_drawing
-from reports.page.groups import hands
+from reports.page.groups import line_styles
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.tables import CellWords
 from reports.text import count, duration, metric
@@ -80,9 +80,9 @@ def _costs(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[Block]:
         answer = _within(study, frontier)
         if answer:
             yield Paragraph(answer, "finding")
-    drawn = hands(study.curves)
+    styles = line_styles(study.curves)
     drawings = [
-        frontier_drawing(one, drawn, name=f"frontier-{place}", devices_word=study.devices_word)
+        frontier_drawing(one, styles, name=f"frontier-{place}", devices_word=study.devices_word)
         for place, one in enumerate(found)
         if len(one.costs) > 1
     ]

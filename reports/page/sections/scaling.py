@@ -10,7 +10,7 @@ from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.curves import efficiency, speed_up_drawing, throughput
-from reports.page.groups import Group, Hands, hands
+from reports.page.groups import Group, LineStyles, line_styles
 from reports.page.section import Block, Bullets, Drawings, Heading, Paragraph, Section, Table
 from reports.page.svg import Drawing
 from reports.page.works import works
@@ -34,20 +34,20 @@ def strong_section(study: StudyFigures) -> Section:
 
 
 def _section(study: StudyFigures, kind: Scaling) -> Section:
-    drawn = hands(study.curves)
+    styles = line_styles(study.curves)
     blocks: list[Block] = [Paragraph(_BARS.format(_ABOUT[kind]))]
     groups = [work for work in works(study) if work[1][0].key.kind == kind]
     for place, (title, curves) in enumerate(groups):
         group = Group(name=f"{kind}-{place}", title=title, curves=curves, devices_word=study.devices_word)
-        blocks += _part(study, group, drawn)
+        blocks += _part(study, group, styles)
     if not groups:
         blocks.append(Paragraph(f"No {kind} series has a figure.", "plain"))
     return Section(anchor=kind, title=f"{kind.capitalize()} scaling", blocks=tuple(blocks))
 
 
-def _part(study: StudyFigures, group: Group, drawn: Hands) -> Iterator[Block]:
+def _part(study: StudyFigures, group: Group, styles: LineStyles) -> Iterator[Block]:
     yield Heading(group.title)
-    yield Drawings((throughput(group, drawn), *_claims(group, drawn)))
+    yield Drawings((throughput(group, styles), *_claims(group, styles)))
     data = tables.scaling_table(study, group.curves)
     yield Table(data, f"Baselines: {'; '.join(_baselines(group.curves))}")
     reasons = tables.no_claim_reasons(group.curves)
@@ -55,12 +55,12 @@ def _part(study: StudyFigures, group: Group, drawn: Hands) -> Iterator[Block]:
         yield Bullets(tuple(f"No efficiency for {reason}." for reason in reasons), "plain")
 
 
-def _claims(group: Group, drawn: Hands) -> tuple[Drawing, ...]:
+def _claims(group: Group, styles: LineStyles) -> tuple[Drawing, ...]:
     """Speed-up and efficiency, where there is one that is not its own baseline."""
     claims = [point.efficiency for curve in group.curves for point in curve.points]
     if not any(claim.metric is not None and not claim.is_baseline for claim in claims):
         return ()
-    return speed_up_drawing(group, drawn), efficiency(group, drawn)
+    return speed_up_drawing(group, styles), efficiency(group, styles)
 
 
 def _baselines(curves: Sequence[Curve]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def _cell(study: StudyFigures) -> list[Shown[CellRow]]:
         words("optimizer", lambda row: row.cell.optimizer),
         figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
         figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
-        words("scaling", lambda row: row.scaling.replace(" ", ", "), anchor="method-scaling"),
+        words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ())), anchor="method-scaling"),
         words(
             "outcome", lambda row: outcome_words(row.outcome), hint="of the newest run, where none succeeded"
         ),

@@ -23,7 +23,7 @@ VERSION = 1
 Json = dict[str, Any]
 
 
-def document(studies: Sequence[StudyFigures]) -> str:
+def json_document(studies: Sequence[StudyFigures]) -> str:
     """The document as indented text; the same studies give the same bytes. What is unknown is null."""
     head: Json = {"schema": SCHEMA, "schema_version": VERSION, "writer": WRITER}
     # msgspec writes what JSON has no number for (infinity) as null.
