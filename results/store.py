@@ -104,7 +104,7 @@ class Study:
     def start_run(self, cell_id: str, run_id: str) -> None:
         """Make the run's folder, so that a run that leaves nothing else is still known to have begun."""
         try:
-            self.run_folder(cell_id, run_id).mkdir(exist_ok=True)
+            self.run_folder(cell_id, run_id).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot write in {self.cell_folder(cell_id)}: {error.strerror}") from error
 

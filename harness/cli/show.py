@@ -54,10 +54,16 @@ def _line(result: RunResult) -> str:
 
 
 def _last_words(study: Study, result: RunResult) -> list[str]:
-    """The end of what a failed run's ranks printed: the first rank that printed anything."""
+    """The end of what a failed run's ranks printed: the first rank that printed anything.
+
+    Of a run that never began it is the end of what the launch printed before its first run.
+    """
     logs = sorted(study.launch_folder(result.launch_id).glob("torchrun/*/attempt_0/*/stderr.log"))
     for log in logs:
-        _, _, after = log.read_text(errors="replace").partition(f"--- run {result.run_id}\n")
+        text = log.read_text(errors="replace")
+        _, began, after = text.partition(f"--- run {result.run_id}\n")
+        if not began and "--- run " not in text:
+            after = text
         lines = [line for line in after.split("--- run ")[0].splitlines() if line.strip()]
         if lines:
             return [f"rank {log.parent.name}, {log}:", *lines[-LAST_LINES:]]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from harness.console import Console
 from harness.launch.deadline import Deadline
-from harness.launch.ending import no_rendezvous
-from harness.launch.follow import LaunchState
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.preflight import require_room, warnings
 from harness.launch.starter import Starter
+from harness.launch.startup import log_end, machine_fault, no_rendezvous
 from harness.launch.supervise import Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.estimate import estimate
@@ -28,7 +27,9 @@ from results.plan import Plan
 from results.run import RunResult
 from results.store import Study, new_id
 
-LOG_LINES = 12
+NEVER_READY = 3
+"""Launches in a row in which no cell began, after which no more are started."""
+_NOT_STARTED = "the launches that are left were not started: mend that, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Campaign:
         self._console = console
         self._machine = Machine.here()
         self._deadline = deadline or Deadline(options.max_time_s, "--max-time was over")
+        self._never_ready = 0
+        """Launches in a row, up to now, in which no cell began."""
 
     def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
         """What the study's runs so far mean for the next ones of this plan."""
@@ -131,29 +134,45 @@ class Campaign:
             attempt, state = Supervisor(
                 self._study, launch, maker.context.checkout, maker.context.starter, watch
             ).run()
-            if not state.started:
-                if attempt.stopped_by is not None:
-                    break
+            if state.started:
+                self._never_ready = 0
+            elif self._starts_again(launch, attempt, retries):
                 retries -= 1
-                self._expect_another_try(launch, retries)
                 continue
-            self._take(launch, attempt, state, so_far)
-            rest = pending[len(state.started) :]
+            # Of a launch in which no cell began, the first slot has the outcome.
+            ended = state.started or [launch.slots[0].run_id]
+            self._take(launch, attempt, ended, so_far)
+            rest = pending[len(ended) :]
             pending = [cell for cell in rest if cell.id not in so_far.closed]
-            pace.done(len(state.started) + len(rest) - len(pending))
+            pace.done(len(ended) + len(rest) - len(pending))
         pace.launch_over()
 
-    def _expect_another_try(self, launch: Launch, retries: int) -> None:
-        """Go on only if the network is at fault, and there are retries left. Raises MachineError."""
-        folder = self._study.launch_folder(launch.launch_id)
-        reason = no_rendezvous(folder)
-        if reason is None or retries < 0:
-            raise MachineError(_did_not_start(folder))
-        self._console.warn(f"the workers did not meet ({reason}); they are started again")
+    def _starts_again(self, launch: Launch, attempt: Attempt, retries: int) -> bool:
+        """Whether a launch in which no cell began is tried again: the network may be better then.
 
-    def _take(self, launch: Launch, attempt: Attempt, state: LaunchState, so_far: Tally) -> None:
+        Raises MachineError if no other launch would fare better.
+        """
+        folder = self._study.launch_folder(launch.launch_id)
+        self._never_ready += 1
+        if attempt.stopped_by is None:
+            fault = machine_fault(folder, attempt.ranks)
+            if fault is not None:
+                raise MachineError(f"workers cannot start on this machine: {fault}; {_NOT_STARTED}")
+            unmet = no_rendezvous(folder, attempt.ranks)
+            if unmet is not None and retries > 0:
+                self._console.warn(f"the workers did not meet ({unmet}); they are started again")
+                return True
+        if self._never_ready >= NEVER_READY and not self._deadline.is_over:
+            said = log_end(folder)
+            raise MachineError(
+                f"{self._never_ready} launches in a row ended before their first cell began, the last one "
+                f"{'without a word' if said is None else f'with {said}'}; {_NOT_STARTED}"
+            )
+        return False
+
+    def _take(self, launch: Launch, attempt: Attempt, ended: Sequence[str], so_far: Tally) -> None:
         cells = {slot.run_id: slot.cell_id for slot in launch.slots}
-        for run_id in state.started:
+        for run_id in ended:
             result = self._study.result(cells[run_id], run_id, attempt)
             so_far.take(result)
             if result.outcome is Outcome.OK:
@@ -219,13 +238,3 @@ class LaunchMaker:
     def _threads(self, device: Device) -> int:
         given = self.context.starter.threads
         return given if given is not None and device == "cuda" else self.machine.threads(device)
-
-
-def _did_not_start(folder: Path) -> str:
-    """Why no worker came as far as its first cell, with the end of what they printed."""
-    logs = [*sorted(folder.glob("torchrun/*/attempt_0/0/stderr.log")), *sorted(folder.glob("*.log"))]
-    for log in logs:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
-            return f"the workers did not start; the end of {log}: {' | '.join(lines[-LOG_LINES:])}"
-    return f"the workers did not start, and left no word in {folder}"

@@ -23,11 +23,6 @@ _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
 """What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-_NO_RENDEZVOUS = re.compile(
-    r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
-    r"client socket has timed out[^\n]*|address already in use",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +78,6 @@ def tell_torchrun_killed(number: int) -> None:
     reads it.
     """
     print(f"torchrun was killed by {_signal_name(number)}", flush=True)
-
-
-def no_rendezvous(folder: Path) -> str | None:
-    """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
-    for log in sorted(folder.glob("*.log")):
-        match = _NO_RENDEZVOUS.search(log.read_text(encoding="utf-8", errors="replace"))
-        if match is not None:
-            return match[0]
-    return None
 
 
 def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:

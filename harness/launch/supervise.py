@@ -21,6 +21,7 @@ from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
+from harness.launch.startup import startup_outcome
 from harness.worker.watchdog import MARGIN_S
 from results.launch import Attempt, Launch
 from results.outcome import Outcome
@@ -104,6 +105,7 @@ class Supervisor:
                     _end(process)
                     attempt = self._attempt(command, started_at, began, process.returncode, stopped)
                     self._study.add_attempt(attempt)
+                    self._show_first_slot()
         if interrupted:
             assert stopped is not None
             raise Interrupted(stopped)
@@ -197,8 +199,13 @@ class Supervisor:
             recorded=self._recorded(),
             out_of_memory_kills=kills,
         )
-        unfinished = [run for run in self._state.started if not self._complete(run)]
-        outcome, reason = inferred_outcome(exits, stopped, signs)
+        if self._state.started:
+            unfinished = [run for run in self._state.started if not self._complete(run)]
+            outcome, reason = inferred_outcome(exits, stopped, signs)
+        else:
+            # The first slot tells what happened; the cells of the others are to do as before.
+            unfinished = [self._launch.slots[0].run_id]
+            outcome, reason = startup_outcome(self._folder, exits, stopped, signs)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,
@@ -213,6 +220,12 @@ class Supervisor:
             out_of_memory_kills=kills,
             startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
         )
+
+    def _show_first_slot(self) -> None:
+        """Give the first slot's run its folder if no run began: results are listed by folder."""
+        if not self._state.started:
+            first = self._launch.slots[0]
+            self._study.start_run(first.cell_id, first.run_id)
 
     def _logs(self) -> list[Path]:
         """What the process that was started, and agents, have printed."""

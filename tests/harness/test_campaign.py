@@ -8,6 +8,7 @@ import pytest
 
 from harness.code import checkout, code_version
 from harness.console import Console
+from harness.launch import supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
 from harness.matrix import Matrix
@@ -31,23 +32,82 @@ class Shell(LocalStarter):
         return ("bash", "-c", self._script)
 
 
-@pytest.mark.parametrize(("said", "starts"), [("RendezvousTimeoutError", 3), ("ModuleNotFoundError", 1)])
-def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_others_are_not(
-    tmp_path: Path, said: str, starts: int
-) -> None:
-    options = StudyFile(
-        workload="mlp", gpus=1, strategy="single", repeats=1, device="cpu", out=str(tmp_path / "s")
-    )
-    study = Study(tmp_path / "s")
+FAILURE = """
+  rank      : 1 (local_rank: 1)
+  exitcode  : -{number} (pid: 7)
+  error_file: <N/A>
+"""
+"""What torchrun 2.13 reports of a rank that a signal ended."""
+
+
+def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> Study:
+    """The study of a campaign in which every launch is this script, up to its MachineError."""
+    given = StudyFile(
+        workload="mlp", gpus=2, strategy="ddp", batch_size=batches, repeats=1, device="cpu",
+        oversubscribe=True, out=str(folder / "s"),
+    )  # fmt: skip
+    study = Study(folder / "s")
     with study_lock(study.root) as lock:
-        plan = Matrix(options, study_file=None)._kept_plan(study)
-        campaign = Campaign(study, plan, RunOptions(retries=2), Console())
-        context = CampaignContext(
-            starter=Shell(f"echo {said}; exit 1"), checkout=checkout(), code=code_version(), lock=lock
-        )
-        with pytest.raises(MachineError, match=f"the workers did not start; the end of .*: {said}"):
-            campaign.run(context)
+        plan = Matrix(given, study_file=None)._kept_plan(study)
+        campaign = Campaign(study, plan, options, Console())
+        context = CampaignContext(starter=Shell(script), checkout=checkout(), code=code_version(), lock=lock)
+        campaign.run(context)
+    return study
+
+
+@pytest.mark.parametrize(
+    ("said", "starts", "outcome", "words"),
+    [
+        (
+            "RendezvousTimeoutError",
+            3,
+            Outcome.MISSING_RANKS,
+            r"3 launches in a row ended before their first cell began, the last one with .*: Rendezvous",
+        ),
+        (
+            "ModuleNotFoundError: No module named 'torch'",
+            1,
+            Outcome.CANCELLED,
+            "workers cannot start on this machine: ModuleNotFoundError: No module named 'torch'; the launch",
+        ),
+    ],
+)
+def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_others_are_not(
+    tmp_path: Path, said: str, starts: int, outcome: Outcome, words: str
+) -> None:
+    with pytest.raises(MachineError, match=words):
+        _run(tmp_path, f'echo "{said}"; exit 1', RunOptions(retries=2))
+    study = Study(tmp_path / "s")
     assert len(study.launches()) == len(list(study.root.glob("launches/*/attempt.json"))) == starts
+    results = study.results()
+    assert [result.outcome for result in results] == [outcome] * starts
+    assert all(result.outcome.runs_again and said in str(result.reason) for result in results)
+
+
+@pytest.mark.parametrize(("kills", "outcome"), [(0, Outcome.CRASHED), (1, Outcome.OUT_OF_MEMORY)])
+def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_campaign_at_the_third(
+    kills: int, outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five cells in one launch: whoever is first of it when rank 1 is killed has that outcome."""
+    counts = iter([0, kills] * 3)
+    monkeypatch.setattr(supervise, "out_of_memory_kills", lambda: next(counts))
+    with pytest.raises(MachineError, match="3 launches in a row ended before their first cell began"):
+        _run(
+            tmp_path,
+            # Rank 0 loses the connection to the killed rank.
+            f"echo '{FAILURE.format(number=9)}'; echo DistNetworkError; exit 1",
+            RunOptions(prune=False),
+            "4,8,16,32,64",
+        )
+    study = Study(tmp_path / "s")
+    first, second, third = sorted(study.launches(), key=lambda launch: -len(launch.slots))
+    assert [len(launch.slots) for launch in (first, second, third)] == [5, 4, 3]
+    found = {result.run_id: result for result in study.results()}
+    assert found.keys() == {launch.slots[0].run_id for launch in (first, second, third)}
+    for result in found.values():
+        assert result.outcome is outcome
+        assert str(result.reason).startswith("before any cell began: rank 1 was killed by SIGKILL")
+    assert study.attempts()[first.slots[0].run_id].outcomes == {first.slots[0].run_id: outcome}
 
 
 MODEL = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -112,6 +113,46 @@ def test_a_killed_bench_leaves_its_workers_to_finish_the_cell_and_the_study_lock
     scene.bench.wait_for_processes()
     assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.OK)]
     scene.finish()
+
+
+STARTUP = """
+import os, pathlib, signal, time
+
+HERE = pathlib.Path(__file__).parent
+LEFT = HERE / "startup"
+if os.environ.get("RANK") == "1" and LEFT.exists():
+    first, _, rest = LEFT.read_text().partition(" ")
+    LEFT.write_text(rest)
+    if first == "hang":
+        (HERE / "reached").write_text(str(os.getpid()))
+        time.sleep(3600)
+    if first:
+        os.kill(os.getpid(), getattr(signal, first))
+"""
+"""What rank 1 does as soon as its Python starts: the next word of the file `startup`."""
+
+
+def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goes_on(scene: Scene) -> None:
+    folder = scene.bench.folder
+    (folder / "sitecustomize.py").write_text(STARTUP)
+    (folder / "startup").write_text("SIGSEGV hang")
+    batches = ("--batch-size", "4,8,16")
+    done = scene.bench.run(*scene.call(), *batches, "--hang-after", "10s", PYTHONPATH=str(folder))
+    assert done.code == 1
+    assert [outcome for _, outcome in scene.outcomes()].count(Outcome.OK) == 1
+    runs = sorted(scene.bench.results(), key=lambda run: run.run_id)
+    assert [run.outcome for run in runs] == [Outcome.CRASHED, Outcome.HUNG, Outcome.OK]
+    reasons = [str(run.reason) for run in runs]
+    assert reasons[0] == "before any cell began: rank 1 was killed by SIGSEGV"
+    assert re.match(
+        r"before any cell began: no rank said anything for \d+ s; rank 1 was heard of longest ago", reasons[1]
+    )
+    status = scene.bench("status", "study")
+    shown = scene.bench("show", "study", runs[1].cell_id)
+    assert all(reason in status.stdout for reason in reasons[:2])
+    assert reasons[1] in shown.stdout
+    again = scene.bench.matrix(*scene.call(), *batches, "--rerun", "failed", "--dry-run")
+    assert "2 of 3 runs to do" in again.stdout
 
 
 @pytest.fixture

@@ -1,0 +1,84 @@
+"""How a launch ended before its first cell began, and whether another launch would fare better."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.launch.ending import Signs, Stopped, exit_words, inferred_outcome
+from results.launch import RankExit
+from results.outcome import Outcome
+
+_NO_RENDEZVOUS = re.compile(
+    r"RendezvousTimeoutError|RendezvousConnectionError|DistNetworkError.*|EADDRINUSE|"
+    r"client socket has timed out[^\n]*|address already in use",
+    re.IGNORECASE,
+)
+_MACHINE = re.compile(
+    r"^.*(?:ModuleNotFoundError|No module named|MachineError: |No space left on device|"
+    r"Disk quota exceeded).*$",
+    re.MULTILINE,
+)
+"""What no other launch on this machine would end without."""
+
+
+def startup_outcome(
+    folder: Path, exits: Sequence[RankExit], stopped: Stopped | None, signs: Signs
+) -> tuple[Outcome, str]:
+    """The outcome of a launch that ended before its first cell began, and its reason."""
+    outcome, reason = inferred_outcome(exits, stopped, signs)
+    if stopped is None:
+        fault, unmet = machine_fault(folder, exits), no_rendezvous(folder, exits)
+        if fault is not None:
+            # Not the cell's fault: it is run again when the machine is mended.
+            outcome, reason = Outcome.CANCELLED, f"the machine is the cause: {fault}"
+        elif unmet is not None:
+            outcome, reason = Outcome.MISSING_RANKS, f"the workers did not meet ({unmet})"
+        elif outcome is Outcome.UNKNOWN and signs.exit_code is not None and signs.exit_code >= 0:
+            outcome, reason = Outcome.CRASHED, _launcher_failed(folder, signs.exit_code)
+    return outcome, f"before any cell began: {reason}"
+
+
+def machine_fault(folder: Path, exits: Sequence[RankExit]) -> str | None:
+    """Why no launch can start on this machine, in the words of a log; None if that is not certain."""
+    return None if _killed(exits) else _first(_MACHINE, folder)
+
+
+def no_rendezvous(folder: Path, exits: Sequence[RankExit]) -> str | None:
+    """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
+    # The others lose a rank that was killed, and say so in the same words.
+    return None if _killed(exits) else _first(_NO_RENDEZVOUS, folder)
+
+
+def log_end(folder: Path) -> str | None:
+    """The last line that a launch has printed, with its file; None if it has printed nothing."""
+    for log in _logs(folder):
+        lines = [line.strip() for line in _text(log).splitlines() if line.strip()]
+        if lines:
+            return f"{log}: {lines[-1]}"
+    return None
+
+
+def _launcher_failed(folder: Path, exit_code: int) -> str:
+    said = log_end(folder)
+    return f"its launcher {exit_words(exit_code)}, " + ("without a word" if said is None else f"see {said}")
+
+
+def _killed(exits: Sequence[RankExit]) -> bool:
+    return any(rank.signal not in (None, "SIGTERM") for rank in exits)
+
+
+def _first(words: re.Pattern[str], folder: Path) -> str | None:
+    found = (words.search(_text(log)) for log in _logs(folder))
+    return next((match[0].strip() for match in found if match is not None), None)
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    """What the ranks have printed, and then torchruns and agents."""
+    yield from sorted(folder.glob("torchrun/*/attempt_0/*/stderr.log"))
+    yield from sorted(folder.glob("*.log"))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
