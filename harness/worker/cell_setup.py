@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,12 +9,12 @@ import torch
 
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.rank import Rank
+from harness.worker.sampler import Draws, Sampler
 from harness.worker.seeds import seed_torch
 from results.cell import Cell
 from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.catalog import group_layout
-from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import DATASETS, WORKLOADS
@@ -52,22 +51,22 @@ class CellSetup:
         if self.cell.dataset_hash is not None:
             _require_same(dataset.text, self.cell.dataset_hash, file_hash(folder / str(dataset.positional)))
 
-    def batches(self, workload: Workload, replica: int) -> Iterator[Batch]:
+    def batches(self, workload: Workload, replica: int) -> Draws:
         """One replica's micro-batches from the first on."""
         form = torch.channels_last if self.cell.memory_format == "channels_last" else torch.contiguous_format
-        return open_batches(
-            DataRequest(
-                workload=workload,
-                dataset=self.cell.dataset,
-                micro_batch=self.cell.micro_batch,
-                replica=replica,
-                replicas=self.cell.replicas,
-                seed=self.cell.seed,
-                device=self.device,
-                memory_format=form,
-                source_folder=self.source_folder,
-            )
+        request = DataRequest(
+            workload=workload,
+            dataset=self.cell.dataset,
+            micro_batch=self.cell.micro_batch,
+            replica=replica,
+            replicas=self.cell.replicas,
+            seed=self.cell.seed,
+            device=self.device,
+            memory_format=form,
+            source_folder=self.source_folder,
         )
+        sampler = Sampler(self.cell, workload, self.device, self.source_folder)
+        return Draws(open_batches(request), sampler)
 
     @property
     def _node_size(self) -> int:

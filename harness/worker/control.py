@@ -24,6 +24,13 @@ class Control:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor.tolist()]
 
+    def of_all(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of every rank, in the order of ranks."""
+        own = torch.tensor(values, dtype=torch.float64, device=self._device)
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, own)
+        return [[float(value) for value in row.tolist()] for row in every]
+
     def agree(self, value: float) -> bool:
         """Whether all ranks have the same value."""
         largest, negated = self.largest([value, -value])

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 import torch
@@ -50,6 +50,7 @@ from harness.worker.findings import (
     compare_surroundings,
     compare_update,
 )
+from harness.worker.fingerprints import compare_prints, expected_random_print, random_print
 from harness.worker.measure import DivergedError
 from harness.worker.own_code import own_code_cause
 from harness.worker.partners import Partners
@@ -65,6 +66,7 @@ from harness.worker.reference import (
     replay_update,
     simulate_step,
 )
+from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
 from harness.worker.verdict import verdict, weaker
 from results.cell import Cell
@@ -107,7 +109,7 @@ def take_first_steps(
 def prove(
     setup: CellSetup,
     trainer: Trainer,
-    batches: Iterator[Batch],
+    batches: Draws,
     control: Control,
     beat: Beat = lambda: None,
     first: FirstStep | None = None,
@@ -145,9 +147,7 @@ class _Recomputed:
 class _Examination:
     """The first steps of a cell under examination, on this rank."""
 
-    def __init__(
-        self, setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], control: Control
-    ) -> None:
+    def __init__(self, setup: CellSetup, trainer: Trainer, batches: Draws, control: Control) -> None:
         self._setup = setup
         self._checked = sum(first_steps(trainer.model))
         self._trainer = trainer
@@ -157,6 +157,8 @@ class _Examination:
         self._promise = STRATEGIES.facts(setup.cell.strategy).promise
         self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
         self._findings: list[Finding] = []
+        self._given: list[Finding] = []
+        """Of what steps began with: batches, and random state."""
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
         self._first = FirstStep()
@@ -184,13 +186,14 @@ class _Examination:
             first.is_over()
             beat()
         agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
-        if obstacle is not None:
+        wrong_start = [finding for finding in self._given if not finding.passed]
+        different = wrong_start or any(not finding.passed for finding in self._findings)
+        failed, stale = self._control.largest([float(bool(different or self._stale)), float(self._stale)])
+        if obstacle is not None and not failed:
             return weaker(self._setup.cell, agreed, obstacle)
-        different = any(not finding.passed for finding in self._findings)
-        failed, stale = self._control.largest([float(different or self._stale), float(self._stale)])
         proof = verdict(
             self._setup.cell,
-            self._findings,
+            [*wrong_start, *self._findings],
             agreed=agreed,
             failed=bool(failed),
             stale=bool(stale),
@@ -304,11 +307,28 @@ class _Examination:
 
     def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
+        accumulation = self._setup.cell.accumulation
+        begins_with = random_print(self._setup.device)
         with self._setup.memory.kept(), self._first.part():
-            loss = self._trainer.compute_gradients(self._batches)
+            batches = list(islice(self._batches, accumulation))
+        self._compare_start(step, begins_with, batches)
+        used = iter(batches)
+        with self._setup.memory.kept(), self._first.part():
+            loss = self._trainer.compute_gradients(used)
+        self._given.append(all_used(accumulation, left=len(list(used))))
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
         return {name: value.cpu() for name, value in self._dense_gradients() if kept}
+
+    def _compare_start(self, step: int, random_state: float, batches: Sequence[Batch]) -> None:
+        """The micro-batches of a step and the random state that it begins with, on all ranks."""
+        setup, groups = self._setup, self._setup.groups
+        replica = groups.replica(torch.distributed.get_rank())
+        expected = self._batches.sampler.prints(replica, step * setup.cell.accumulation, len(batches))
+        prints = [batch_print(batch) for batch in batches]
+        self._given.append(compare_prints("micro-batches", prints, expected, self._control, groups))
+        state = expected_random_print(setup.cell.seed, step, replica, setup.device)
+        self._given.append(compare_prints("random state", [random_state], [state], self._control, groups))
 
     def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
         scale = self._trainer.scaler.get_scale()
@@ -349,6 +369,16 @@ class _Examination:
         none = [0.0] * self._setup.cell.replicas
         expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
         return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
+
+
+def all_used(micro_batches: int, *, left: int) -> Finding:
+    """Of the micro-batches that a step was given, `left` were not asked for."""
+    return Finding(
+        passed=not left,
+        what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
+        difference=float(left),
+        bound=0.0,
+    )
 
 
 def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) -> Reference:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exactness import sizes_matter, summed_terms
+from harness.worker.plain_optimizer import plain_optimizer
+from harness.worker.sampler import Sampler
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
-from strategies.training.optimizer import build_optimizer
 from strategies.training.parallel import Batch, OptimizerState
 from strategies.training.precision import autocast
 from strategies.training.trainer import Trainer
@@ -117,7 +117,8 @@ def _replica_step(
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = setup.cell
     workload = _reference_model(setup, start)
-    batches = itertools.islice(setup.batches(workload, replica), step * cell.accumulation, None)
+    sampler = Sampler(cell, workload, setup.device, setup.source_folder)
+    batches = sampler.batches(replica, step * cell.accumulation, cell.accumulation)
     seed_step(cell.seed, step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     gradients: dict[str, Tensor] = {}
@@ -138,7 +139,7 @@ def _replica_step(
 def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
     """What goes through forward and backward at once, one after another."""
     pieces = STRATEGIES.facts(cell.strategy).microbatches
-    for inputs, targets in itertools.islice(batches, cell.accumulation):
+    for inputs, targets in batches:
         yield from zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
 
 
@@ -185,7 +186,7 @@ def replay_update(
     """A plain optimizer step from `start` by `gradients`, with that history, none of which it changes."""
     workload = _reference_model(setup, start)
     parameters = dict(workload.module.named_parameters())
-    optimizer = build_optimizer(setup.cell.optimizer, parameters.values())
+    optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())
     for name, state in history.items():
         optimizer.state[parameters[name]] = {
             key: _own(key, value, setup.device) for key, value in state.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import first_steps, prove, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
+from harness.worker.sampler import Draws
 from harness.worker.scalars import live_scalars
 from harness.worker.seeds import seed_step
 from harness.worker.teardown import free_memory
@@ -43,7 +43,6 @@ from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
 from strategies.catalog import STRATEGIES
-from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
@@ -136,7 +135,7 @@ class Run:
         self._add_losses_to_a_weaker_proof()
         self._trace(trainer, batches)
 
-    def _train(self, setup: CellSetup) -> tuple[Trainer, Iterator[Batch], Stopwatch]:
+    def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:
         """Build the cell, prove it, and measure its steps."""
         around = self._around
         began = time.perf_counter_ns()
@@ -171,7 +170,7 @@ class Run:
             return None
         return around.study.scalars_folder(around.launch.launch_id, around.rank.rank, self._cell.id)
 
-    def _trace(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def _trace(self, trainer: Trainer, batches: Draws) -> None:
         """Further steps under the profiler; last of all, so that nothing measured comes after them."""
         around = self._around
         if not any(rank < around.rank.gpus for rank in around.launch.trace):
@@ -213,7 +212,7 @@ class Run:
             self._absent["kernels"] = "the profiler saw no kernel"
         return kernels
 
-    def _prove(self, setup: CellSetup, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def _prove(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
         around = self._around
         first = FirstStep(around.control.synchronize)
         if self._slot.proved_by is not None:

@@ -17,13 +17,18 @@ from harness.worker import proof, reference
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exchange import ExchangeGroup
 from strategies.ddp.model import DdpModel
+from strategies.optimizers.adamw import AdamW
+from strategies.optimizers.sgd import Sgd
+from strategies.training import optimizer
 from strategies.training.parallel import GradientTask, ParallelModel
 from strategies.training.trainer import Trainer
+from workloads import data
 
 Proofs = Callable[..., list[dict[str, Any]]]
 Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+DIGITS: Fields = MLP | {"dataset": "digits"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
@@ -213,7 +218,7 @@ def _dropout_drawn_from_a_seed_of_the_trainers_own(rank: int, size: int) -> Abst
 
 @contextmanager
 def _seeded_alike(rank: int, size: int) -> Iterator[None]:
-    """All replicas draw the same dropout by the worker's will: a choice of seeds, no error of training."""
+    """All replicas draw the same dropout, in the simulation too."""
     original = reference.seed_step
 
     def alike(seed: int, step: int, replica: int) -> None:
@@ -221,6 +226,75 @@ def _seeded_alike(rank: int, size: int) -> Iterator[None]:
 
     with patch.object(proof, "seed_step", alike), patch.object(reference, "seed_step", alike):
         yield
+
+
+def _one_sampler_for_all(rank: int, size: int) -> AbstractContextManager[object]:
+    """All replicas get the same data, in whatever the worker opens."""
+    original = CellSetup.batches
+
+    def wrong(self: CellSetup, workload: Any, replica: int) -> Any:
+        return original(self, workload, 0)
+
+    return patch.object(CellSetup, "batches", wrong)
+
+
+def _seed_of_data_without_replica(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(data, "_seed", lambda seed, replica: seed)
+
+
+def _epochs_not_dealt_to_replicas(rank: int, size: int) -> AbstractContextManager[object]:
+    original = data.DistributedSampler
+
+    def wrong(dataset: Any, *, rank: int, **named: Any) -> Any:
+        return original(dataset, rank=0, **named)
+
+    return patch.object(data, "DistributedSampler", wrong)
+
+
+def _data_in_the_order_of_the_file(rank: int, size: int) -> AbstractContextManager[object]:
+    original = data.DistributedSampler
+
+    def wrong(dataset: Any, **named: Any) -> Any:
+        return original(dataset, shuffle=False, **named)
+
+    return patch.object(data, "DistributedSampler", wrong)
+
+
+def _a_batch_left_out(rank: int, size: int) -> AbstractContextManager[object]:
+    """The last rank drops its first micro-batch and goes on with the second."""
+    original = CellSetup.batches
+
+    def wrong(self: CellSetup, workload: Any, replica: int) -> Any:
+        draws = original(self, workload, replica)
+        if rank == size - 1:
+            next(draws._batches)
+        return draws
+
+    return patch.object(CellSetup, "batches", wrong)
+
+
+class OneAhead(torch.optim.AdamW):
+    """AdamW that corrects the bias of its moments as if one step more had been made."""
+
+    def _init_group(self, group: Any, *arguments: Any) -> Any:
+        for parameter in group["params"]:
+            if parameter.grad is not None and not self.state[parameter]:
+                moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter].update(moments, step=torch.tensor(1.0))
+        return super()._init_group(group, *arguments)
+
+
+def _bias_correction_off_by_one(rank: int, size: int) -> AbstractContextManager[object]:
+    """Adam's bias correction is one step ahead wherever bench builds the optimizer."""
+    return patch.object(optimizer, "load", lambda place: OneAhead)
+
+
+def _decay_ignored(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(AdamW, "arguments", property(lambda self: {"lr": self.spec.number("lr")}))
+
+
+def _other_momentum_by_default(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(Sgd, "arguments", property(lambda self: {"lr": self.spec.number("lr")}))
 
 
 GRADIENT = "gradient of .* differs from the serial simulation"
@@ -259,7 +333,16 @@ REPLICAS = "replicas differ after the update"
         (_momentum_off_in_its_last_bit, [2, 3], MLP, STATE),
         (_momentum_lost, [2], MLP | {"precision": "bf16"}, STATE),
         (_state_forgotten, [3], GPT, STATE),
-        (_same_data_on_all_ranks, [3], MLP, GRADIENT),
+        (_same_data_on_all_ranks, [3], MLP, "replicas 0 and 1 have the same micro-batches"),
+        (_one_sampler_for_all, [2, 3], MLP, "replicas 0 and 1 have the same micro-batches"),
+        (_seed_of_data_without_replica, [2], MLP, "replicas 0 and 1 have the same micro-batches"),
+        (_epochs_not_dealt_to_replicas, [2], DIGITS, "replicas 0 and 1 have the same micro-batches"),
+        (_data_in_the_order_of_the_file, [2], DIGITS, "micro-batches of 2 of 2 ranks"),
+        (_a_batch_left_out, [2], MLP, r"micro-batches of 1 of 2 ranks \(rank 1\)"),
+        (_seeded_alike, [2], MLP, "replicas 0 and 1 have the same random state"),
+        (_bias_correction_off_by_one, [2], GPT, UPDATE),
+        (_decay_ignored, [2], GPT | {"optimizer": "adamw:lr=0.001:weight_decay=0.1"}, UPDATE),
+        (_other_momentum_by_default, [2], MLP, f"{UPDATE}|{STATE}"),
         (_dropout_drawn_from_a_seed_of_the_trainers_own, [2], MLP, GRADIENT),
     ],
 )
@@ -277,9 +360,3 @@ def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: P
     found = proofs(2, MLP, broken=_last_bit_off)[0]
     assert not found["passed"]
     assert re.search(GRADIENT, found["detail"])
-
-
-def test_replicas_that_draw_the_same_dropout_train_rightly_if_the_worker_seeds_them_so(
-    proofs: Proofs,
-) -> None:
-    assert proofs(2, MLP, broken=_seeded_alike)[0]["passed"]

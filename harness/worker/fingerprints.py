@@ -1,0 +1,71 @@
+"""What every rank starts a step with, its samples and its random state, against what its replica must have.
+
+Fingerprints of all ranks are compared with those that independent code makes: of the samples `sampler`, of
+the random state this module. Neither asks the worker which replica it takes this rank for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from harness.worker.agreement import hash_number
+from harness.worker.control import Control
+from harness.worker.findings import Finding
+from results.groups import GroupLayout
+
+
+def random_print(device: torch.device) -> float:
+    """Of the generators that a model may draw from as they are now: torch's (`device`'s as well), numpy's and
+    Python's."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return _states_print(states, random.getstate(), np.random.get_state(legacy=False))
+
+
+def expected_random_print(seed: int, step: int, replica: int, device: torch.device) -> float:
+    """Of the state that a replica begins a step with, from new generators."""
+    digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
+    torch_seed = int(digest.hex()[:14], 16)
+    states = [torch.Generator().manual_seed(torch_seed).get_state()]
+    if device.type == "cuda":
+        states.append(torch.Generator(device).manual_seed(torch_seed).get_state())
+    numbers = np.random.RandomState(int(digest.hex()[:8], 16)).get_state(legacy=False)
+    return _states_print(states, random.Random(digest).getstate(), numbers)
+
+
+def _states_print(states: Sequence[torch.Tensor], python: object, numbers: object) -> float:
+    text = f"{python}{numbers}".encode()
+    others = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return hash_number((str(index), state) for index, state in enumerate([*states, others]))
+
+
+def compare_prints(
+    what: str, own: Sequence[float], expected: Sequence[float], control: Control, groups: GroupLayout
+) -> Finding:
+    """The fingerprints of all ranks against what they must be; collective, the same answer on all ranks."""
+    found = control.of_all([*own, float(list(own) != list(expected))])
+    prints, wrong = [row[:-1] for row in found], [rank for rank, row in enumerate(found) if row[-1]]
+    return Finding(
+        passed=not wrong,
+        what=_difference(what, prints, wrong, groups),
+        difference=float(len(wrong)),
+        bound=0.0,
+    )
+
+
+def _difference(
+    what: str, prints: Sequence[Sequence[float]], wrong: Sequence[int], groups: GroupLayout
+) -> str:
+    for rank in wrong:
+        for other, fingerprint in enumerate(prints):
+            if fingerprint == prints[rank] and groups.replica(other) != groups.replica(rank):
+                first, second = sorted((groups.replica(other), groups.replica(rank)))
+                return f"replicas {first} and {second} have the same {what}, and each must have its own"
+    ranks = ", ".join(str(rank) for rank in wrong[:3])
+    return f"{what} of {len(wrong)} of {len(prints)} ranks (rank {ranks}) are not those of their replica"

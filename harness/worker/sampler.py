@@ -1,0 +1,114 @@
+"""Which samples a replica must be given, by code that shares nothing with what gives them (`workloads.data`).
+
+The simulation of a step draws from here, so that a defect there, or in who asks it for which replica, is on
+one side alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from harness.worker.agreement import hash_number
+from results.cell import Cell
+from results.errors import UsageError
+from strategies.training.parallel import Batch
+from workloads.catalog import DATASETS
+from workloads.datasets import Images, Windows, digits, text
+from workloads.workload import ImageInput, TokenInput, Workload
+
+SYNTHETIC_BATCHES = 4
+"""Drawn one after another from a replica's generator, and then given in turn for ever."""
+
+
+class Draws(Iterator[Batch]):
+    """A replica's micro-batches, counted as they are drawn, with the sampler that knows what each must be."""
+
+    def __init__(self, batches: Iterator[Batch], sampler: Sampler) -> None:
+        self._batches = batches
+        self.sampler = sampler
+        self.drawn = 0
+        """Micro-batches so far."""
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        self.drawn += 1
+        return batch
+
+
+class Sampler:
+    """Any micro-batch of any replica of a cell, by its number."""
+
+    def __init__(
+        self, cell: Cell, workload: Workload, device: torch.device, source_folder: Path | None
+    ) -> None:
+        """`source_folder` is what the path of a user's text is relative to; None: the working folder."""
+        self._cell, self._workload, self._device = cell, workload, device
+        self._spec = DATASETS.parse(cell.dataset)
+        self._folder = source_folder or Path.cwd()
+        self._prints: dict[int, list[float]] = {}
+        """Of synthetic micro-batches, by replica."""
+
+    def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
+        """`count` micro-batches of a replica from number `first`, counted from 0, on the device."""
+        pool = self._pool(replica) if self._spec.name == "synthetic" else []
+        for number in range(first, first + count):
+            yield self._placed(pool[number % len(pool)] if pool else self._dealt(replica, number))
+
+    def prints(self, replica: int, first: int, count: int) -> list[float]:
+        """A fingerprint of each of the same micro-batches."""
+        if self._spec.name != "synthetic":
+            return [batch_print(batch) for batch in self.batches(replica, first, count)]
+        if replica not in self._prints:
+            pool = self.batches(replica, 0, SYNTHETIC_BATCHES)
+            self._prints[replica] = [batch_print(batch) for batch in pool]
+        known = self._prints[replica]
+        return [known[number % len(known)] for number in range(first, first + count)]
+
+    def _pool(self, replica: int) -> list[Batch]:
+        seed = int(hashlib.sha256(f"{self._cell.seed}/{replica}".encode()).hexdigest()[:8], 16)
+        generator = torch.Generator().manual_seed(seed)
+        return [self._workload.synthetic(generator, self._cell.micro_batch) for _ in range(SYNTHETIC_BATCHES)]
+
+    def _dealt(self, replica: int, number: int) -> Batch:
+        """Each epoch is a permutation, drawn from seed and epoch, that is dealt sample by sample to the
+        replicas; what does not fill a micro-batch of each is left out."""
+        cell = self._cell
+        samples = _samples(cell.dataset, cell.dataset_hash, self._input, self._folder)
+        share = len(samples) // cell.replicas
+        epoch, place = divmod(number, share // cell.micro_batch)
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(cell.seed + epoch))
+        own = order[replica : share * cell.replicas : cell.replicas]
+        return samples.__getitems__(own[place * cell.micro_batch :][: cell.micro_batch].tolist())
+
+    @property
+    def _input(self) -> ImageInput | TokenInput:
+        if self._workload.input is None:
+            raise UsageError(f"dataset {self._cell.dataset} needs a workload that takes images or tokens")
+        return self._workload.input
+
+    def _placed(self, batch: Batch) -> Batch:
+        inputs, targets = (part.to(self._device) for part in batch)
+        if inputs.dim() == 4 and self._cell.memory_format == "channels_last":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs, targets
+
+
+def batch_print(batch: Batch) -> float:
+    """A fingerprint of inputs and targets, bit for bit."""
+    return hash_number(zip(("inputs", "targets"), batch, strict=True))
+
+
+@lru_cache(maxsize=1)
+def _samples(
+    dataset: str, content: str | None, takes: ImageInput | TokenInput, folder: Path
+) -> Images | Windows:
+    """A data set, read once; `content` is the hash of a user's file."""
+    spec = DATASETS.parse(dataset)
+    if isinstance(takes, ImageInput):
+        return digits(takes)
+    return text(takes, path=None if spec.positional == "stdlib" else folder / str(spec.positional))
