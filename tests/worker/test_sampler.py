@@ -35,7 +35,14 @@ CPU = torch.device("cpu")
 )
 def test_any_batch_by_its_number_is_the_one_that_is_drawn(fields: dict[str, Any], batches: int) -> None:
     cell = Cell(
-        strategy="ddp", gpus=3, micro_batch=64, device="cpu", backend="gloo", optimizer="sgd", seed=5, **fields
+        strategy="ddp",
+        gpus=3,
+        micro_batch=64,
+        device="cpu",
+        backend="gloo",
+        optimizer="sgd",
+        seed=5,
+        **fields,
     )
     rank = Rank(rank=0, local_rank=0, node_rank=0, gpus=3, local_gpus=3)
     setup = CellSetup(cell=cell, rank=rank, device=CPU, source_folder=None)
@@ -55,7 +62,9 @@ def test_the_random_state_of_a_step_is_that_of_new_generators() -> None:
     assert random_print(CPU) == expected_random_print(3, 7, 1, CPU)
     torch.rand(1)
     assert random_print(CPU) != expected_random_print(3, 7, 1, CPU)
-    assert len({expected_random_print(3, step, replica, CPU) for step in range(3) for replica in range(3)}) == 9
+    assert (
+        len({expected_random_print(3, step, replica, CPU) for step in range(3) for replica in range(3)}) == 9
+    )
 
 
 @pytest.mark.parametrize("facts", OPTIMIZERS.all_facts, ids=lambda facts: facts.name)
