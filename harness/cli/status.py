@@ -23,6 +23,7 @@ from results.store import Study
 
 WATCH_S = 10.0
 CELL_HEADS = ("cell", "state", "ok", "planned", "others")
+"""The fields of `CellProgress`: heads of the table and keys of the JSON."""
 
 
 @click.command(name="status")
@@ -75,8 +76,5 @@ def _show(console: Console, cells: list[CellProgress], jobs: list[JobStatus]) ->
 def _json(cells: list[CellProgress], jobs: list[JobStatus]) -> dict[str, Any]:
     return {
         "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
-        "cells": [
-            {name: getattr(cell, name) for name in ("cell", "state", "ok", "planned", "others")}
-            for cell in cells
-        ],
+        "cells": [{name: getattr(cell, name) for name in CELL_HEADS} for cell in cells],
     }

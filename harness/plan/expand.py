@@ -62,17 +62,14 @@ def choices(plan: Plan) -> list[tuple[Point, Choice]]:
     if AUTO not in plan.request.strategies and not any(p.strategy == AUTO for p in plan.request.include):
         return []
     matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), None, None)
-    weighed, skipped = [], _skipped(plan)
+    skipped = {Point(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
+    weighed = []
     for point in points(plan.request):
         if point.key.strategy == AUTO and point.excluded_by is None:
             choice = matrix.choice(point)
             if isinstance(choice, Choice) and (choice.chosen is None) == (point in skipped):
                 weighed.append((point, choice))
     return weighed
-
-
-def _skipped(plan: Plan) -> set[Point]:
-    return {Point(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
 
 
 class _Matrix:

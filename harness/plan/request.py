@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 
 from harness.plan.dataset import data_file, require_fit
-from harness.plan.options import Counts, Names, read_counts, read_duration_s, read_gpus, read_names
-from harness.plan.study_file import BY_NAME, StudyFile, check_values, merge, read_study_file
+from harness.plan.options import Counts, Gpus, Names, read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.study_file import BY_NAME, StudyFile, check_values
 from results.cell import BASELINE_STRATEGY, Backend, Checkpointing, Device, StepPolicy
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
@@ -18,8 +18,6 @@ from results.plan import Pattern, Request, Scaling
 from results.spec import Catalog
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts
-
-__all__ = ["StudyFile", "make_request", "merge", "read_study_file"]
 
 DEFAULT_STRATEGIES = (BASELINE_STRATEGY, "ddp")
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
@@ -96,12 +94,12 @@ def _backend(options: StudyFile, device: Device) -> Backend:
     return options.backend or ("nccl" if device == "cuda" else "gloo")
 
 
-def _canonical(catalog: Catalog, given: Names | None, default: Sequence[str]) -> tuple[str, ...]:
+def _canonical(catalog: Catalog, given: Names, default: Sequence[str]) -> tuple[str, ...]:
     texts = default if given is None else read_names(given)
     return tuple(dict.fromkeys(catalog.parse(text).text for text in texts))
 
 
-def _gpus(given: Counts | None) -> tuple[int, ...]:
+def _gpus(given: Gpus) -> tuple[int, ...]:
     if given is None:
         raise UsageError(
             "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
@@ -109,16 +107,16 @@ def _gpus(given: Counts | None) -> tuple[int, ...]:
     return read_gpus(given, "--gpus")
 
 
-def _counts(given: Counts | None, name: str) -> tuple[int, ...]:
+def _counts(given: Counts, name: str) -> tuple[int, ...]:
     return () if given is None else read_counts(given, BY_NAME[name].flag)
 
 
-def _scalings(given: Names | None) -> tuple[Scaling, ...]:
+def _scalings(given: Names) -> tuple[Scaling, ...]:
     # The option's own check has let weak and strong through and nothing else.
     return ("weak",) if given is None else cast("tuple[Scaling, ...]", read_names(given))
 
 
-def _links(given: Names | None) -> tuple[str, ...]:
+def _links(given: Names) -> tuple[str, ...]:
     texts = (NO_LINK,) if given is None else read_names(given)
     return tuple(dict.fromkeys(link_text(read_link(text)) for text in texts))
 

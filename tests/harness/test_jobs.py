@@ -28,8 +28,9 @@ from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand
-from harness.plan.request import StudyFile, make_request
+from harness.plan.request import make_request
 from harness.plan.schedule import schedule
+from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission

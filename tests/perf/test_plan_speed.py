@@ -9,8 +9,9 @@ from pathlib import Path
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.plan.expand import expand
-from harness.plan.request import StudyFile, make_request
+from harness.plan.request import make_request
 from harness.plan.schedule import schedule
+from harness.plan.study_file import StudyFile
 from results.plan import Plan, Request
 
 CALLS_PER_CELL = 260

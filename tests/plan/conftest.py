@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.plan.expand import expand
-from harness.plan.request import StudyFile, make_request
+from harness.plan.request import make_request
+from harness.plan.study_file import StudyFile
 from results.cell import Cell
 from results.plan import Plan, Request
 

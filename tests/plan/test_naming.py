@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.plan.naming import default_name, study_name
-from harness.plan.request import StudyFile, make_request
+from harness.plan.request import make_request
+from harness.plan.study_file import StudyFile
 from results.errors import UsageError
 from results.plan import Request
 

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from harness.cli.matrix import command
 from harness.plan.options import COUNTS, DURATION, GPUS, NAMES, SCALINGS, PlanOption
-from harness.plan.request import StudyFile, make_request, merge, read_study_file
-from harness.plan.study_file import BY_NAME, OPTIONS, STUDY_FILE, check_values
+from harness.plan.request import make_request
+from harness.plan.study_file import (
+    BY_NAME,
+    OPTIONS,
+    STUDY_FILE,
+    StudyFile,
+    check_values,
+    merge,
+    read_study_file,
+)
 from results.errors import UsageError
 from results.plan import Pattern, Request
 from results.value_types import bounds

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from harness.plan import network, split
 from harness.plan.expand import expand
-from harness.plan.request import StudyFile, make_request
+from harness.plan.request import make_request
+from harness.plan.study_file import StudyFile
 from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
