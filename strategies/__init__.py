@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
     from strategies.training.observer import Phase, SilentObserver, StepObserver
     from strategies.training.parallel import ParallelModel
+    from strategies.training.precision import ScaledFeedback
     from strategies.training.trainer import Trainer, TrainSettings
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GradientExchange",
     "ParallelModel",
     "Phase",
+    "ScaledFeedback",
     "SilentObserver",
     "StepObserver",
     "TrainSettings",
@@ -34,6 +36,7 @@ _HOMES = {
     "GradientExchange": "strategies.exchange.gradient_exchange",
     "ParallelModel": "strategies.training.parallel",
     "Phase": "strategies.training.observer",
+    "ScaledFeedback": "strategies.training.precision",
     "SilentObserver": "strategies.training.observer",
     "StepObserver": "strategies.training.observer",
     "TrainSettings": "strategies.training.trainer",

@@ -94,11 +94,6 @@ def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts
             f"{strategy.name} does not go with {compressor.name}: {compressor.gradients_alone}, and "
             f"{strategy.name} exchanges differences of parameters; use topk"
         )
-    if cell.precision == "fp16" and not compressor.passes_overflow:
-        return (
-            f"--precision fp16 does not go with {compressor.name}, whose residual would keep an overflow of "
-            f"the scaled loss; use --precision bf16"
-        )
     return compressor.refusal(cell)
 
 

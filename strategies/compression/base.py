@@ -52,6 +52,9 @@ class Compressor(ABC):
         """What the next `compensate` will add to a share that comes in, given its residual: the same."""
         return residual
 
+    def rescale(self, factor: float) -> None:  # noqa: B027  # most keep nothing else in these units
+        """Multiply what it keeps in the units of shares by `factor`, as shares will come in from now on."""
+
     def state_dict(self) -> State:
         """Everything beyond what is kept that decides what comes next: counters, factors, generators."""
         return {}

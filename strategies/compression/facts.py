@@ -35,8 +35,8 @@ class CompressorFacts(Facts):
     ddp_hook: ClassVar[str | None] = None
     """A hook of torch's DistributedDataParallel in its place, as `package.module:Class`."""
     need: ClassVar[Need] = "all-reduce"
-    passes_overflow: ClassVar[bool] = False
-    """Whether an overflow of scaled gradients leaves it as it came, and nothing of it in a residual."""
+    keeps_residual: ClassVar[bool] = True
+    """Whether what it does not send may be kept for a later step."""
     whole_matrices: ClassVar[bool] = False
     """Whether it cannot compress a shard of a bucket."""
     gradients_alone: ClassVar[str | None] = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from strategies.exchange.buckets import Bucket, Piece
+from strategies.exchange.buckets import Bucket, Piece, pieces_of
 
 
 class BucketMemory:
@@ -41,18 +42,37 @@ class BucketMemory:
         for index, (pieces, vector) in self._vectors.items():
             yield index, pieces, vector
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the parts, by the names of the parameters. They are this rank's own."""
+    def scale(self, factor: float) -> None:
+        """Multiply all of it by `factor`."""
+        for vector in (*self._loose.values(), *(vector for _, vector in self._vectors.values())):
+            vector.mul_(factor)
+
+    def state_dict(self) -> dict[str, object]:
+        """Copies of the parts by the names of the parameters, and the names in each bucket by its index. They
+        are this rank's own."""
+        return {
+            "parts": {name: part.clone() for name, part in self._parts().items()},
+            "buckets": {
+                index: [piece.name for piece in pieces] for index, (pieces, _) in self._vectors.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict`; what it does not name starts at zero."""
+        self._loose = dict(cast("dict[str, Tensor]", state["parts"]))
+        self._vectors = {}
+        for index, names in cast("dict[int, list[str]]", state["buckets"]).items():
+            parts = [self._loose.pop(name) for name in names]
+            pieces = pieces_of((name, part.shape) for name, part in zip(names, parts, strict=True))
+            self._vectors[index] = pieces, torch.cat([part.flatten() for part in parts])
+        self._loose = {name: part.clone() for name, part in self._loose.items()}
+
+    def _parts(self) -> dict[str, Tensor]:
         parts = dict(self._loose)
         for pieces, vector in self._vectors.values():
             parts |= {piece.name: piece.of(vector) for piece in pieces}
-        return {name: part.clone() for name, part in parts.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`; what it does not name starts at zero."""
-        self._vectors.clear()
-        self._loose = {name: part.clone() for name, part in state.items()}
+        return parts
 
     def _loosen(self) -> None:
-        self._loose = self.state_dict()
-        self._vectors.clear()
+        self._loose = self._parts()
+        self._vectors = {}

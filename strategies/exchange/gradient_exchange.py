@@ -137,12 +137,16 @@ class GradientExchange:
         for _, pieces, residual in self._residuals.vectors():
             yield from ((piece.name, piece.of(residual)) for piece in pieces)
 
+    def rescale(self, factor: float) -> None:
+        self._residuals.scale(factor)
+        self._compressor.rescale(factor)
+
     def state_dict(self) -> State:
         return {"kept": self._residuals.state_dict(), "compressor": self._compressor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
-        self._residuals.load_state_dict(cast("dict[str, Tensor]", state["kept"]))
+        self._residuals.load_state_dict(cast(State, state["kept"]))
         self._compressor.load_state_dict(cast(State, state["compressor"]))
 
 

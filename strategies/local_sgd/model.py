@@ -107,8 +107,8 @@ class LocalSgdModel(ParallelModel):
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         super().load_state_dict(state)
         self._steps, self._alone = cast(int, state["steps"]), cast(int, state["alone"])
-        self._parameters.load_state_dict(cast("dict[str, Tensor]", state["parameters"]))
-        self._statistics.load_state_dict(cast("dict[str, Tensor]", state["statistics"]))
+        self._parameters.load_state_dict(cast(State, state["parameters"]))
+        self._statistics.load_state_dict(cast(State, state["statistics"]))
 
     def _average_gradients(self) -> None:
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -166,10 +166,10 @@ class _Mean:
         bucket.values.div_(self._exchange.size)
         return self._exchange.start(bucket)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> State:
         return self._last.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._last.load_state_dict(state)
 
 

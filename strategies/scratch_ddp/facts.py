@@ -35,7 +35,7 @@ class ScratchDdp(BucketedFacts):
         return True
 
     def refusal(self, cell: Cell) -> str | None:
-        if self.spec.flag("find_unused") and not COMPRESSIONS.facts(cell.compression).passes_overflow:
+        if self.spec.flag("find_unused") and COMPRESSIONS.facts(cell.compression).keeps_residual:
             return (
                 f"scratch-ddp:find_unused=true goes with --compression none, fp16 or bf16, not "
                 f"{cell.compression}: it drops the sum of a parameter that no replica used, and with it the "

@@ -70,6 +70,9 @@ class AuditableExchange(Protocol):
     def residual(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the last exchange left of this rank's share."""
 
+    def rescale(self, factor: float) -> None:
+        """Multiply what is kept by `factor`, as a loss scaler does from now on with the gradients."""
+
     def state_dict(self) -> State:
         """Copies of all that is kept from step to step; they are this rank's own."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 from results.cell import Precision
 from results.errors import UsageError
 from strategies.collectives.link import Link
+from strategies.compression.base import State
+
+if TYPE_CHECKING:
+    from strategies.training.parallel import AuditableExchange
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,6 +53,39 @@ def loss_scaler(
     if decided_over is None or precision != "fp16":
         return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     return AgreedScaler(device, decided_over)
+
+
+class ScaledFeedback:
+    """What an exchange keeps from step to step, under a loss scaler.
+
+    A step whose gradients overflow is left out: then the exchange goes on from what it kept before that step,
+    as an infinity in it would overflow every step after. What is kept is in the units of scaled gradients,
+    and changes with the scale. All ranks do the same, as they all see the same sums.
+
+    Costs a copy of what is kept in each step, and nothing with a scaler that is disabled.
+    """
+
+    def __init__(self, exchange: AuditableExchange | None, scaler: torch.amp.GradScaler) -> None:
+        """An exchange of None keeps nothing."""
+        self._exchange = exchange if scaler.is_enabled() else None
+        self._scaler = scaler
+        self._before: State = {}
+
+    def begin(self) -> None:
+        """Call before the gradients of a step are computed."""
+        if self._exchange is not None:
+            self._before, self._scale = self._exchange.state_dict(), self._scaler.get_scale()
+
+    def end(self) -> None:
+        """Call after the scaler's `update`, which lowers the scale of a step that was left out."""
+        if self._exchange is None:
+            return
+        factor = self._scaler.get_scale() / self._scale
+        if factor < 1:
+            self._exchange.load_state_dict(self._before)
+        if factor != 1:
+            self._exchange.rescale(factor)
+        self._before = {}
 
 
 class AgreedScaler(torch.amp.GradScaler):

@@ -16,7 +16,7 @@ from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.observer import Phase, SilentObserver, StepObserver
 from strategies.training.parallel import Batch, GradientTask, Loss
-from strategies.training.precision import loss_scaler, set_float32_math
+from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ class Trainer:
             _compile(self.model.bare)
         self.optimizer = self.model.build_optimizer(settings.optimizer)
         self.scaler = loss_scaler(settings.precision, device, self.model.decided_over)
+        self._feedback = ScaledFeedback(self.model.gradient_exchange, self.scaler)
 
     def step(self, batches: Iterator[Batch]) -> Tensor:
         """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device."""
@@ -113,6 +114,7 @@ class Trainer:
             scaler=self.scaler,
             observer=self.observer,
         )
+        self._feedback.begin()
         return self.model.compute_gradients(batches, task)
 
     def update(self) -> None:
@@ -123,6 +125,7 @@ class Trainer:
             self.model.clip_gradients(self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self._feedback.end()
         self.model.updated()
         self.optimizer.zero_grad()
 

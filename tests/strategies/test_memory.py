@@ -77,15 +77,40 @@ def test_a_state_is_a_copy_by_name_and_shape() -> None:
     memory.of(bucket(0, "ac")).copy_(torch.tensor([1.0, 2, 3, 4, 5, 6]))
     state = memory.state_dict()
     memory.of(bucket(0, "ac")).zero_()
-    assert state["a"].tolist() == [1, 2]
-    assert state["c"].tolist() == [[3, 4], [5, 6]]
+    assert {name: part.tolist() for name, part in state["parts"].items()} == {
+        "a": [1, 2],
+        "c": [[3, 4], [5, 6]],
+    }
+    assert state["buckets"] == {0: ["a", "c"]}
+
+
+def test_a_loaded_state_has_its_buckets_at_once() -> None:
+    memory, fresh = BucketMemory(), BucketMemory()
+    memory.of(bucket(1, "ac")).copy_(torch.tensor([1.0, 2, 3, 4, 5, 6]))
+    memory.of(bucket(0, "d")).fill_(7)
+    fresh.load_state_dict(memory.state_dict())
+    assert [{index: vector.tolist() for index, _, vector in one.vectors()} for one in (fresh, memory)] == [
+        {1: [1, 2, 3, 4, 5, 6], 0: [7]}
+    ] * 2
+    assert fresh.of(bucket(1, "ac")) is next(vector for index, _, vector in fresh.vectors() if index == 1)
+
+
+def test_all_of_it_can_be_scaled() -> None:
+    memory = BucketMemory()
+    memory.of(bucket(0, "ad")).fill_(3)
+    memory.of(bucket(0, "d"))
+    memory.scale(0.5)
+    assert {name: part.tolist() for name, part in memory.state_dict()["parts"].items()} == {
+        "a": [1.5, 1.5],
+        "d": 1.5,
+    }
 
 
 def test_a_loaded_state_goes_on_where_it_was_saved() -> None:
     saved = {"a": torch.tensor([1.0, 2]), "d": torch.tensor(3.0)}
     memory = BucketMemory()
     memory.of(bucket(0, "abd")).fill_(9)
-    memory.load_state_dict(saved)
+    memory.load_state_dict({"parts": saved, "buckets": {}})
     saved["d"].fill_(4)
     kept = memory.of(bucket(0, "abd"))
     assert kept.tolist() == [1, 2, 0, 0, 0, 3]
@@ -97,7 +122,7 @@ def test_a_state_between_two_distributions_has_the_parts_that_have_no_bucket_yet
     memory = BucketMemory()
     memory.of(bucket(0, "abcd")).copy_(torch.arange(10.0))
     memory.of(bucket(0, "b"))
-    state = memory.state_dict()
+    state = memory.state_dict()["parts"]
     assert {name: state[name].flatten().tolist() for name in sorted(state)} == {
         "a": [0, 1],
         "b": [2, 3, 4],

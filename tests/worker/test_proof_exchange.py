@@ -111,6 +111,21 @@ def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
     assert found["passed"], found["detail"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SCRATCH | {"compression": "topk:0.1"},
+        SCRATCH | {"compression": "powersgd:2"},
+        SCRATCH | {"compression": "int8"},
+        {"strategy": "ddp", "compression": "torch-powersgd:2"},
+    ],
+)
+def test_after_a_step_that_overflows_the_books_go_on(proofs: Proofs, fields: Fields) -> None:
+    loud = {"workload": "py:proof_models:loud", "micro_batch": 4, "optimizer": "sgd:lr=0.001"}
+    found = proofs(2, fields | loud | {"precision": "fp16"})[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+
+
 def test_steps_that_overflow_are_left_out_of_the_books(proofs: Proofs) -> None:
     fields = {"workload": "py:proof_models:deafening", "micro_batch": 4, "optimizer": "sgd:lr=0.001"}
     found = proofs(2, SCRATCH | fields | {"precision": "fp16", "compression": "bf16"})[0]

@@ -10,7 +10,7 @@ from strategies.compression.facts import CompressorFacts
 class CastFacts(CompressorFacts):
     """Sums in half precision."""
 
-    passes_overflow = True
+    keeps_residual = False
     roundoff: ClassVar[float]
     """Unit roundoff of what is summed."""
 

@@ -73,11 +73,14 @@ class Dgc(Compressor):
                 return residual + self._momentum * velocity
         return residual
 
+    def rescale(self, factor: float) -> None:
+        self._velocity.scale(factor)
+
     def state_dict(self) -> State:
         return {"velocity": self._velocity.state_dict(), **self._streams.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        self._velocity.load_state_dict(cast("dict[str, Tensor]", state["velocity"]))
+        self._velocity.load_state_dict(cast(State, state["velocity"]))
         self._streams.load_state_dict(state)
 
     def _ratio(self, step: int) -> float:

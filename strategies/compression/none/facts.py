@@ -11,4 +11,4 @@ class Uncompressed(CompressorFacts):
     name = "none"
     help = "gradients are exchanged as they are, in full precision"
     compressor = "strategies.compression.none.compressor:Dense"
-    passes_overflow = True
+    keeps_residual = False

@@ -62,6 +62,10 @@ class TorchPowerSgd:
         for name, error in self._errors().items():
             yield name, error / self._size
 
+    def rescale(self, factor: float) -> None:
+        for error in (*self._state.error_dict.values(), *self._loose.values()):
+            error.mul_(factor)
+
     def state_dict(self) -> State:
         buckets = {
             name: {index: values.clone() for index, values in getattr(self._state, name).items()}
