@@ -67,6 +67,8 @@ class Schema(Generic[T]):
     def read(self, path: Path) -> T:
         try:
             return self.decode(path.read_bytes(), path)
+        except IsADirectoryError as error:
+            raise SchemaError(f"{path} is a folder, not a {self.name}: move it away") from error
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ of `COUNTED`. Several lines for one rank happen one after the other.
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -106,6 +107,8 @@ FAULTS = {
     "diverge": lambda: float("nan"),
     "allocate": lambda: torch.empty(10**14),
     "exhaust": exhaust,
+    "exit": lambda code: sys.exit(int(code)),
+    "exit-now": lambda code: os._exit(int(code)),
     "fill": fill,
     "set-clock": set_clock,
 }

@@ -98,14 +98,22 @@ def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
     return Stopped(outcome=last.outcome, reason=last.reason or "") if is_last else None
 
 
-def close(study: Study, status: AnyStatus, stopped: Stopped, *, scheduler: str | None = None) -> AnyStatus:
+def close(
+    study: Study,
+    status: AnyStatus,
+    stopped: Stopped,
+    *,
+    runs: Stopped | None = None,
+    scheduler: str | None = None,
+) -> AnyStatus:
     """Write down that a job has ended, with the launches that it left open, where one may write.
 
-    `scheduler` is what its scheduler says of the end, for the attempts of these launches.
+    `runs` is how the runs of these launches ended (None: as the job did), `scheduler` what its scheduler says
+    of the end, for their attempts.
     """
     end = end_of_job(status.job, status.submission, stopped.outcome, stopped.reason)
     if os.access(study.root, os.W_OK):
-        close_launches(study, status.job.job_id, stopped, scheduler=scheduler)
+        close_launches(study, status.job.job_id, runs or stopped, scheduler=scheduler)
         end = _written(JobStore(study.root), end)
     return replace(status, ended=end)
 

@@ -11,6 +11,7 @@ from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
+from results.launch import Launch
 from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
@@ -60,7 +61,7 @@ def progress(
                 state=_state(cell, ok >= repeats, runs, left_out, in_hand),
                 ok=ok,
                 planned=repeats,
-                others=left_out.get(cell) or _with_reason(others, runs),
+                others=left_out.get(cell) or _with_reason(others, runs) or _why_waiting(in_hand.get(cell)),
             )
         )
     return rows
@@ -76,35 +77,59 @@ def _with_reason(others: str, runs: Sequence[RunResult]) -> str:
     return f"{others}: {failed[-1].reason}" if failed and failed[-1].reason else others
 
 
+def _why_waiting(job: _InHand | None) -> str:
+    if job is None or job.state == "running" or not job.runs:
+        return ""
+    return f"job {job.job_id} runs and has not come to it"
+
+
 def _state(
     cell: str,
     done: bool,
     runs: Sequence[RunResult],
     left_out: Mapping[str, str],
-    in_hand: Mapping[str, State],
+    in_hand: Mapping[str, _InHand],
 ) -> State:
     if done:
         return "done"
     if cell in in_hand:
-        return in_hand[cell]
+        return in_hand[cell].state
     if cell in left_out:
         return "skipped"
     last = runs[-1].outcome if runs else Outcome.OK
     return "to do" if last is Outcome.OK or last.runs_again else "failed"
 
 
-def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, State]:
-    """The cells of live jobs: the one that runs, and those that wait."""
-    cells: dict[str, State] = {}
-    for status in jobs:
-        if status.is_live:
-            cells |= dict.fromkeys(status.job.cells, "waiting")
-    running = {status.job.job_id for status in jobs if status.is_live and status.is_running}
-    for launch in study.launches() if running else []:
-        if launch.job_id in running and not study.has_attempt(launch.launch_id):
-            state = LaunchState()
-            for event in LogTail(study.launch_folder(launch.launch_id) / "rank-00000.jsonl").events():
-                state.take(event)
-            if state.cell_id in cells:
-                cells[state.cell_id] = "running"
+@dataclass(frozen=True, slots=True)
+class _InHand:
+    """A cell of a live job."""
+
+    state: State
+    job_id: str
+    runs: bool
+    """Whether the job runs."""
+
+
+def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, _InHand]:
+    """The cells of live jobs. The one that a running job is at runs, from the start of its launch on."""
+    live = {status.job.job_id: status for status in jobs if status.is_live}
+    cells = {
+        cell: _InHand("waiting", job_id, status.is_running)
+        for job_id, status in live.items()
+        for cell in status.job.cells
+    }
+    for launch in study.launches() if any(status.is_running for status in live.values()) else []:
+        status = live.get(launch.job_id or "")
+        if status is not None and status.is_running and not study.has_attempt(launch.launch_id):
+            cell = _current_cell(study, launch)
+            if cell in cells:
+                cells[cell] = _InHand("running", status.job.job_id, runs=True)
     return cells
+
+
+def _current_cell(study: Study, launch: Launch) -> str:
+    """The cell that an open launch is at; while its workers start, the first one."""
+    state = LaunchState()
+    for event in LogTail(study.launch_folder(launch.launch_id) / "rank-00000.jsonl").events():
+        state.take(event)
+    return state.cell_id or launch.slots[0].cell_id

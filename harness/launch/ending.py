@@ -119,6 +119,8 @@ class Signs:
     """Which nodes said that they take part no more, and why."""
     recorded: frozenset[int] = frozenset()
     """Ranks that have written down how the run ended for them: that they left tells no more."""
+    ended_early: frozenset[int] = frozenset()
+    """Ranks that ended with exit code 0 while the run was going on, and wrote nothing down."""
     out_of_memory_kills: int | None = None
     """Processes that kernels ended for want of memory meanwhile; None: not known."""
 
@@ -134,6 +136,9 @@ def inferred_outcome(
     if stopped is not None:
         return stopped.outcome, stopped.reason
     signs = signs or Signs()
+    if signs.ended_early:
+        # The others fail because these are gone.
+        return _ended_early(signs.ended_early)
     exits = [rank for rank in exits if rank.signal is not None or rank.rank not in signs.recorded]
     # torchrun itself ends the other ranks with SIGTERM when one has failed.
     culprits = [rank for rank in exits if rank.signal != "SIGTERM"]
@@ -148,6 +153,15 @@ def inferred_outcome(
     if exits or signs.asked_to_end:
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
     return _outcome_without_ranks(signs)
+
+
+def _ended_early(ranks: frozenset[int]) -> tuple[Outcome, str]:
+    who = f"rank {min(ranks)}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return (
+        Outcome.CRASHED,
+        f"{who} ended with exit code 0 before the run was over: the program must return, and not end its "
+        f"process (os._exit)",
+    )
 
 
 def _killed(killed: Sequence[RankExit], signs: Signs) -> tuple[Outcome, str]:
@@ -184,7 +198,8 @@ def _outcome_without_ranks(signs: Signs) -> tuple[Outcome, str]:
 def _process_killed(who: str, name: str, signs: Signs) -> tuple[Outcome, str]:
     if name == "SIGKILL" and signs.out_of_memory_kills:
         return _out_of_memory(who, signs.out_of_memory_kills)
-    return Outcome.UNKNOWN, f"{who} was killed by {name}"
+    # No rank's program can do that: the cell is run again.
+    return Outcome.MISSING_RANKS, f"{who} was killed by {name}"
 
 
 def _out_of_memory(who: str, kills: int) -> tuple[Outcome, str]:

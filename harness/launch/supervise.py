@@ -23,7 +23,8 @@ from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
 from harness.launch.startup import startup_outcome
 from harness.worker.watchdog import MARGIN_S
-from results.launch import Attempt, Launch
+from results.errors import MachineError
+from results.launch import Attempt, Launch, RankExit
 from results.outcome import Outcome
 from results.store import Study, utc_now
 
@@ -86,16 +87,22 @@ class Supervisor:
         started_at, began = utc_now(), time.monotonic()
         self._kills_before = out_of_memory_kills()
         with (self._folder / "torchrun.log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(self._launch, self._checkout),
-                # A group of its own: Ctrl-C reaches this process alone, which then ends the workers.
-                start_new_session=True,
-                pass_fds=() if self._watch.lock is None else (self._watch.lock,),
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=worker_environment(self._launch, self._checkout),
+                    # A group of its own: Ctrl-C reaches this process alone, which then ends the workers.
+                    start_new_session=True,
+                    pass_fds=() if self._watch.lock is None else (self._watch.lock,),
+                )
+            except OSError as error:
+                raise MachineError(
+                    f"{command[0]} starts the workers and cannot be run here: {error.strerror}; "
+                    f"make it reachable by PATH and run the same command again"
+                ) from error
             stopped: Stopped | None = Stopped(outcome=Outcome.UNKNOWN, reason="the supervisor failed")
             try:
                 stopped, interrupted = self._until_end(process)
@@ -197,6 +204,7 @@ class Supervisor:
             killed_on_a_node=killed_on_a_node(logs, self._starter.log_words.agent_killed),
             left=who_left(self._folder),
             recorded=self._recorded(),
+            ended_early=self._ended_early(exits, exit_code),
             out_of_memory_kills=kills,
         )
         if self._state.started:
@@ -247,6 +255,18 @@ class Supervisor:
     def _recorded(self) -> frozenset[int]:
         """Ranks that have a record of the last run that began."""
         return self._records(self._state.started[-1]) if self._state.started else frozenset()
+
+    def _ended_early(self, exits: Sequence[RankExit], exit_code: int | None) -> frozenset[int]:
+        """Ranks that torchrun does not report as failed, and that have no record of the last run.
+
+        Known if all torchruns ended well, or the only one has reported those ranks that did not.
+        """
+        reported = bool(exits) and self._launch.placement.nodes == 1
+        well = exit_code == 0 or (exit_code is not None and exit_code > 0 and reported)
+        if not well or not self._state.started or self._deserted_by is not None:
+            return frozenset()
+        failed = {rank.rank for rank in exits}
+        return frozenset(range(self._launch.placement.gpus)) - failed - self._recorded()
 
     def _records(self, run_id: str) -> frozenset[int]:
         cell_id = next(slot.cell_id for slot in self._launch.slots if slot.run_id == run_id)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.launchers.registry import job_launcher
+from results.errors import BenchError
 from results.job_store import JobStore
 from results.store import Study
 
@@ -19,4 +20,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BenchError as error:
+        sys.exit(f"error: {error}")

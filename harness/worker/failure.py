@@ -37,6 +37,8 @@ _NOBODY_CAME = re.compile(
 
 def classify(error: BaseException) -> tuple[Outcome, str]:
     """The outcome, and one line that says why."""
+    if isinstance(error, SystemExit):
+        return Outcome.CRASHED, f"the program called sys.exit({error.code!r}) before the run was over"
     text = " ".join(str(error).split())[:400]
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

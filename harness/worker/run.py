@@ -88,7 +88,7 @@ class Run:
         """Run the cell. An exception becomes an outcome in the record, never more."""
         try:
             self._execute()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
             traceback.print_exc()
             outcome, reason = classify(error)

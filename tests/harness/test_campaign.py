@@ -110,6 +110,22 @@ def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_camp
     assert study.attempts()[first.slots[0].run_id].outcomes == {first.slots[0].run_id: outcome}
 
 
+class Nothing(LocalStarter):
+    """Starts a program that is not there, as in a job whose set-up has lost its PATH."""
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return ("no-such-srun", "--nodes=1")
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    options = StudyFile(workload="mlp", gpus=1, strategy="single", device="cpu", out=str(tmp_path / "s"))
+    study = Study(tmp_path / "s")
+    plan = Matrix(options, study_file=None)._kept_plan(study)
+    context = CampaignContext(starter=Nothing(), checkout=checkout(), code=code_version())
+    with pytest.raises(MachineError, match="no-such-srun starts the workers and cannot be run here: No such"):
+        Campaign(study, plan, RunOptions(), Console()).run(context)
+
+
 MODEL = """
 import torch
 from torch import nn

@@ -27,11 +27,22 @@ OUTSIDE = "its processes were asked to end by a signal from outside"
 FAULTS = {
     8: ("raise", Outcome.CRASHED, "rank 1: ValueError: as it was told"),
     16: ("kill rank", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
-    32: ("kill torchrun", Outcome.UNKNOWN, "the process that started the ranks was killed by SIGKILL"),
+    32: ("kill torchrun", Outcome.MISSING_RANKS, "the process that started the ranks was killed by SIGKILL"),
     64: ("kill rank TERM", Outcome.CANCELLED, OUTSIDE),
     128: ("kill torchrun TERM", Outcome.CANCELLED, OUTSIDE),
     256: ("diverge", Outcome.DIVERGED, "not a finite number"),
     512: ("allocate", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
+    1: (
+        "exit 0",
+        Outcome.CRASHED,
+        "rank 1: the program called sys.exit(0) before the run was over",
+    ),
+    2: (
+        "exit-now 0",
+        Outcome.CRASHED,
+        "rank 1 ended with exit code 0 before the run was over: the program must return, and not end its"
+        " process (os._exit)",
+    ),
 }
 """By batch size: what rank 1 does, and how that run ends. A batch of 4 is unharmed."""
 PAIR = ("--gpus", "2", "--strategy", "ddp")
@@ -92,12 +103,12 @@ def test_the_same_command_repeats_what_outsiders_ended_and_the_rest_when_it_is_a
     raw = {path: path.read_bytes() for path in bench.folder.glob("study/cells/*/*/rank-*.json")}
     again = bench.matrix(*call)
     assert again.code == 1
-    assert "3 of 8 runs to do" in again.stderr
-    assert "0 of 8 runs to do" in bench.matrix(*call).stderr
-    assert "4 of 8 runs to do" in bench.matrix(*call, "--rerun", "failed", "--dry-run").stdout
+    assert "3 of 10 runs to do" in again.stderr
+    assert "0 of 10 runs to do" in bench.matrix(*call).stderr
+    assert "6 of 10 runs to do" in bench.matrix(*call, "--rerun", "failed", "--dry-run").stdout
     assert bench.matrix(*call, "--rerun", "failed").code == 0
     figures = bench.figures()
-    assert len(figures) == 8
+    assert len(figures) == 10
     assert figures == {cell: expected[cell] for cell in figures}
     assert all(path.read_bytes() == data for path, data in raw.items())
 
@@ -158,5 +169,5 @@ def test_a_damaged_rank_file_costs_its_run_and_the_same_command_makes_another(
         assert "rank-0000" in str(result.reason)
     assert len(bench.figures()) == len(expected) - len(damages)
     again = bench.matrix(*faulty_model(tmp_path), *CELLS)
-    assert (again.code, "4 of 8 runs to do" in again.stderr) == (0, True)
+    assert (again.code, "4 of 10 runs to do" in again.stderr) == (0, True)
     assert bench.figures() == expected

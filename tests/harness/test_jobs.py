@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +15,12 @@ from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches
 from harness.jobs.documents import Document
 from harness.jobs.job_environment import obstacle, stranger_to
-from harness.jobs.job_status import Cancelled, held_by_jobs
+from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
 from harness.jobs.planned import planned_jobs
+from harness.jobs.progress import progress
 from harness.jobs.words import cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.launch.ending import Stopped
+from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.environment import PodEnvironment
 from harness.launchers.kubernetes.profile import KubernetesProfile
 from harness.launchers.slurm import job_status
@@ -237,6 +239,19 @@ def submitted(
     return Study(tmp_path)
 
 
+def launch_of(slots: tuple[Slot, ...]) -> Launch:
+    return Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=1),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=slots,
+        code=CODE,
+        job_id="0001-1x1",
+    )
+
+
 def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
     return JobEnd(
         job_id=job.job_id,
@@ -260,8 +275,7 @@ def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
         (view_of("OUT_OF_MEMORY"), Outcome.OUT_OF_MEMORY),
         (view_of("DEADLINE"), Outcome.TIMED_OUT),
         (view_of("FAILED", exit_code=1), Outcome.CRASHED),
-        # Somebody killed the program, and that is no fault of a cell.
-        (view_of("FAILED", exit_code=0, signal=9), Outcome.CANCELLED),
+        (view_of("FAILED", exit_code=0, signal=9), Outcome.CRASHED),
         # It ended well, and yet the program in it has not said so.
         (view_of("COMPLETED", exit_code=0), Outcome.UNKNOWN),
         (None, Outcome.UNKNOWN),
@@ -278,6 +292,20 @@ def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
     silent = Queue()
     assert statuses(study, silent)[0].ended == status.ended
     assert silent.asked == []
+
+
+def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path: Path) -> None:
+    plan = plan_of(gpus="1", strategy="single", repeats=1)
+    study = submitted(tmp_path, job_of())
+    study.add_plan(plan)
+    study.add_launch(launch_of((Slot(cell_id=plan.cells[0].id, run_id="begun", repeat=1),)))
+    study.start_run(plan.cells[0].id, "begun")
+    words = "the job's program was killed: the scheduler says FAILED, SIGKILL"
+    [status] = statuses(study, Queue(view_of("FAILED", exit_code=0, signal=9)))
+    assert (status.state, status.words) == ("crashed", words)
+    [result] = study.results()
+    assert (result.outcome, result.reason) == (Outcome.MISSING_RANKS, words)
+    assert result.outcome.runs_again
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "MOONLIGHT"])
@@ -381,16 +409,7 @@ def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> 
     study = Study(tmp_path)
     study.add_plan(plan)
     slots = tuple(Slot(cell_id=cell.id, run_id=run_id, repeat=1) for run_id in ("begun", "not-begun"))
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=1),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=slots,
-        code=CODE,
-        job_id="0001-1x1",
-    )
+    launch = launch_of(slots)
     study.add_launch(launch)
     study.add_launch(msgspec.structs.replace(launch, launch_id="m", job_id="0002-1x1"))
     study.start_run(cell.id, "begun")
@@ -467,6 +486,40 @@ def test_a_job_is_not_run_again_and_again_nor_with_other_code(
     )
     found = obstacle(job, pod, None if ended is None else end_of(job, ended))
     assert found is None if reason is None else str(found).startswith(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(JobStatus):
+    """A job that runs."""
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+
+def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(tmp_path: Path) -> None:
+    plan = plan_of(gpus="2", strategy="ddp,scratch-ddp", repeats=1)
+    first, second = (cell.id for cell in plan.cells)
+    job = job_of(cells=(first, second))
+    study = submitted(tmp_path, job)
+    study.add_plan(plan)
+    status = Running(job=job, submission=JobStore(tmp_path).submission(job.job_id), ended=None)
+
+    def found(jobs: list[JobStatus]) -> dict[str, tuple[str, str]]:
+        rows = progress(study, [plan], Conditions(code_hash="c0de"), jobs)
+        return {row.cell: (row.state, row.others) for row in rows}
+
+    later = ("waiting", "job 0001-1x1 runs and has not come to it")
+    queued = JobStatus(job=status.job, submission=status.submission, ended=None)
+    assert found([queued]) == dict.fromkeys((first, second), ("waiting", ""))
+    assert found([status]) == dict.fromkeys((first, second), later)
+    slots = tuple(Slot(cell_id=cell, run_id=f"of-{cell}", repeat=1) for cell in (first, second))
+    path = study.add_launch(launch_of(slots))
+    # The workers start.
+    assert found([status]) == {first: ("running", ""), second: later}
+    log = path.parent / "rank-00000.jsonl"
+    log.write_text(f'{{"event": "run", "run": "of-{second}", "cell": "{second}"}}\n')
+    assert found([status]) == {first: later, second: ("running", "")}
 
 
 def test_a_status_says_what_is_held() -> None:

@@ -172,7 +172,7 @@ UNSAID = "the launch ended without a word; see its logs"
         (
             [],
             Signs(exit_code=-9, out_of_memory_kills=0),
-            Outcome.UNKNOWN,
+            Outcome.MISSING_RANKS,
             "the process that started the ranks was killed by SIGKILL",
         ),
         (
@@ -203,7 +203,7 @@ UNSAID = "the launch ended without a word; see its logs"
         (
             [],
             Signs(exit_code=-9, out_of_memory_kills=0, left="node 1: its torchrun ended with exit code 1"),
-            Outcome.UNKNOWN,
+            Outcome.MISSING_RANKS,
             "the process that started the ranks was killed by SIGKILL",
         ),
         # A rank that failed there tells more.
@@ -212,6 +212,14 @@ UNSAID = "the launch ended without a word; see its logs"
             Signs(exit_code=1, left="node 1: its torchrun ended with exit code 1"),
             Outcome.CRASHED,
             "rank 1: exit code 3",
+        ),
+        # The others fail because it is gone, however they do.
+        (
+            [_exit(0, code=1), _exit(2, by="SIGABRT")],
+            Signs(exit_code=1, recorded=frozenset({0}), ended_early=frozenset({1})),
+            Outcome.CRASHED,
+            "rank 1 ended with exit code 0 before the run was over: the program must return, and not end its"
+            " process (os._exit)",
         ),
         ([], Signs(), Outcome.UNKNOWN, UNSAID),
         ([], None, Outcome.UNKNOWN, UNSAID),

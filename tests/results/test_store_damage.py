@@ -78,6 +78,11 @@ def _version_zero(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(VERSION, b'"schema_version":0'))
 
 
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGES: list[tuple[Damage, str]] = [
     (_cut_off, "is not a readable rank-record"),
     (_empty, "is not a readable rank-record"),
@@ -88,6 +93,7 @@ DAMAGES: list[tuple[Damage, str]] = [
     (_of_another_run, "run run-3, rank 1: it was copied here; move it away"),
     (_of_another_cell, "run run-1, rank 1: it was copied here; move it away"),
     (_version_zero, "is not a readable rank-record"),
+    (_a_folder, "is a folder, not a rank-record: move it away"),
 ]
 each_damage = pytest.mark.parametrize(
     ("damage", "why"), DAMAGES, ids=[damage.__name__.strip("_") for damage, _ in DAMAGES]
@@ -119,6 +125,8 @@ def test_a_run_whose_file_is_mended_counts_again(
     healthy = study.results()
     damage(victim)
     study.collect()
+    if victim.is_dir():
+        victim.rmdir()
     victim.write_bytes(whole)
     assert study.collect() == healthy
 

@@ -38,17 +38,18 @@ CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8", "--block-ste
 ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
 LATEST_S = {"start": 15.0, "run": 4.0}
 """The fault comes at most so long after the start, or after a run of two ranks has begun."""
-NOBODY_KNOWS = {
+KILLED = {
     "torchrun": "a node's torchrun was killed by SIGKILL",
     "agent": "the agent of ",
     "srun": "the process that started the ranks was killed by SIGKILL",
     "local torchrun": "the process that started the ranks was killed by SIGKILL",
-    "bench": "nothing tells how its launch ended",
+    "program": "the job's program was killed",
 }
-"""Faults after which nobody can tell why a run ended, and what is said then."""
+"""What started the ranks and was killed, and what is said then."""
 ENDS = {
-    **dict.fromkeys(NOBODY_KNOWS, frozenset({Outcome.UNKNOWN})),
-    **dict.fromkeys(("program", "cancel", "SIGTERM", "SIGINT"), frozenset({Outcome.CANCELLED})),
+    **dict.fromkeys(KILLED, frozenset({Outcome.MISSING_RANKS})),
+    "bench": frozenset({Outcome.UNKNOWN}),
+    **dict.fromkeys(("cancel", "SIGTERM", "SIGINT"), frozenset({Outcome.CANCELLED})),
     "rank": {Outcome.CRASHED},
     "node": {Outcome.NODE_FAILED},
     **dict.fromkeys(("notice", "limit"), frozenset({Outcome.TIMED_OUT})),
@@ -121,8 +122,10 @@ class Soak:
                 print(result.cell_id, result.outcome, result.reason)
                 self.ends[result.run_id] = result.outcome
                 assert result.outcome in ENDS[self.fault], result.reason
+            if result.outcome is Outcome.MISSING_RANKS:
+                assert KILLED[self.fault] in str(result.reason)
             if result.outcome is Outcome.UNKNOWN:
-                assert NOBODY_KNOWS[self.fault] in str(result.reason)
+                assert "nothing tells how its launch ended" in str(result.reason)
         now = {
             path: hashlib.sha256(path.read_bytes()).hexdigest()
             for result in results

@@ -33,8 +33,8 @@ FAULTS = {
     8: ("raise", Outcome.CRASHED, "rank 1: ValueError: as it was told"),
     16: ("hang", Outcome.HUNG, "no rank said anything for 6"),
     32: ("kill rank", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
-    # Who killed a torchrun that had nothing to tell is not known; the cell is run again.
-    64: ("kill torchrun", Outcome.UNKNOWN, "a node's torchrun was killed by SIGKILL"),
+    # No rank's program can do that: the cell is run again.
+    64: ("kill torchrun", Outcome.MISSING_RANKS, "a node's torchrun was killed by SIGKILL"),
 }
 """By batch size: what rank 1 does, and how that run ends."""
 MANY = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--hang-after", "60s")
@@ -216,7 +216,7 @@ def test_a_rank_that_hangs_leaves_its_stack(again: dict[str, Scene]) -> None:
         ("cancelled", Outcome.CANCELLED, "the job was asked to end: it was cancelled"),
         ("near its limit", Outcome.TIMED_OUT, "the job's time limit was near"),
         ("past its limit", Outcome.TIMED_OUT, "the job was asked to end: Slurm ended it due to time limit"),
-        ("killed", Outcome.CANCELLED, "SIGKILL"),
+        ("killed", Outcome.MISSING_RANKS, "SIGKILL"),
     ],
 )
 def test_a_job_that_was_ended_goes_on_with_the_same_command(
@@ -310,7 +310,7 @@ def test_a_rank_that_lost_its_peer_is_no_culprit() -> None:
     assert inferred_outcome([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
     told = Signs(exit_code=143, killed_on_a_node=lost, recorded=frozenset({0}))
     assert inferred_outcome([victim], None, told) == (
-        Outcome.UNKNOWN,
+        Outcome.MISSING_RANKS,
         "a node's torchrun was killed by SIGKILL",
     )
     killed = RankExit(rank=0, exit_code=None, signal="SIGSEGV", message=None)

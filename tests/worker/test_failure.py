@@ -65,7 +65,10 @@ DEVICE_MEMORY: list[Exception] = [
     dist.DistBackendError(f"{NCCL_CUDA}Failed to CUDA host alloc 4923392 bytes"),
 ]
 
-ERRORS: list[tuple[Exception, Outcome, str]] = [
+ERRORS: list[tuple[BaseException, Outcome, str]] = [
+    (SystemExit(0), Outcome.CRASHED, "the program called sys.exit(0) before the run was over"),
+    (SystemExit(), Outcome.CRASHED, "the program called sys.exit(None) before the run was over"),
+    (SystemExit("no"), Outcome.CRASHED, "the program called sys.exit('no') before the run was over"),
     (
         torch.OutOfMemoryError(CUDA_MEMORY),
         Outcome.OUT_OF_MEMORY,

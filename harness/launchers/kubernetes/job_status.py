@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.jobs.closing import open_launches
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
 from harness.launch.ending import Stopped
 from harness.launchers.kubernetes.documents import MANIFEST
@@ -19,10 +20,18 @@ from results.store import Study
 class KubernetesJobStatus(JobStatus):
     """One job; `submission` says that its manifest was applied from here."""
 
+    has_open_launch: bool = False
+    """Whether a launch of it has begun and has not ended, as far as is written down."""
+
     @property
     def is_live(self) -> bool:
         # Its manifest may be applied by hand at any time.
         return self.ended is None
+
+    @property
+    def is_running(self) -> bool:
+        # Nobody asks the cluster.
+        return self.is_live and self.has_open_launch
 
     @property
     def submitted_state(self) -> str:
@@ -39,7 +48,7 @@ def _kept(study: Study, store: JobStore, job: Job) -> KubernetesJobStatus:
     status = KubernetesJobStatus(job=job, submission=store.submission(job.job_id), ended=ended)
     if ended is None and is_over(store, job.job_id):
         return close(study, status, own_word(study, job, None) or FORGOTTEN)
-    return status
+    return replace(status, has_open_launch=ended is None and bool(open_launches(study, job.job_id)))
 
 
 def cancel(study: Study, live: Sequence[JobStatus]) -> Cancelled:

@@ -141,19 +141,24 @@ def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> Sl
     if view is not None and not view.phase.ended:
         return seen
     stopped = own_word(study, status.job, None if view is None else view.restarts)
-    words = None if view is None else view.words
-    return close(study, seen, stopped or _schedulers_word(study, status.job, view), scheduler=words)
-
-
-def _schedulers_word(study: Study, job: Job, view: JobView | None) -> Stopped:
-    """How a job ended that left no word of its own."""
     if view is None:
-        return FORGOTTEN
+        return close(study, seen, stopped or FORGOTTEN)
+    if stopped is None and view.outcome is Outcome.CRASHED and view.signal is not None:
+        killed = f"the job's program was killed: the scheduler says {view.words}"
+        return close(
+            study,
+            seen,
+            Stopped(outcome=Outcome.CRASHED, reason=killed),
+            # Its ranks are gone, and no cell is to blame: they are run again.
+            runs=Stopped(outcome=Outcome.MISSING_RANKS, reason=killed),
+            scheduler=view.words,
+        )
+    return close(study, seen, stopped or _schedulers_word(study, status.job, view), scheduler=view.words)
+
+
+def _schedulers_word(study: Study, job: Job, view: JobView) -> Stopped:
+    """How a job ended that left no word of its own."""
     outcome = view.outcome or Outcome.UNKNOWN
-    if outcome is Outcome.CRASHED and view.signal is not None:
-        # Somebody ended the job's own program, and that is no fault of a cell: it is run again.
-        words = f"the job's program was killed: the scheduler says {view.words}"
-        return Stopped(outcome=Outcome.CANCELLED, reason=words)
     if outcome is Outcome.OK and job.purpose == "run":
         # A job that has run its cells says so.
         outcome = Outcome.UNKNOWN
