@@ -16,7 +16,7 @@ from harness.plan.points import Point
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
 from reports.text import count, devices, devices_word, duration
-from results.cell import Cell
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
 from results.launch import Launch
 from results.link import NO_LINK, link_text
@@ -26,7 +26,7 @@ from results.store import Study
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
-_DEFAULTS = {"compression": "none", "collective": "default", "link": NO_LINK}
+_DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
 """Axes that a table has a column for where something else than this is in it."""
 
 

@@ -14,6 +14,12 @@ from results.link import link_text
 
 BASELINE_STRATEGY = "single"
 """The strategy of one device, from which curves start."""
+REFERENCE_STRATEGY = "ddp"
+"""Plain data parallelism: what a study takes beside the baseline if it names no strategy, and whose dense
+exchange others are compared with."""
+UNCOMPRESSED = "none"
+DEFAULT_COLLECTIVE = "default"
+"""The backend's own all-reduce."""
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -79,8 +85,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     device: Device
     backend: Backend
     optimizer: str
-    compression: str = "none"
-    collective: str = "default"
+    compression: str = UNCOMPRESSED
+    collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
     """Ranks of a virtual node, in a row; None: the nodes are real hosts."""
     link_mbit_per_s: float | None = None
@@ -127,6 +133,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
         return link_text(self.link_mbit_per_s)
 
     @property
+    def compresses(self) -> bool:
+        """Whether gradients are sent in another form than they are computed in."""
+        return self.compression != UNCOMPRESSED
+
+    @property
+    def dense(self) -> bool:
+        """Whether gradients are sent as they are, by the backend's own collectives."""
+        return not self.compresses and self.collective == DEFAULT_COLLECTIVE
+
+    @property
     def replicas(self) -> int:
         """The data-parallel degree: how many copies of the model see different data."""
         return self.gpus // self.model_parallel
@@ -147,9 +163,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
         data = msgspec.json.encode(differing_fields(self), order="sorted")
         digest = hashlib.sha256(data).hexdigest()[:16]
         parts = [self.workload, self.strategy]
-        if self.compression != "none":
+        if self.compresses:
             parts.append(self.compression)
-        if self.collective != "default":
+        if self.collective != DEFAULT_COLLECTIVE:
             parts.append(self.collective)
         if self.link_mbit_per_s is not None:
             parts.append(self.link)

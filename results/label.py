@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.link import NO_LINK
 
 
@@ -27,5 +28,7 @@ def label(named: Named) -> str:
 
 def exchange_label(named: Named) -> str:
     """The same on whatever network: `ddp + topk:0.01, ring`."""
-    compressed = named.strategy if named.compression == "none" else f"{named.strategy} + {named.compression}"
-    return compressed if named.collective == "default" else f"{compressed}, {named.collective}"
+    compressed = (
+        named.strategy if named.compression == UNCOMPRESSED else f"{named.strategy} + {named.compression}"
+    )
+    return compressed if named.collective == DEFAULT_COLLECTIVE else f"{compressed}, {named.collective}"

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from results.cell import Cell, Checkpointing, Device, MemoryFormat, Precision, StepPolicy
+from results.cell import (
+    DEFAULT_COLLECTIVE,
+    UNCOMPRESSED,
+    Cell,
+    Checkpointing,
+    Device,
+    MemoryFormat,
+    Precision,
+    StepPolicy,
+)
 from results.errors import UsageError
 from results.link import NO_LINK
 
@@ -35,8 +44,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workloads: tuple[str, ...]
     gpus: tuple[int, ...]
     strategies: tuple[str, ...]
-    compressions: tuple[str, ...] = ("none",)
-    collectives: tuple[str, ...] = ("default",)
+    compressions: tuple[str, ...] = (UNCOMPRESSED,)
+    collectives: tuple[str, ...] = (DEFAULT_COLLECTIVE,)
     links: tuple[str, ...] = (NO_LINK,)
     """Networks between the virtual nodes, as canonical texts; `none` is the network as it is."""
     batch_sizes: tuple[int, ...] = ()
@@ -104,7 +113,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     strategy: str
     compression: str
-    collective: str = "default"
+    collective: str = DEFAULT_COLLECTIVE
     link: str = NO_LINK
     batch_size: int
     """Batch per replica under weak scaling; the user's `--batch-size` under strong."""
@@ -124,7 +133,7 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     strategy: str
     compression: str
-    collective: str = "default"
+    collective: str = DEFAULT_COLLECTIVE
     link: str = NO_LINK
     gpus: int
     batch_size: int

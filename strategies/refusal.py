@@ -5,7 +5,7 @@ What one strategy, compressor or collective refuses is in its facts; here is wha
 
 from __future__ import annotations
 
-from results.cell import Cell
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, Cell
 from results.errors import SpecError
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.collectives.facts import CollectiveFacts
@@ -31,19 +31,19 @@ def refusal(cell: Cell) -> str | None:
 
 def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
     if strategy.distributed and cell.gpus < 2:
-        return f"{strategy.name} needs at least 2 ranks; on 1 use single"
+        return f"{strategy.name} needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
     if not strategy.distributed and cell.gpus != 1:
-        return f"{strategy.name} runs on 1 rank alone; on more use ddp"
+        return f"{strategy.name} runs on 1 rank alone; on more use {REFERENCE_STRATEGY}"
     return None
 
 
 def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
     """What a strategy says that it does not go with, as it does that itself or otherwise."""
     name = strategy.name
-    if strategy.fixed_exchange and (cell.compression, cell.collective) != ("none", "default"):
+    if strategy.fixed_exchange and not cell.dense:
         return (
-            f"{name} goes with --compression none and --collective default alone, not {cell.compression} and "
-            f"{cell.collective}: {strategy.fixed_exchange}"
+            f"{name} goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"{cell.compression} and {cell.collective}: {strategy.fixed_exchange}"
         )
     if strategy.contiguous and cell.memory_format != "contiguous":
         return f"{name} goes with --memory-format contiguous alone: {strategy.contiguous}"
@@ -67,10 +67,10 @@ def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
         return (
             f"{strategy.name} does not go with --precision fp16: each rank would scale its own loss; use bf16"
         )
-    if not promise.equal and cell.compression != "none":
+    if not promise.equal and cell.compresses:
         return (
-            f"{strategy.name} goes with --compression none alone, not {cell.compression}: without equal "
-            f"replicas no proof can tell what was lost"
+            f"{strategy.name} goes with --compression {UNCOMPRESSED} alone, not {cell.compression}: "
+            f"without equal replicas no proof can tell what was lost"
         )
     return None
 
@@ -84,17 +84,23 @@ def _machine(cell: Cell) -> str | None:
 
 
 def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts) -> str | None:
-    if compressor.ddp_hook and not (strategy.takes_ddp_hooks and cell.collective == "default"):
+    if compressor.ddp_hook and not (strategy.takes_ddp_hooks and cell.collective == DEFAULT_COLLECTIVE):
         return (
-            f"{compressor.name} goes with ddp and --collective default alone, not {strategy.spec.text} and "
-            f"{cell.collective}: it is a hook of torch's ddp; use powersgd"
+            f"{compressor.name} goes with {_hooked()} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"{strategy.spec.text} and {cell.collective}: it is a hook of torch's DistributedDataParallel; "
+            f"use {compressor.instead}"
         )
     if compressor.gradients_alone and strategy.promise.of == "parameters":
         return (
             f"{strategy.name} does not go with {compressor.name}: {compressor.gradients_alone}, and "
-            f"{strategy.name} exchanges differences of parameters; use topk"
+            f"{strategy.name} exchanges differences of parameters; use {compressor.instead}"
         )
     return compressor.refusal(cell)
+
+
+def _hooked() -> str:
+    """The strategies that take hooks of torch's."""
+    return " or ".join(facts.name for facts in STRATEGIES.all_facts if facts.takes_ddp_hooks)
 
 
 def _collected(cell: Cell, collective: CollectiveFacts, compressor: CompressorFacts) -> str | None:

@@ -19,7 +19,7 @@ from results.errors import UsageError
 
 
 @click.command(name="doctor")
-@click.option("--site", metavar="FILE", help="Check this site profile against the Slurm cluster, too.")
+@click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
 def command(site: str | None) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 

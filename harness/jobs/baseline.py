@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from results.cell import BASELINE_STRATEGY, Cell
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 
 
 def baseline_of(cells: Sequence[Cell]) -> Cell:
@@ -20,8 +20,8 @@ def baseline_of(cells: Sequence[Cell]) -> Cell:
     return msgspec.structs.replace(
         min(cells, key=lambda cell: cell.gpus),
         strategy=BASELINE_STRATEGY,
-        compression="none",
-        collective="default",
+        compression=UNCOMPRESSED,
+        collective=DEFAULT_COLLECTIVE,
         gpus=1,
         node_size=None,
         link_mbit_per_s=None,

@@ -19,6 +19,7 @@ from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
+from strategies.auto.facts import Auto
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.footprint import footprint
 from strategies.closed_form.moments import Footprint
@@ -27,7 +28,7 @@ from strategies.closed_form.traffic import traffic
 from strategies.facts import AutoPoint, Proposal
 from workloads.catalog import WORKLOADS, facts
 
-AUTO = "auto"
+AUTO = Auto.name
 TIE = 0.10
 """Candidates that are so much slower than the fastest count as equal, since predictions tell no closer: the
 simplest of them is taken."""
@@ -190,7 +191,7 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     parts = facts(WORKLOADS.parse(cell.workload)).parts
     if isinstance(parts, Unknown):
         return f"auto: memory and traffic of {cell.workload} are {parts}; name a strategy"
-    if (cell.compression, cell.collective) != ("none", "default"):
+    if not cell.dense:
         return (
             "auto weighs gradients that are exchanged as they are, by the default collective: name a strategy"
         )

@@ -19,11 +19,12 @@ def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
 
 
 def _flat(cell: Cell, size: int) -> str | None:
-    """Why nodes of `size` give a hierarchical exchange nothing to do."""
-    if not COLLECTIVES.facts(cell.collective).by_nodes or 1 < size < cell.gpus:
+    """Why nodes of `size` give an exchange by nodes nothing to do."""
+    collective = COLLECTIVES.facts(cell.collective)
+    if not collective.by_nodes or 1 < size < cell.gpus:
         return None
     here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
-    return f"hierarchical goes inside of nodes and across them, and {here}; give --node-size"
+    return f"{collective.name} goes inside of nodes and across them, and {here}; give --node-size"
 
 
 def _grouped(cell: Cell, size: int) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.link import NO_LINK
 from results.plan import Pattern, Request, Scaling, SeriesId, Skip
@@ -113,8 +114,8 @@ def _included(request: Request) -> Iterator[Point]:
             key = SeriesId(
                 workload=pattern.workload,
                 strategy=pattern.strategy,
-                compression=pattern.compression or "none",
-                collective=pattern.collective or "default",
+                compression=pattern.compression or UNCOMPRESSED,
+                collective=pattern.collective or DEFAULT_COLLECTIVE,
                 link=pattern.link or NO_LINK,
                 scaling=scaling,
                 batch_size=pattern.batch_size,

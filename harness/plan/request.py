@@ -11,7 +11,16 @@ import msgspec
 from harness.plan.dataset import data_file, require_fit
 from harness.plan.options import Counts, Gpus, Names, read_counts, read_duration_s, read_gpus, read_names
 from harness.plan.study_file import BY_NAME, StudyFile, check_values
-from results.cell import BASELINE_STRATEGY, Backend, Checkpointing, Device, StepPolicy
+from results.cell import (
+    BASELINE_STRATEGY,
+    DEFAULT_COLLECTIVE,
+    REFERENCE_STRATEGY,
+    UNCOMPRESSED,
+    Backend,
+    Checkpointing,
+    Device,
+    StepPolicy,
+)
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
@@ -19,7 +28,7 @@ from results.spec import Catalog
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts
 
-DEFAULT_STRATEGIES = (BASELINE_STRATEGY, "ddp")
+DEFAULT_STRATEGIES = (BASELINE_STRATEGY, REFERENCE_STRATEGY)
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
 _AS_THEY_ARE = (
     "repeats",
@@ -59,8 +68,8 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
         workloads=workloads,
         gpus=_gpus(options.gpus),
         strategies=_canonical(STRATEGIES, options.strategy, DEFAULT_STRATEGIES),
-        compressions=_canonical(COMPRESSIONS, options.compression, ("none",)),
-        collectives=_canonical(COLLECTIVES, options.collective, ("default",)),
+        compressions=_canonical(COMPRESSIONS, options.compression, (UNCOMPRESSED,)),
+        collectives=_canonical(COLLECTIVES, options.collective, (DEFAULT_COLLECTIVE,)),
         links=_links(options.link),
         batch_sizes=_counts(options.batch_size, "batch_size"),
         global_batch_sizes=_counts(options.global_batch_size, "global_batch_size"),

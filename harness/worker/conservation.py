@@ -103,7 +103,7 @@ def compare_average(
         base = torch.zeros_like(mine) if common is None else common[name].double()
         shares = (mine - base) / partners.count
         mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
-        lossy = law_tolerance(cell) if cell.compression != "none" else 0.0
+        lossy = law_tolerance(cell) if cell.compresses else 0.0
         bound = lossy * distance([(size + balance.held[name], None)])
         bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
         applied = balance.values[name] - base

@@ -28,4 +28,4 @@ def summed_terms(cell: Cell, replicas: int) -> int:
 def sizes_matter(cell: Cell, replicas: int) -> bool:
     """Whether a comparison is bounded by the absolute values of what is summed: that of a lossy exchange is,
     and that of a sum of more than two terms, element by element."""
-    return cell.compression != "none" or (exact_arithmetic(cell) and summed_terms(cell, replicas) > 2)
+    return cell.compresses or (exact_arithmetic(cell) and summed_terms(cell, replicas) > 2)

@@ -127,7 +127,7 @@ def prove(
     """
     exchange = trainer.model.gradient_exchange
     if exchange is not None:
-        exchange.audited = setup.cell.compression != "none"
+        exchange.audited = setup.cell.compresses
     try:
         with setup.memory.lifted():
             return _Examination(setup, trainer, batches, control).verdict(beat, first or FirstStep())
@@ -153,7 +153,7 @@ class _Examination:
         self._trainer = trainer
         self._batches = batches
         self._control = control
-        self._lossy = setup.cell.compression != "none"
+        self._lossy = setup.cell.compresses
         self._promise = STRATEGIES.facts(setup.cell.strategy).promise
         self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
         self._findings: list[Finding] = []

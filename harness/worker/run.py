@@ -42,7 +42,7 @@ from results.record import Memory, Proof, RankRecord, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
-from strategies.catalog import STRATEGIES
+from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
@@ -152,6 +152,7 @@ class Run:
             "training": Training(
                 differences=strategy.differences,
                 averages_all_gradients=strategy.promise.averages_all_gradients(strategy.promise.after),
+                exchanges_by_nodes=COLLECTIVES.facts(self._cell.collective).by_nodes,
             ),
         }
         self._prove(setup, trainer, batches)

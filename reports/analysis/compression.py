@@ -9,6 +9,7 @@ from typing import Literal
 
 from reports.analysis.communication import CellCommunication, communication
 from reports.analysis.figures import CellFigures
+from reports.analysis.training import exchanges_by_nodes
 from reports.text import count, number
 from results.budget import OperationSummary
 from results.cell import Backend
@@ -91,7 +92,7 @@ def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
     bytes what a rank puts on the wire.
     """
     own, other = communication(figures), communication(dense)
-    if "hierarchical" in figures.cell.collective:
+    if exchanges_by_nodes(figures):
         return BreakEven(mbit_per_s=None, reason=BY_NODES)
     backend = figures.cell.backend
     bytes_own, bytes_dense = wire_bytes(own.operations, backend), wire_bytes(other.operations, backend)

@@ -23,14 +23,12 @@ from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import Setting, setting_of
 from reports.analysis.study import StudyFigures
 from reports.text import devices, number
-from results.cell import Cell, Device
+from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Cell, Device
 from results.label import exchange_label
 from results.link import NO_LINK, read_link
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 
-REFERENCE = "ddp"
-"""The strategy whose dense exchange the others' are compared with."""
 NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
 """Of one parameter: gradients are in single precision, whatever they are sent as."""
@@ -152,24 +150,20 @@ def _point(cell: Cell) -> Point:
     return setting_of(cell), cell.gpus, cell.batch_per_replica
 
 
-def _is_dense(cell: Cell) -> bool:
-    return (cell.compression, cell.collective) == ("none", "default")
-
-
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
     points: dict[Point, list[CellFigures]] = {}
     for one in cells:
         points.setdefault(_point(one.cell), []).append(one)
     for point in sorted(points):
-        dense = {one.cell.strategy: one for one in points[point] if _is_dense(one.cell)}
+        dense = {one.cell.strategy: one for one in points[point] if one.cell.dense}
         rows = [_row(one, dense) for one in points[point]]
-        yield from sorted(rows, key=lambda row: row.dense is not None or not _is_dense(row.cell))
+        yield from sorted(rows, key=lambda row: row.dense is not None or not row.cell.dense)
 
 
 def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
     against = _against(figures.cell, dense)
     if against is None:
-        reason = None if _is_dense(figures.cell) else NO_DENSE
+        reason = None if figures.cell.dense else NO_DENSE
         return ExchangeRow(figures=figures, dense=None, speed_up=None, reason=reason)
     reason = _incomparable(figures, against)
     if reason is not None:
@@ -182,10 +176,10 @@ def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
 def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None:
     """The dense exchange of the same strategy; for that itself, and where there is none, the one of ddp."""
     own = dense.get(cell.strategy)
-    if own is not None and not _is_dense(cell):
+    if own is not None and not cell.dense:
         return own
-    variants = [one for strategy, one in dense.items() if strategy.partition(":")[0] == REFERENCE]
-    reference = dense.get(REFERENCE) or next(iter(variants), None)
+    variants = [one for strategy, one in dense.items() if strategy.partition(":")[0] == REFERENCE_STRATEGY]
+    reference = dense.get(REFERENCE_STRATEGY) or next(iter(variants), None)
     return None if reference is not None and reference.cell.id == cell.id else reference
 
 
@@ -215,7 +209,7 @@ def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
 
 def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
     """That nothing was faster, and what came nearest to it."""
-    noun = "other exchange" if any(row.cell.compression == "none" for row in rows) else "compressor"
+    noun = "other exchange" if any(not row.cell.compresses for row in rows) else "compressor"
     nothing = f"no {noun} was faster than the dense exchange"
     even = dict.fromkeys(names[row.name] for row in rows if row.verdict == "no gain")
     if not even:
@@ -307,9 +301,9 @@ def _names(rows: Sequence[ExchangeRow]) -> Names:
 
 
 def _name(cell: Cell, *, several: bool) -> str:
-    sent = "" if cell.compression == "none" else cell.compression
+    sent = cell.compression if cell.compresses else ""
     if several:
         what = f"{cell.strategy} + {sent}" if sent else cell.strategy
     else:
         what = sent or "dense"
-    return what if cell.collective == "default" else f"{what} over {cell.collective}"
+    return what if cell.collective == DEFAULT_COLLECTIVE else f"{what} over {cell.collective}"

@@ -11,7 +11,7 @@ from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, s
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training, training_of
 from results.budget import BudgetMethod
-from results.cell import BASELINE_STRATEGY, Device, Precision
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Device, Precision
 from results.outcome import Evidence
 from results.plan import Scaling
 from results.statistics import Metric, ratio_of_runs
@@ -185,7 +185,7 @@ def _is_dense(named: Named) -> bool:
     key = named[0].key
     return (
         key.strategy != BASELINE_STRATEGY
-        and (key.compression, key.collective) == ("none", "default")
+        and (key.compression, key.collective) == (UNCOMPRESSED, DEFAULT_COLLECTIVE)
         and training_of(named[1].figures).averages_all_gradients
     )
 
@@ -208,7 +208,7 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
     claim = point.efficiency
     return Configuration(
         strategy=curve.key.label,
-        compresses=curve.key.compression != "none",
+        compresses=curve.key.compression != UNCOMPRESSED,
         gpus=point.gpus,
         device=point.figures.cell.device,
         throughput=point.figures.throughput,

@@ -15,6 +15,7 @@ from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from reports.text import devices, duration
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.link import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
@@ -232,7 +233,7 @@ def _best_singles(
 
 
 def _is_plain(key: SeriesKey) -> bool:
-    return (key.compression, key.collective, key.link) == ("none", "default", NO_LINK)
+    return (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
 
 
 def _rank(baseline: Baseline) -> tuple[bool, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from reports.page.section import Definition, Section
+from results.cell import REFERENCE_STRATEGY
 
 _SHARED = (
     Definition(
@@ -133,11 +134,11 @@ _SHARED = (
             "<code>Step time of the dense exchange / step time</code> of cells that differ in the exchange "
             "alone: above 1 is faster. It is compared with the dense exchange (no compressor, the default "
             "collective) of the same strategy; that exchange itself, or where there is none, with the one "
-            'of ddp. Its interval is made as that of an efficiency, from the ratios of runs. "faster" and '
-            '"slower" say that it lies on one side of 1, "no gain" that it does not. Three runs of two '
-            "equal exchanges lie apart by chance one time in ten, five one time in 126; fewer than three "
-            "are not judged. Runs of unlike conditions, and emulated beside measured ones, are not "
-            "compared."
+            f"of {REFERENCE_STRATEGY}. Its interval is made as that of an efficiency, from the ratios of "
+            'runs. "faster" and "slower" say that it lies on one side of 1, "no gain" that it does not. '
+            "Three runs of two equal exchanges lie apart by chance one time in ten, five one time in 126; "
+            "fewer than three are not judged. Runs of unlike conditions, and emulated beside measured ones, "
+            "are not compared."
         ),
     ),
     Definition(

@@ -37,6 +37,8 @@ class CompressorFacts(Facts):
     need: ClassVar[Need] = "all-reduce"
     keeps_residual: ClassVar[bool] = True
     """Whether what it does not send may be kept for a later step."""
+    instead: ClassVar[str] = ""
+    """What to use where it does not go."""
     whole_matrices: ClassVar[bool] = False
     """Whether it cannot compress a shard of a bucket."""
     gradients_alone: ClassVar[str | None] = None

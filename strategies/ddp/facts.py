@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from results.cell import Cell
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.parts import VALUE_BYTES, ModelParts
 from results.spec import Option
+from strategies.advice import WITH_UNUSED
 from strategies.closed_form.moments import Footprint, step_moments
 from strategies.closed_form.terms import MIB, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
@@ -85,11 +86,11 @@ class Ddp(BucketedFacts):
                 f"ddp:static_graph=true goes with --accumulation 1 alone, not {cell.accumulation}: torch "
                 f"needs an exchange in the first backward pass"
             )
-        if self.spec.flag("find_unused") and (cell.compression, cell.collective) != ("none", "default"):
+        if self.spec.flag("find_unused") and not cell.dense:
             return (
-                "ddp:find_unused=true goes with --compression none and --collective default alone: torch "
-                "exchanges which parameters were used while our exchange is under way; use "
-                "scratch-ddp:find_unused=true"
+                f"{self.name}:find_unused=true goes with --compression {UNCOMPRESSED} and --collective "
+                f"{DEFAULT_COLLECTIVE} alone: torch exchanges which parameters were used while our exchange "
+                f"is under way; use {WITH_UNUSED[-1]}"
             )
         return None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.compression.base import State
@@ -25,8 +26,8 @@ class ExchangeSettings:
 
     group: ProcessGroup | None = None
     """None: the default group."""
-    compression: str = "none"
-    collective: str = "default"
+    compression: str = UNCOMPRESSED
+    collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
     """Ranks in a row that are one node (None: all of them); what `hierarchical` and `hsdp` go by."""
     seed: int = 0
@@ -35,7 +36,7 @@ class ExchangeSettings:
     @property
     def is_plain(self) -> bool:
         """Whether it is the backend's own all-reduce of what is there."""
-        return (self.compression, self.collective) == ("none", "default")
+        return (self.compression, self.collective) == (UNCOMPRESSED, DEFAULT_COLLECTIVE)
 
 
 PLAIN = ExchangeSettings()

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies.advice import WHOLE
 from strategies.collectives.link import Link
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.device_grid import DeviceGrid
@@ -138,10 +139,10 @@ def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
 def _require_shardable(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
-            raise UsageError(f"fsdp shards the first dimension, and {name} has none: use ddp or scratch-ddp")
+            raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise UsageError(f"fsdp has no sparse gradients, as {name} asks for: use ddp or scratch-ddp")
+            raise UsageError(f"fsdp has no sparse gradients, as {name} asks for: {WHOLE}")
 
 
 def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:
@@ -174,7 +175,7 @@ def _shard(
         fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
         # What torch asks of a model, in its words: one data type a unit, say.
-        raise UsageError(f"fsdp cannot shard this model: {error}; use ddp or scratch-ddp") from error
+        raise UsageError(f"fsdp cannot shard this model: {error}; {WHOLE}") from error
     return units
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from results.cell import Cell
+from results.cell import REFERENCE_STRATEGY, Cell
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts
 from results.spec import Option
@@ -97,7 +97,10 @@ class Pipeline(StrategyFacts):
         """Why the schedule does not go with so many ranks of a pipeline."""
         pieces = self.microbatches
         if ranks < 2:
-            return f"{self.spec.text} leaves {ranks} stage for each pipeline: use ddp, or a smaller dp"
+            return (
+                f"{self.spec.text} leaves {ranks} stage for each pipeline: use {REFERENCE_STRATEGY}, or a "
+                f"smaller dp"
+            )
         if self.schedule != "interleaved" and self.spec.integer("chunks") != _CHUNKS:
             return (
                 f"chunks ({self.spec.integer('chunks')}) goes with pipeline:interleaved alone: "

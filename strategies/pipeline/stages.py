@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.cut import balanced_cut
 
 Piece = Callable[[Tensor], Tensor]
@@ -91,16 +92,16 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
     if not layout.can_be_cut or not hasattr(module, "stem") or not hasattr(module, "head"):
         raise UsageError(
             "pipeline cuts a model between its blocks, and this one does not say where: give it a layout and "
-            "the methods stem and head, or use fsdp"
+            f"the methods stem and head, or {SPLIT}"
         )
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise UsageError(
                 f"pipeline draws other random numbers in every stage, and {name} has dropout of {part.p:g}, "
-                f"which could not be checked: set it to 0, or use fsdp"
+                f"which could not be checked: set it to 0, or {SPLIT}"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise UsageError(f"pipeline has no sparse gradients, as {name} asks for: use ddp or scratch-ddp")
+            raise UsageError(f"pipeline has no sparse gradients, as {name} asks for: {WHOLE}")
 
 
 def _require_owners(module: nn.Module, cut: Cut) -> None:
@@ -117,7 +118,7 @@ def _require_owners(module: nn.Module, cut: Cut) -> None:
             if len(owners[tensor]) > 1 and owners[tensor] != {0, cut.ranks - 1}:
                 raise UsageError(
                     f"pipeline shares parameters between its first and last stage alone, and {name} is also "
-                    f"in another: use fsdp"
+                    f"in another: {SPLIT}"
                 )
     if len(busy) < cut.ranks:
         raise UsageError("a stage of the pipeline would have no parameters: use fewer ranks or chunks")
@@ -153,7 +154,7 @@ class Twin:
             return self._counted(layout, self.tensor((1, *layout.sample), dtype))
         except Exception as error:  # a user's model may fail without values in any way
             raise UsageError(
-                f"pipeline is cut by FLOPs, which cannot be counted without values: {error}; use fsdp"
+                f"pipeline is cut by FLOPs, which cannot be counted without values: {error}; {SPLIT}"
             ) from error
 
     def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
+from results.cell import UNCOMPRESSED
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
@@ -44,7 +45,7 @@ class ScratchDdpModel(ParallelModel):
                 bytes=int(spec.number("bucket_mb") * MIB),
                 find_unused=spec.flag("find_unused"),
                 # Compressors see matrices, and what they keep is compared with gradients, row by row.
-                as_parameters=exchange.compression == "none",
+                as_parameters=exchange.compression == UNCOMPRESSED,
             ),
         )
 

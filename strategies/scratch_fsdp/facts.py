@@ -9,6 +9,7 @@ from results.cell import Cell
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Option
+from strategies.advice import SPLIT
 from strategies.closed_form.moments import Averaging, Gathered
 from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
 from strategies.closed_form.terms import Term, term
@@ -41,7 +42,7 @@ class ScratchFsdp(ShardingFacts):
         }
     )
     model = "strategies.scratch_fsdp.model:ScratchFsdpModel"
-    eager = "it frees parameters between their uses, which torch.compile cannot trace; use fsdp"
+    eager = f"it frees parameters between their uses, which torch.compile cannot trace; {SPLIT}"
 
     @property
     def stage(self) -> int:

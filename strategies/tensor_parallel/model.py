@@ -28,12 +28,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout
+from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.training.clipping import clip_shards
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import take_from_first
 
-_OTHERWISE = "use fsdp, which splits any model"
+_OTHERWISE = f"{SPLIT}, which splits any model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

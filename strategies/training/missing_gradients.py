@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from results.errors import UsageError
+from strategies.advice import WITH_UNUSED
 from strategies.collectives.link import Link
 
 
@@ -36,5 +37,5 @@ class MissingGradients:
         if names:
             raise UsageError(
                 f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and {self._reason}: "
-                f"freeze what is not used, or use ddp:find_unused=true or scratch-ddp:find_unused=true"
+                f"freeze what is not used, or use {' or '.join(WITH_UNUSED)}"
             )

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from results.cell import Cell, Checkpointing, MemoryFormat, Precision
+from results.cell import (
+    BASELINE_STRATEGY,
+    DEFAULT_COLLECTIVE,
+    UNCOMPRESSED,
+    Cell,
+    Checkpointing,
+    MemoryFormat,
+    Precision,
+)
 from results.layout import ModelLayout
 from strategies.build import parallelize
 from strategies.exchange.gradient_exchange import ExchangeSettings
@@ -23,9 +31,9 @@ from strategies.training.precision import ScaledFeedback, loss_scaler, set_float
 class TrainSettings:
     """How a step is done; the names and meanings of a cell."""
 
-    strategy: str = "single"
-    compression: str = "none"
-    collective: str = "default"
+    strategy: str = BASELINE_STRATEGY
+    compression: str = UNCOMPRESSED
+    collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
     """Ranks of a node, in a row (None: all of them); what `hierarchical` and `hsdp` go by."""
     optimizer: str = "sgd"

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from results.errors import UsageError
+from strategies.advice import WHOLE
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
+from strategies.ddp.facts import Ddp
 from strategies.ddp.model import DdpModel
 from strategies.training.gathered import gathered
 from strategies.training.optimizer import optimizer_call
@@ -36,8 +38,8 @@ class Zero1Model(DdpModel):
         types = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
         if len(types) > 1:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-            raise UsageError(f"zero1 takes parameters of one data type, not {names}: use ddp or scratch-ddp")
-        ddp = STRATEGIES.facts(f"ddp:bucket_mb={setting.spec.number('bucket_mb')!r}")
+            raise UsageError(f"zero1 takes parameters of one data type, not {names}: {WHOLE}")
+        ddp = STRATEGIES.facts(f"{Ddp.name}:bucket_mb={setting.spec.number('bucket_mb')!r}")
         super().__init__(module, replace(setting, facts=ddp))
         self._device = setting.device
         self._link = Link(setting.exchange.group)

@@ -94,7 +94,7 @@ def _encoding(budgets: Sequence[CellBudget], cell_words: tables.CellWords) -> It
     cells: dict[str, list[str]] = {}
     for one in budgets:
         cpu_ns = communication(one.figures).mean("exchange_cpu_ns")
-        if one.method == "on-off" and one.cell.compression != "none" and cpu_ns:
+        if one.method == "on-off" and one.cell.compresses and cpu_ns:
             text = f"{cell_words.label(one.cell)}: {duration(cpu_ns)}"
             cells.setdefault(one.cell.workload, []).append(text)
     for workload, texts in cells.items():

@@ -83,8 +83,8 @@ _DEFINITIONS = (
         "Payload of the dense",
         Markup(
             "<code>Payload / payload of the dense exchange</code> of a step and rank. What travels can be "
-            "more: an all-gather, on which top-k and dgc stand, carries the payload of every other rank to "
-            "each."
+            "more: the all-gather of a compressor that selects elements carries the payload of every other "
+            "rank to each."
         ),
     ),
     Definition(

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from results.cell import Cell
 from results.spec import Option
 from strategies.compression.facts import RATIO, SELECT, WARMUP, CompressorFacts
+from strategies.compression.topk.facts import TopKFacts
 from strategies.optimizers.catalog import OPTIMIZERS
 
 
@@ -27,6 +28,7 @@ class DgcFacts(CompressorFacts):
     )
     compressor = "strategies.compression.dgc.compressor:Dgc"
     need = "all-gather"
+    instead = TopKFacts.name
     gradients_alone = "it corrects the momentum of gradients"
     own_gradients_alone = "it forgets the momentum of what a rank has sent of its own gradients"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.compression.powersgd.facts import LowRankFacts
+from strategies.compression.powersgd.facts import LowRankFacts, PowerSGDFacts
 
 
 class TorchPowerSGDFacts(LowRankFacts):
@@ -10,4 +10,5 @@ class TorchPowerSGDFacts(LowRankFacts):
 
     name = "torch-powersgd"
     help = "torch's PowerSGD hook, for ddp alone"
+    instead = PowerSGDFacts.name
     ddp_hook = "strategies.compression.torch_powersgd.hook:TorchPowerSgd"

@@ -20,6 +20,7 @@ from reports.analysis.compression import (
     wire_bytes,
 )
 from reports.analysis.exchange import exchange_parts
+from results.training import Training
 
 MS = 1e6
 
@@ -117,8 +118,21 @@ def test_what_was_not_measured_projects_nothing(exchanged) -> None:
     assert break_even(exchanged(20.0, 12.0, None, 0.0), dense).reason == NOT_RECORDED
     assert break_even(dense, exchanged(20.0, 12.0, None, 0.0)).reason == NOT_RECORDED
     assert break_even(exchanged(20.0, None, "allreduce", 2e6), dense).reason == NOT_EXPOSED
-    by_nodes = exchanged(30.0, 1.0, "allreduce", 2e6, collective="hierarchical")
-    assert break_even(by_nodes, dense).reason == BY_NODES
+
+
+@pytest.mark.parametrize(
+    ("collective", "recorded", "by_nodes"),
+    [
+        ("hierarchical:via=leaders", None, True),
+        ("of-another-package", Training(exchanges_by_nodes=True), True),
+        ("hierarchical", Training(exchanges_by_nodes=False), False),
+        ("ring", Training(), False),
+    ],
+)
+def test_an_exchange_by_nodes_projects_nothing(exchanged, collective: str, recorded, by_nodes: bool) -> None:
+    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
+    found = exchanged(30.0, 1.0, "allreduce", 2e6, collective=collective, run={"training": recorded})
+    assert (break_even(found, dense).reason == BY_NODES) is by_nodes
 
 
 def test_the_payload_is_divided_by_the_dense_one(exchanged) -> None:

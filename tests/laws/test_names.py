@@ -1,0 +1,136 @@
+"""What is known of a name is in its folder: no other code has the name of a strategy, a compressor, a
+collective or a launcher as a text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.launchers.registry import launchers
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
+HOMES = {
+    entry.name: facts.__module__.rpartition(".")[0].replace(".", "/")
+    for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES)
+    for facts in catalog.all_facts
+    for entry in facts.entries()
+} | {one.name: type(one).__module__.rpartition(".")[0].replace(".", "/") for one in launchers()}
+"""By name: the folder that may have it."""
+COMMON = {
+    *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
+    # Also names of precisions, and of the tensor dimension.
+    *("bf16", "fp16", "tp"),
+}
+"""Names that mean other things as well: they are looked for where a cell's field is compared or given."""
+AXES = ("strategy", "compression", "collective", "launcher")
+ALLOWED = {
+    ("results/cell.py", "ddp"): "the one place that chooses defaults",
+    ("strategies/advice.py", "ddp"): "the one place that chooses what errors name as the way out",
+    ("strategies/advice.py", "scratch-ddp"): "as above",
+    ("strategies/advice.py", "fsdp"): "as above",
+    ("results/training.py", "local-sgd"): "runs from before they recorded how their strategy trains",
+    ("results/training.py", "hierarchical"): "runs from before they recorded whether they go by nodes",
+    ("strategies/zero1/facts.py", "ddp"): "its help says what it is like",
+    ("strategies/compression/torch_powersgd/facts.py", "ddp"): "its help says what it is a hook of",
+    ("harness/plan/study_file.py", "ddp"): "an example in the meaning of an option",
+    ("harness/plan/study_file.py", "topk"): "as above",
+    ("harness/plan/study_file.py", "hierarchical"): "as above",
+    ("harness/plan/launchers.py", "slurm"): "the registry",
+    ("harness/plan/launchers.py", "kubernetes"): "the registry",
+    ("harness/code.py", "slurm"): "the package of that name",
+    ("workloads/source.py", "slurm"): "as above",
+    ("slurm/runner.py", "slurm"): "what Slurm prints",
+    ("reports/redaction.py", "slurm"): "what Slurm prints",
+    (
+        "harness/worker/environment.py",
+        "slurm",
+    ): "a worker's record of the job that it runs in, whoever started it",
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The literals of a module, without its docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def given(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Texts that a field of a cell is compared with, or is by default or by keyword; each with the field."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=comparators):
+                sides = [part for side in (left, *comparators) for part in parts(side)]
+                fields = [
+                    side.attr for side in sides if isinstance(side, ast.Attribute) and side.attr in AXES
+                ]
+                values: list[ast.expr] = sides if fields else []
+            case ast.keyword(arg=str(field), value=value) if field in AXES:
+                fields, values = [field], parts(value)
+            case ast.AnnAssign(target=ast.Name(id=field), value=ast.expr() as value) if field in AXES:
+                fields, values = [field], parts(value)
+            case _:
+                continue
+        for value in values:
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value, fields[0]
+
+
+def parts(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+
+
+def test_a_name_is_a_text_in_its_own_folder_alone() -> None:
+    words = {
+        name: re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in HOMES if name not in COMMON
+    }
+    assert len(words) > 15
+    found = {
+        (file, name)
+        for file, tree in sources()
+        for text in texts(tree)
+        for name, word in words.items()
+        if word.search(text) and not file.startswith(f"{HOMES[name]}/")
+    }
+    assert sorted(found - set(ALLOWED)) == []
+    assert sorted(set(ALLOWED) - found) == [], "allowed, and not there any more"
+
+
+def test_no_field_of_a_cell_is_compared_with_a_name_or_given_one() -> None:
+    found = [
+        f"{file}: {field} {text!r}"
+        for file, tree in sources()
+        for text, field in given(tree)
+        if (name := text.partition(":")[0]) in HOMES and not file.startswith(f"{HOMES[name]}/")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("cell.compression != 'none'", [("none", "compression")]),
+        (
+            "(a.strategy, a.collective) == ('ddp:bucket_mb=1', 'ring')",
+            [("ddp:bucket_mb=1", "strategy"), ("ring", "strategy")],
+        ),
+        ("replace(cell, collective='tree')", [("tree", "collective")]),
+        ("class A:\n    launcher: str = 'local'", [("local", "launcher")]),
+        ("f(name='none') if x == 'ring' else 'ddp'", []),
+    ],
+)
+def test_what_the_law_sees(code: str, expected: list[tuple[str, str]]) -> None:
+    assert list(given(ast.parse(code))) == expected
