@@ -87,8 +87,9 @@ class Console:
     """The only place that prints."""
 
     def __init__(self) -> None:
-        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True)
+        # Without emoji: in `package.module:x:` they would be ":x:".
+        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+        self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def width(self) -> int:

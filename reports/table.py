@@ -35,11 +35,16 @@ Shown = tuple[TextColumn, Callable[[Row], str]]
 
 
 def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
-    """Every row through every column."""
-    return TextTable(
+    """Every row through every column. Raises TypeError for a column that shows something else than a text."""
+    made = TextTable(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(show(row) for _, show in columns) for row in rows),
     )
+    for row in made.rows:
+        for column, text in zip(made.columns, row, strict=True):
+            if not isinstance(text, str):
+                raise TypeError(f"column {column.title!r} shows {text!r}, which must be a text")
+    return made
 
 
 def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = "") -> Shown[Row]:

@@ -85,13 +85,15 @@ def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Exten
     for one in _every():
         if one.group != group:
             continue
-        other = f"{found[one.name].package} and {one.package}" if one.name in found else None
         if one.name in built_in:
-            other = f"bench itself and {one.package}"
-        if other is not None:
             raise ExtensionError(
-                f"two packages have a {GROUPS[group]} {one.name!r}, {other}: uninstall one of them, or give "
-                f"one another name in its entry points"
+                f"{one} has a name of bench's own: give it another name, or uninstall the package: "
+                f"pip uninstall {one.package}"
+            )
+        if one.name in found:
+            raise ExtensionError(
+                f"two packages have a {GROUPS[group]} {one.name!r}, {found[one.name].package} and "
+                f"{one.package}: uninstall one of them, or give one another name in its entry points"
             )
         found[one.name] = one
     return found
@@ -99,7 +101,8 @@ def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Exten
 
 @cache
 def _every() -> tuple[Extension, ...]:
-    """Of all groups, sorted. Reads the metadata of every installed package, which takes some milliseconds."""
+    """Of all groups that are called `bench.` something, sorted. Reads the metadata of every installed
+    package, which takes some milliseconds."""
     from importlib.metadata import entry_points
 
     every = entry_points()
@@ -108,11 +111,18 @@ def _every() -> tuple[Extension, ...]:
         Extension(
             group=group, name=point.name, package=point.dist.name, version=point.dist.version, point=point
         )
-        for group in GROUPS
+        for group in every.groups
+        if group.startswith("bench.")
         for point in every.select(group=group)
         if point.dist is not None
     )
     return tuple(sorted(found, key=lambda one: (one.group, one.name, one.package)))
+
+
+def stray_groups() -> Mapping[str, str]:
+    """Groups of entry points that are called `bench.` something and are none of ours, with a package that
+    has one."""
+    return {one.group: one.package for one in _every() if one.group not in GROUPS}
 
 
 def forget_packages() -> None:

@@ -29,6 +29,13 @@ class Facts:
         self.spec = spec
 
     @classmethod
+    def missing(cls) -> list[str]:
+        """What a class of its kind must declare, and this one does not: attributes, and methods."""
+        declared = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})}
+        methods = [name for name in dir(cls) if getattr(getattr(cls, name), "__isabstractmethod__", False)]
+        return sorted([*(name for name in declared if not hasattr(cls, name)), *methods])
+
+    @classmethod
     def entries(cls) -> Iterator[Entry]:
         """The lines of the catalog."""
         yield Entry(name=cls.name, help=cls.help, positional=cls.positional, options=cls.options)
@@ -70,6 +77,8 @@ class Registry(Catalog, Generic[F]):
         named = getattr(facts, "name", None)
         if named != extension.name:
             raise extension.wrong(facts, f"{needed} whose name is {extension.name!r}, not {named!r}")
+        if missing := facts.missing():
+            raise extension.wrong(facts, f"{needed} that declares {', '.join(missing)} too")
         self.register(cast("type[F]", facts))
 
     def forget(self, name: str) -> None:

@@ -7,7 +7,7 @@ import click
 from harness.console import Console
 from harness.plan.launchers import launcher_entries
 from results.errors import ExtensionError
-from results.extensions import Extension, extensions
+from results.extensions import GROUPS, Extension, extensions, stray_groups
 from results.spec import Catalog, Entry, Option
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import DATASETS, WORKLOADS
@@ -27,6 +27,11 @@ def command() -> int:
     sections = extensions("bench.sections")
     if sections:
         _show(console, "section", [(name, "", f"is of {each.package}") for name, each in sections.items()])
+    for group, package in stray_groups().items():
+        console.warn(
+            f"the package {package} has entry points in the group {group}, which bench does not read: "
+            f"its groups are {', '.join(GROUPS)}"
+        )
     return 0
 
 

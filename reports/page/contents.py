@@ -78,7 +78,7 @@ def _section(extension: Extension, study: StudyFigures) -> Section | None:
     """The section, or one that says why there is none: no other package can take a study's page away."""
     try:
         make = extension.load()
-        section = make(study)
+        section = make(study) if callable(make) else make
         if section is not None and not isinstance(section, Section):
             raise extension.wrong(make, "a function that gives a Section or None")
     except ExtensionError as error:

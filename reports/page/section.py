@@ -113,6 +113,14 @@ class Section:
     definitions: tuple[Definition, ...] = ()
     """Of the numbers that it alone shows."""
 
+    def __post_init__(self) -> None:
+        """Raises TypeError for a block of no kind that the page can show."""
+        for block in self.blocks:
+            if not isinstance(block, Block):
+                raise TypeError(
+                    f"section {self.anchor!r} has {block!r} for a block: wrap a text in Paragraph"
+                )
+
     def kind(self, block: Block) -> str:
         """The name of a block's kind, by which the template knows it."""
         return type(block).__name__.lower()

@@ -46,6 +46,10 @@ class CompressorFacts(Facts):
     own_gradients_alone: ClassVar[str | None] = None
     """Why a rank cannot send for others; None: it can."""
 
+    @classmethod
+    def missing(cls) -> list[str]:
+        return super().missing() + ([] if cls.compressor or cls.ddp_hook else ["compressor"])
+
     def refusal(self, cell: Cell) -> str | None:
         """Why its own rules refuse a cell, as a sentence; None if they do not."""
         return None

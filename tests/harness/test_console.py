@@ -54,3 +54,15 @@ def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(
         "[1/2] cell: measuring, about 9 s left",
         "[2/2] cell: measuring, about 9 s left",
     ]
+
+
+def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "cannot be imported from facts:X: [bold]missing[/bold] :warning:"
+    console = Console()
+    console.result(text)
+    console.note(text)
+    console.warn(text)
+    console.error(text)
+    out, err = capsys.readouterr()
+    assert out == f"{text}\n"
+    assert err == f"{text}\nwarning: {text}\nerror: {text}\n"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from html_page import Page
+from packages import install
 
 from reports.analysis.study import StudyFigures, analyse
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
+from results.extensions import forget_packages
 from results.outcome import Outcome
 
 sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
@@ -123,6 +126,45 @@ def test_the_whole_page_has_no_id_twice_and_no_broken_link(study: StudyFigures) 
 
 
 ours = page.contents
+
+BROKEN = {
+    "3": "broken:section is 3, and must be a function that gives a Section or None: repair the package",
+    "lambda study: 'a text'": "and must be a function that gives a Section or None: repair the package",
+    "lambda study: study.nothing": "failed: AttributeError: 'StudyFigures' object has no attribute 'nothing'",
+    "lambda study: made('a text')": "section 'broken' has 'a text' for a block: wrap a text in Paragraph",
+    "lambda study: made(Table(table([7], [figures('runs', lambda row: row)]), 'Runs'))": (
+        "column 'runs' shows 7, which must be a text"
+    ),
+}
+"""What an entry point may name by mistake, and what the page says of it."""
+MODULE = """
+from reports.page.section import Section, Table
+from reports.table import figures, table
+
+def made(*blocks):
+    return Section(anchor="broken", title="Broken", blocks=blocks)
+
+section = {}
+"""
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_a_broken_section_says_so_in_its_place(
+    mistake: str, measured: StudyFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "a-package", {"bench.sections": {"broken": "broken:section"}})
+    (tmp_path / "broken.py").write_text(MODULE.format(mistake))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    whole = Page(page.render_figures(measured)).sections
+    forget_packages()
+    try:
+        html = page.render_figures(measured)
+    finally:
+        sys.modules.pop("broken", None)
+        forget_packages()
+    assert "section 'broken' of the package a-package 1.0" in unescape(html)
+    assert BROKEN[mistake] in unescape(html)
+    assert set(Page(html).sections) == {*whole, "broken"}
 
 
 def test_days_are_counted(measured: StudyFigures) -> None:

@@ -15,6 +15,8 @@ from packages import install
 from results.errors import ExtensionError, SpecError
 from results.extensions import extensions, forget_packages, source_hash
 from results.registry import Facts, Registry
+from strategies.compression.facts import CompressorFacts
+from strategies.facts import StrategyFacts
 
 GROUP = "bench.strategies"
 FACTS = """
@@ -92,7 +94,11 @@ def test_two_packages_of_one_name_are_both_named(package: Package) -> None:
 
 def test_a_built_in_name_is_not_taken_over(package: Package) -> None:
     package("elsewhere", {"plain": "elsewhere:Fast"})
-    with pytest.raises(ExtensionError, match="a strategy 'plain', bench itself and elsewhere: uninstall one"):
+    with pytest.raises(
+        ExtensionError,
+        match=r"strategy 'plain' of the package elsewhere 1\.0 has a name of bench's own: give it another "
+        r"name, or uninstall the package: pip uninstall elsewhere",
+    ):
         registry().parse("plain")
 
 
@@ -101,6 +107,17 @@ def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: st
     package("elsewhere", {"quick": place})
     with pytest.raises(ExtensionError, match=r"and must be a class derived from results\.registry\.Facts"):
         registry().parse("quick")
+
+
+@pytest.mark.parametrize(
+    ("base", "missing"), [(StrategyFacts, "help, model, terms"), (CompressorFacts, "help, compressor")]
+)
+def test_facts_that_declare_too_little_are_refused(package: Package, base: type[Facts], missing: str) -> None:
+    module = f"from {base.__module__} import {base.__name__} as Base\nclass Fast(Base):\n    name = 'fast'\n"
+    package("elsewhere", {"fast": "elsewhere:Fast"}, module)
+    known = Registry("strategy", [], base=base, group=GROUP)
+    with pytest.raises(ExtensionError, match=rf"that declares {missing} too: repair the package"):
+        known.parse("fast")
 
 
 def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Package) -> None:
@@ -156,6 +173,9 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
             class strategy(StrategyFacts):
                 name, help, model = "strategy-{number}", "nothing", "dummy{number}:Model"
+
+                def terms(self, cell, parts):
+                    return iter(())
             """)
         )
     return folder
@@ -188,6 +208,15 @@ def test_list_names_the_package_of_each(twenty: Path) -> None:
     assert "strategy-7 nothing (of dummy-7 1.0)" in said
     assert "section-7 is of dummy-7" in said
     assert "workload-7 workload 'workload-7' of the package dummy-7 1.0 cannot be imported" in said
+
+
+def test_list_warns_of_a_group_that_bench_does_not_read(tmp_path: Path) -> None:
+    install(tmp_path, "a-package", {"bench.compressions": {"fast": "elsewhere:Fast"}})
+    said = bench(tmp_path, "list").stderr
+    assert (
+        "the package a-package has entry points in the group bench.compressions, which bench does not" in said
+    )
+    assert "its groups are bench.strategies, bench.compressors, bench.workloads" in said
 
 
 def test_facts_that_import_torch_are_refused(tmp_path: Path) -> None:
