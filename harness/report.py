@@ -67,14 +67,10 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
     if not table.rows:
         console.result("no cell has a figure; the report says why")
         return
-    kept = list(range(len(table.columns)))
     for title in FIRST_TO_GO:
-        if _width(table, kept) > console.width:
-            kept = [number for number in kept if table.columns[number].title != title]
-    console.table(
-        *_columns(table, kept),
-        numeric=[table.columns[number].numeric for number in kept],
-    )
+        if _width(table) > console.width:
+            table = table.columns_at([place for place, one in enumerate(table.titles) if one != title])
+    console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
 
 
 def print_verdict(figures: StudyFigures, console: Console) -> None:
@@ -88,10 +84,5 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
     console.result()
 
 
-def _columns(table: TextTable, kept: list[int]) -> tuple[list[str], list[list[str]]]:
-    heads = [table.columns[number].title for number in kept]
-    return heads, [[row[number] for number in kept] for row in table.rows]
-
-
-def _width(table: TextTable, kept: list[int]) -> int:
-    return sum(column_widths(*_columns(table, kept))) + len(GAP) * (len(kept) - 1)
+def _width(table: TextTable) -> int:
+    return sum(column_widths(table.titles, table.texts)) + len(GAP) * (len(table.columns) - 1)

@@ -1,10 +1,12 @@
-"""A table of texts: its columns say once what a row shows, for the page and the command line alike."""
+"""A table: its columns say once what a row shows, for the page and the command line alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from reports.fields import Field
 
 Row = TypeVar("Row")
 
@@ -27,10 +29,26 @@ class TextTable:
     """A table as it is printed."""
 
     columns: tuple[TextColumn, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Field, ...], ...]
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return tuple(column.title for column in self.columns)
+
+    @property
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """What a reader sees of the rows."""
+        return tuple(tuple(field.text for field in row) for row in self.rows)
+
+    def columns_at(self, places: Sequence[int]) -> TextTable:
+        """The table of these columns, in this order."""
+        return TextTable(
+            columns=tuple(self.columns[place] for place in places),
+            rows=tuple(tuple(row[place] for place in places) for row in self.rows),
+        )
 
 
-Shown = tuple[TextColumn, Callable[[Row], str]]
+Shown = tuple[TextColumn, Callable[[Row], Field]]
 """A column and what it shows of a row."""
 
 
@@ -49,11 +67,11 @@ def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
 
 def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = "") -> Shown[Row]:
     """A column of words, set flush left."""
-    return TextColumn(title=title, anchor=anchor, hint=hint), show
+    return TextColumn(title=title, anchor=anchor, hint=hint), lambda row: Field(show(row))
 
 
 def figures(
-    title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = ""
+    title: str, show: Callable[[Row], Field], *, anchor: str | None = None, hint: str = ""
 ) -> Shown[Row]:
-    """A column of figures, set flush right."""
+    """A column of figures (`reports.fields` makes them), set flush right."""
     return TextColumn(title=title, numeric=True, anchor=anchor, hint=hint), show

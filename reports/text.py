@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from results.cell import Device
+from results.cell import Cell, Device
 from results.statistics import Metric
 
 DIGITS = 3
@@ -125,6 +125,11 @@ def devices_word(devices: Collection[Device]) -> str:
 def devices(gpus: int, device: Device) -> str:
     """A size in a sentence: `8 GPUs`, `1 rank (CPU)`."""
     return count(gpus, "GPU") if device == "cuda" else f"{count(gpus, 'rank')} (CPU)"
+
+
+def batch(cell: Cell) -> str:
+    """Batch per replica / global batch: `8 / 32`."""
+    return f"{cell.batch_per_replica:,} / {cell.global_batch:,}"
 
 
 def _label(figure: Metric) -> str:

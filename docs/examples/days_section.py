@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.page.section import Definition, Paragraph, Section, Table
 from reports.table import figures, table, words
@@ -25,8 +26,8 @@ def days_section(study: StudyFigures) -> Section | None:
         days,
         (
             words("day", lambda row: row[0], anchor=DAY),
-            figures("runs", lambda row: f"{row[1]:,}", anchor=DAY),
-            figures("ok", lambda row: f"{ok[row[0]]:,}", anchor=DAY),
+            figures("runs", lambda row: fields.whole(row[1]), anchor=DAY),
+            figures("ok", lambda row: fields.whole(ok[row[0]]), anchor=DAY),
             words("hosts", lambda row: ", ".join(sorted(hosts[row[0]])) or "unknown"),
         ),
     )

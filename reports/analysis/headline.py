@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from reports import fields
 from reports.analysis.communication import ON_LESS_OFF
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, Efficiency, Point
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, metric, percent
+from reports.text import NOTHING
 from results.plan import Scaling
 
 
@@ -30,14 +32,6 @@ class HeadlineRow:
     def gpus(self) -> int:
         return self.figures.cell.gpus
 
-    @property
-    def batch_per_replica(self) -> int:
-        return self.figures.cell.batch_per_replica
-
-    @property
-    def global_batch(self) -> int:
-        return self.figures.cell.global_batch
-
 
 def headline(study: StudyFigures) -> list[HeadlineRow]:
     """The rows, by workload, scaling, batch, strategy and size; empty if nothing succeeded."""
@@ -52,7 +46,7 @@ def headline(study: StudyFigures) -> list[HeadlineRow]:
 
 
 def headline_table(study: StudyFigures) -> TextTable:
-    """The headline as texts, for the page and for the command line alike."""
+    """The headline, for the page and for the command line alike."""
     rows = headline(study)
     columns = [
         column
@@ -62,15 +56,14 @@ def headline_table(study: StudyFigures) -> TextTable:
     return table(rows, columns)
 
 
-def efficiency_text(efficiency: Efficiency) -> str:
+def efficiency_field(efficiency: Efficiency) -> Field:
     """`94.1 % (92.0 to 95.3)`, `baseline`, or why there is none: `none: emulated`."""
     if efficiency.is_baseline:
-        return "baseline"
+        return Field("baseline")
     if efficiency.metric is None:
-        return f"none: {efficiency.no_claim.short if efficiency.no_claim else ''}"
-    text = metric(efficiency.metric)
-    ends = f" ({text.ends})" if text.ends else ""
-    return f"{text.value}{ends}{', super-linear' if efficiency.super_linear else ''}"
+        return Field(f"none: {efficiency.no_claim.short if efficiency.no_claim else ''}")
+    figure = fields.figure(efficiency.metric, ends=True)
+    return replace(figure, text=f"{figure.text}, super-linear") if efficiency.super_linear else figure
 
 
 def runs_text(figures: CellFigures) -> str:
@@ -85,22 +78,20 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         words("workload", lambda row: row.workload),
         words("strategy", lambda row: row.strategy),
         words("setting", lambda row: row.setting),
-        figures(devices_word, lambda row: f"{row.gpus:,}", anchor="method-sizes"),
+        figures(devices_word, lambda row: fields.whole(row.gpus), anchor="method-sizes"),
         words("scaling", lambda row: ", ".join(row.kinds), anchor="method-scaling"),
-        figures("batch per replica / global", _batch, anchor="method-scaling"),
-        figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),
-        figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),
-        figures("throughput", lambda row: metric(row.figures.throughput).value, anchor="method-throughput"),
-        figures("efficiency", lambda row: efficiency_text(row.efficiency), anchor="method-efficiency"),
+        figures(
+            "batch per replica / global", lambda row: fields.batch(row.figures.cell), anchor="method-scaling"
+        ),
+        figures("step time", lambda row: fields.figure(row.figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: fields.interval(row.figures.step_ns), anchor="method-interval"),
+        figures("throughput", lambda row: fields.figure(row.figures.throughput), anchor="method-throughput"),
+        figures("efficiency", lambda row: efficiency_field(row.efficiency), anchor="method-efficiency"),
         words("against", lambda row: _against(row.efficiency), anchor="method-efficiency"),
         figures("exposed", _exposed, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"),
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
-
-
-def _batch(row: HeadlineRow) -> str:
-    return f"{row.batch_per_replica:,} / {row.global_batch:,}"
 
 
 def _against(efficiency: Efficiency) -> str:
@@ -109,9 +100,9 @@ def _against(efficiency: Efficiency) -> str:
     return efficiency.baseline.short
 
 
-def _exposed(row: HeadlineRow) -> str:
+def _exposed(row: HeadlineRow) -> Field:
     share = row.figures.exposed_share
-    return NOTHING if share is None else percent(share.value)
+    return fields.percent(share.value if share else None)
 
 
 def _row(study: StudyFigures, curve: Curve, point: Point) -> HeadlineRow:

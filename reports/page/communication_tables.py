@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from reports import fields
 from reports.analysis.communication import ON_LESS_OFF, CellCommunication
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.page.tables import CellWords
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, number, percent, si, size
+from reports.text import NOTHING, metric
 from results.budget import OperationSummary
 from results.cell import Cell
-from results.statistics import Metric
 
 Cells = Sequence[CellCommunication]
 _HIDDEN = "1 - (exposed transfer + exposed wait) / in flight, between 0 and 1"
@@ -23,24 +24,29 @@ def time_table(study: StudyFigures, cells: Cells) -> TextTable:
     """The three times of communication, how they were found, and what hides."""
     columns: list[Shown[CellCommunication]] = [
         *CellWords(study).columns(attrgetter("cell")),
-        figures("in flight", lambda row: _duration(row.total_ns), anchor="method-in-flight"),
-        figures("exposed transfer", lambda row: _metric(row.transfer_ns), anchor="method-part-transfer"),
-        figures("exposed wait", lambda row: _metric(row.wait_ns), anchor="method-part-wait"),
+        figures("in flight", lambda row: fields.duration(row.total_ns), anchor="method-in-flight"),
+        figures(
+            "exposed transfer", lambda row: fields.figure(row.transfer_ns), anchor="method-part-transfer"
+        ),
+        figures("exposed wait", lambda row: fields.figure(row.wait_ns), anchor="method-part-wait"),
         words("method", lambda row: row.method or NOTHING, anchor="method-exposed-methods"),
         figures("hidden", _hidden, anchor="method-overlap", hint=_HIDDEN),
         figures(
             "over compute",
-            lambda row: _percent(row.over_compute),
+            lambda row: fields.percent(row.over_compute),
             anchor="method-over-compute",
             hint="exposed transfer over the compute of the budget",
         ),
-        figures("blocked", lambda row: _duration(row.mean("blocked_ns")), anchor="method-blocked"),
+        figures("blocked", lambda row: fields.duration(row.mean("blocked_ns")), anchor="method-blocked"),
         figures(
-            "on less off", lambda row: _metric(row.exposed_ns), anchor="method-exposed", hint=ON_LESS_OFF
+            "on less off",
+            lambda row: fields.figure(row.exposed_ns),
+            anchor="method-exposed",
+            hint=ON_LESS_OFF,
         ),
         figures(
             "share of step",
-            lambda row: _metric(row.figures.exposed_share),
+            lambda row: fields.figure(row.figures.exposed_share),
             anchor="method-exposed",
             hint="on less off over step time",
         ),
@@ -55,19 +61,21 @@ def traffic_table(study: StudyFigures, cells: Cells) -> TextTable:
         *CellWords(study).columns(attrgetter("cell")),
         figures("payload a step and rank", _payload, anchor="method-payload"),
         figures("operations a step", _operations, anchor="method-payload"),
-        figures("an operation", lambda row: _size(row.bytes_per_operation), anchor="method-payload"),
-        figures("transfer inside", lambda row: _duration(row.mean("transfer_ns")), anchor="method-inside"),
-        figures("wait inside", lambda row: _duration(row.mean("wait_ns")), anchor="method-inside"),
-        figures("bandwidth", lambda row: _rate(row.bus_bytes_per_s), anchor="method-bandwidth"),
+        figures("an operation", lambda row: fields.size(row.bytes_per_operation), anchor="method-payload"),
+        figures(
+            "transfer inside", lambda row: fields.duration(row.mean("transfer_ns")), anchor="method-inside"
+        ),
+        figures("wait inside", lambda row: fields.duration(row.mean("wait_ns")), anchor="method-inside"),
+        figures("bandwidth", lambda row: fields.si(row.bus_bytes_per_s, "B/s"), anchor="method-bandwidth"),
         figures(
             "peak",
-            lambda row: _rate(row.peak_bytes_per_s),
+            lambda row: fields.si(row.peak_bytes_per_s, "B/s"),
             anchor="method-link-peak",
             hint="of plain all-reduces alone: the best of all cells on this network and size",
         ),
         figures(
             "of the peak",
-            lambda row: _percent(row.bandwidth_share),
+            lambda row: fields.percent(row.bandwidth_share),
             anchor="method-link-peak",
             hint="bandwidth over peak; empty where the cells' own peaks differ more than twofold",
         ),
@@ -87,12 +95,16 @@ def operations_table(study: StudyFigures, cells: Cells) -> TextTable:
     columns: list[Shown[_Kind]] = [
         *CellWords(study).columns(attrgetter("cell")),
         words("operation", lambda row: row.operation.name, hint="as the process group calls it"),
-        figures("ranks of the group", lambda row: f"{row.operation.group_size:,}", hint="that take part"),
-        figures("a step", lambda row: number(row.operation.count), anchor="method-payload"),
-        figures("payload a step", lambda row: size(row.operation.payload_bytes), anchor="method-payload"),
-        figures("duration", lambda row: duration(row.operation.duration_ns), anchor="method-inside"),
-        figures("transfer", lambda row: _duration(row.operation.transfer_ns), anchor="method-inside"),
-        figures("wait", lambda row: _duration(row.operation.wait_ns), anchor="method-inside"),
+        figures(
+            "ranks of the group", lambda row: fields.whole(row.operation.group_size), hint="that take part"
+        ),
+        figures("a step", lambda row: fields.number(row.operation.count), anchor="method-payload"),
+        figures(
+            "payload a step", lambda row: fields.size(row.operation.payload_bytes), anchor="method-payload"
+        ),
+        figures("duration", lambda row: fields.duration(row.operation.duration_ns), anchor="method-inside"),
+        figures("transfer", lambda row: fields.duration(row.operation.transfer_ns), anchor="method-inside"),
+        figures("wait", lambda row: fields.duration(row.operation.wait_ns), anchor="method-inside"),
     ]
     return table(rows, columns)
 
@@ -103,37 +115,16 @@ def _share_interval(row: CellCommunication) -> str:
     return metric(row.figures.exposed_share).note
 
 
-def _hidden(row: CellCommunication) -> str:
+def _hidden(row: CellCommunication) -> Field:
     """`84.0 %`; where more is seen than was in flight, 0 and why."""
-    if row.overlap is None:
-        return NOTHING
-    return "0.0 %, slows compute" if row.contended else percent(row.overlap)
+    if row.overlap is not None and row.contended:
+        return Field("0.0 %, slows compute", 0.0, "ratio")
+    return fields.percent(row.overlap)
 
 
-def _payload(row: CellCommunication) -> str:
-    return _size(row.figures.newest.exchange_payload_bytes)
+def _payload(row: CellCommunication) -> Field:
+    return fields.size(row.figures.newest.exchange_payload_bytes)
 
 
-def _operations(row: CellCommunication) -> str:
-    found = row.figures.newest.exchange_operations
-    return NOTHING if found is None else f"{found:,.4g}"
-
-
-def _metric(figure: Metric | None) -> str:
-    return NOTHING if figure is None else metric(figure).value
-
-
-def _duration(ns: float | None) -> str:
-    return NOTHING if ns is None else duration(ns)
-
-
-def _percent(share: float | None) -> str:
-    return NOTHING if share is None else percent(share)
-
-
-def _rate(bytes_per_s: float | None) -> str:
-    return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
-
-
-def _size(size_bytes: float | None) -> str:
-    return NOTHING if size_bytes is None else size(size_bytes)
+def _operations(row: CellCommunication) -> Field:
+    return fields.shown(row.figures.newest.exchange_operations, "{:,.4g}".format)

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from reports import fields
 from reports.analysis.allocations import Allocation, Drift
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import LeftOut, machine_facts
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.page.tables import CellWords
 from reports.table import Shown, TextColumn, TextTable, figures, table, words
-from reports.text import NOTHING, count, duration, number, size
+from reports.text import NOTHING, count, size
 from results.cell import Cell
 from results.environment import Environment
 from results.run import RunResult
@@ -38,7 +40,7 @@ def environment_table(study: StudyFigures) -> TextTable:
     heads = ["environment"] if len(groups) == 1 else [f"environment {n}" for n in range(1, len(groups) + 1)]
     return TextTable(
         columns=tuple(TextColumn(title=title) for title in ("fact", *heads)),
-        rows=tuple((name, *(fact[name] for fact in facts)) for name in names),
+        rows=tuple((Field(name), *(Field(fact[name]) for fact in facts)) for name in names),
     )
 
 
@@ -65,9 +67,13 @@ def allocations_table(drift: Drift) -> TextTable:
     columns: list[Shown[Allocation]] = [
         words("allocation", attrgetter("name")),
         words("host of the baseline", lambda row: ", ".join(row.hosts)),
-        figures("runs", lambda row: f"{row.runs:,}", hint="of the cell in this allocation"),
-        figures("step time", lambda row: duration(row.step_ns), anchor="method-step-time"),
-        figures("against the median", lambda row: f"{row.ratio:.3f}", anchor="method-allocations"),
+        figures("runs", lambda row: fields.whole(row.runs), hint="of the cell in this allocation"),
+        figures("step time", lambda row: fields.duration(row.step_ns), anchor="method-step-time"),
+        figures(
+            "against the median",
+            lambda row: fields.shown(row.ratio, "{:.3f}".format),
+            anchor="method-allocations",
+        ),
     ]
     return table(drift.allocations, columns)
 
@@ -102,7 +108,11 @@ def disturbed_table(study: StudyFigures) -> TextTable:
     columns: list[Shown[CellRun]] = [
         *CellWords(study).columns(attrgetter("cell")),
         words("run", lambda row: row.run.run_id),
-        figures("cores used by others", lambda row: _cores(row.run), anchor="method-disturbed"),
+        figures(
+            "cores used by others",
+            lambda row: fields.number(row.run.foreign_cpu_cores),
+            anchor="method-disturbed",
+        ),
     ]
     return table(disturbed, columns)
 
@@ -118,7 +128,9 @@ def warnings_table(study: StudyFigures) -> TextTable:
     label = CellWords(study).label
     columns: list[Shown[str]] = [
         words("warning", str),
-        figures("runs", lambda warning: f"{runs[warning]:,}", hint="counted runs that gave this warning"),
+        figures(
+            "runs", lambda warning: fields.whole(runs[warning]), hint="counted runs that gave this warning"
+        ),
         words("cells", lambda warning: _named([label(cell) for cell in found[warning].values()])),
     ]
     return table(sorted(found), columns)
@@ -190,7 +202,3 @@ def _distinct(values: Iterable[str]) -> str:
 def _commit(environment: Environment) -> str:
     code = environment.code
     return f"{code.commit or 'unknown'}{' with local changes' if code.dirty else ''}"
-
-
-def _cores(run: RunResult) -> str:
-    return NOTHING if run.foreign_cpu_cores is None else number(run.foreign_cpu_cores)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+from reports import fields
 from reports.analysis.cost import CellCost, energy_per_sample
 from reports.analysis.figures import CellFigures
 from reports.analysis.memory import CellMemory
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.page.tables import CellWords
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, percent, si, size
+from reports.text import duration
 from results.statistics import Metric
 
 
@@ -21,22 +23,30 @@ def cost_table(study: StudyFigures, costs: Sequence[CellCost], best: frozenset[s
         *CellWords(study).columns(attrgetter("cell")),
         figures(
             "an hour",
-            lambda row: NOTHING if row.usd_per_hour is None else usd(row.usd_per_hour),
+            lambda row: fields.shown(row.usd_per_hour, usd, "USD"),
             anchor="method-cost",
         ),
         figures(
             "time of a million samples",
-            lambda row: duration(row.million_samples_ns.value),
+            lambda row: fields.duration(row.million_samples_ns.value),
             anchor="method-frontier",
         ),
         figures(
-            "a million samples", lambda row: _with_ends(row.usd_per_million_samples), anchor="method-cost"
+            "a million samples",
+            lambda row: fields.figure(row.usd_per_million_samples, ends=True),
+            anchor="method-cost",
         ),
         words("frontier", lambda row: "yes" if row.cell.id in best else "no", anchor="method-frontier"),
-        figures("1,000 steps", lambda row: _with_ends(row.usd_per_1000_steps), anchor="method-cost"),
-        figures("a billion tokens", lambda row: _with_ends(row.usd_per_billion_tokens), anchor="method-cost"),
+        figures(
+            "1,000 steps", lambda row: fields.figure(row.usd_per_1000_steps, ends=True), anchor="method-cost"
+        ),
+        figures(
+            "a billion tokens",
+            lambda row: fields.figure(row.usd_per_billion_tokens, ends=True),
+            anchor="method-cost",
+        ),
         figures("time of an epoch", lambda row: _time(row.epoch_ns), anchor="method-epoch"),
-        figures("an epoch", lambda row: _with_ends(row.usd_per_epoch), anchor="method-epoch"),
+        figures("an epoch", lambda row: fields.figure(row.usd_per_epoch, ends=True), anchor="method-epoch"),
     ]
     return table(costs, columns)
 
@@ -45,11 +55,15 @@ def work_table(study: StudyFigures) -> TextTable:
     """What a step is, and how well the devices are used for it."""
     columns: list[Shown[CellFigures]] = [
         *CellWords(study).columns(attrgetter("cell")),
-        figures("parameters", lambda row: _count(row.newest.parameters), anchor="method-parameters"),
-        figures("FLOPs a step", lambda row: _flop(row.newest.flops_per_step), anchor="method-flops"),
+        figures("parameters", lambda row: fields.whole(row.newest.parameters), anchor="method-parameters"),
+        figures(
+            "FLOPs a step", lambda row: fields.si(row.newest.flops_per_step, "FLOP"), anchor="method-flops"
+        ),
         figures("rate", _flop_rate, anchor="method-flops"),
-        figures("MFU", _mfu, anchor="method-flops"),
-        figures("energy of a sample", _energy, anchor="method-energy"),
+        figures("MFU", lambda row: fields.percent(row.mfu), anchor="method-flops"),
+        figures(
+            "energy of a sample", lambda row: fields.figure(energy_per_sample(row)), anchor="method-energy"
+        ),
     ]
     return table(study.cells.values(), columns)
 
@@ -58,19 +72,25 @@ def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTab
     """Peaks against what there is."""
     columns: list[Shown[CellMemory]] = [
         *CellWords(study).columns(attrgetter("cell")),
-        figures("peak, device", lambda row: _size(row.device_peak_bytes), anchor="method-memory"),
-        figures("memory of the device", lambda row: _size(row.device_bytes), anchor="method-memory-share"),
-        figures("share of the device", lambda row: _share(row.device_share), anchor="method-memory-share"),
-        figures("peak, host", lambda row: _size(row.rss_peak_bytes), anchor="method-memory"),
-        figures("over idle", lambda row: _size(row.rss_over_idle_bytes), anchor="method-memory-idle"),
+        figures("peak, device", lambda row: fields.size(row.device_peak_bytes), anchor="method-memory"),
+        figures(
+            "memory of the device", lambda row: fields.size(row.device_bytes), anchor="method-memory-share"
+        ),
+        figures(
+            "share of the device", lambda row: fields.percent(row.device_share), anchor="method-memory-share"
+        ),
+        figures("peak, host", lambda row: fields.size(row.rss_peak_bytes), anchor="method-memory"),
+        figures("over idle", lambda row: fields.size(row.rss_over_idle_bytes), anchor="method-memory-idle"),
         figures(
             "ranks a host",
-            lambda row: _count(row.ranks_per_host if row.host_bytes else None),
+            lambda row: fields.whole(row.ranks_per_host if row.host_bytes else None),
             anchor="method-memory-share",
         ),
-        figures("memory of the host", lambda row: _size(row.host_bytes), anchor="method-memory-share"),
+        figures("memory of the host", lambda row: fields.size(row.host_bytes), anchor="method-memory-share"),
         figures(
-            "share of the host, at most", lambda row: _share(row.host_share), anchor="method-memory-share"
+            "share of the host, at most",
+            lambda row: fields.percent(row.host_share),
+            anchor="method-memory-share",
         ),
     ]
     return table(memories, columns)
@@ -88,47 +108,14 @@ def usd(value: float) -> str:
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')} USD"
 
 
-def _with_ends(figure: Metric | None) -> str:
-    if figure is None:
-        return NOTHING
-    text = metric(figure)
-    return f"{text.value} ({text.ends})" if text.ends else text.value
-
-
-def _time(figure: Metric | None) -> str:
+def _time(figure: Metric | None) -> Field:
     """In hours and minutes, unlike the times of steps."""
-    if figure is None:
-        return NOTHING
-    if figure.low is None or figure.high is None:
-        return duration(figure.value)
-    return f"{duration(figure.value)} ({duration(figure.low)} to {duration(figure.high)})"
+    if figure is None or figure.low is None or figure.high is None:
+        return fields.duration(figure.value if figure else None)
+    ends = f"{duration(figure.low)} to {duration(figure.high)}"
+    return Field(f"{duration(figure.value)} ({ends})", figure.value, "ns")
 
 
-def _energy(row: CellFigures) -> str:
-    joules = energy_per_sample(row)
-    return NOTHING if joules is None else metric(joules).value
-
-
-def _flop_rate(row: CellFigures) -> str:
+def _flop_rate(row: CellFigures) -> Field:
     flops = row.newest.flops_per_step
-    return NOTHING if flops is None else si(flops / (row.step_ns.value / 1e9), "FLOP/s")
-
-
-def _mfu(row: CellFigures) -> str:
-    return NOTHING if row.mfu is None else percent(row.mfu)
-
-
-def _flop(flops: int | None) -> str:
-    return NOTHING if flops is None else si(flops, "FLOP")
-
-
-def _size(size_bytes: int | None) -> str:
-    return NOTHING if size_bytes is None else size(size_bytes)
-
-
-def _share(share: float | None) -> str:
-    return NOTHING if share is None else percent(share)
-
-
-def _count(items: int | None) -> str:
-    return NOTHING if items is None else f"{items:,}"
+    return fields.si(None if flops is None else flops / (row.step_ns.value / 1e9), "FLOP/s")

@@ -35,9 +35,9 @@ def markdown(studies: Sequence[StudyFigures]) -> str:
 
 def github_table(table: TextTable) -> str:
     """A table as GitHub shows it, figures flush right."""
-    heads = [plain(column.title) for column in table.columns]
+    heads = [plain(title) for title in table.titles]
     rules = ["---:" if column.numeric else "---" for column in table.columns]
-    rows = [heads, rules, *([plain(cell) for cell in row] for row in table.rows)]
+    rows = [heads, rules, *([plain(text) for text in row] for row in table.texts)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -68,7 +68,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 
 def _environment(study: StudyFigures) -> str:
     """The facts of each environment in a row: `Example CPU; torch 2.13.0`."""
-    facts = {name: cells for name, *cells in environment_table(study).rows}
+    facts = {name: cells for name, *cells in environment_table(study).texts}
     if not facts:
         return "no successful run recorded one."
     count = len(facts["device"])

@@ -19,7 +19,6 @@ from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
-from reports.page.magnitudes import magnitude
 from reports.page.method import definitions, hints
 from reports.page.section import Section
 from reports.page.sections.comparison import comparison_section
@@ -81,7 +80,6 @@ _REFERENCE = re.compile(r'(\b(?:id|for|aria-[a-z]+)="|\bhref="#|url\(#)([^")]+)'
 _TEMPLATES.filters |= {
     "segments": _segments,
     "data": _data,
-    "magnitude": magnitude,
     "own_ids": _own_ids,
     "breadth": _breadth,
 }

@@ -45,11 +45,11 @@ class CellRow:
     def scaling(self) -> str:
         return " ".join(self.study.scalings.get(self.cell.id, ()))
 
-    def largest(self, path: str) -> object:
+    def largest(self, path: str) -> float | None:
         """Over the counted runs; None if none has it."""
         return max(self._known(path), default=None)
 
-    def mean(self, path: str) -> object:
+    def mean(self, path: str) -> float | None:
         """Over the counted runs; None if one of them has none."""
         known = self._known(path)
         return sum(known) / len(known) if known and len(known) == len(self.pool.runs) else None

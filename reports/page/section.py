@@ -54,27 +54,22 @@ class Table:
     @property
     def shown(self) -> TextTable:
         """The columns that have a value in some row."""
-        return TextTable(
-            columns=tuple(self.data.columns[place] for place in self._told),
-            rows=tuple(tuple(row[place] for place in self._told) for row in self.data.rows),
-        )
+        return self.data.columns_at(self._told)
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Titles of the columns that are not shown."""
-        return tuple(
-            column.title for place, column in enumerate(self.data.columns) if place not in self._told
-        )
+        return tuple(title for place, title in enumerate(self.data.titles) if place not in self._told)
 
     @property
     def over_workload(self) -> bool:
         """Whether the strategy follows the workload: a narrow screen has both in one column."""
-        return [column.title for column in self.shown.columns[:2]] == ["workload", "strategy"]
+        return self.shown.titles[:2] == ("workload", "strategy")
 
     @cached_property
     def _told(self) -> tuple[int, ...]:
         places = range(len(self.data.columns))
-        return tuple(n for n in places if any(row[n] not in _NO_VALUE for row in self.data.rows))
+        return tuple(n for n in places if any(row[n].text not in _NO_VALUE for row in self.data.rows))
 
 
 @dataclass(frozen=True, slots=True)

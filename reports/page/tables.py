@@ -1,4 +1,4 @@
-"""The tables of sections, as texts. The headline is in `reports.analysis`: the command line prints it too."""
+"""The tables of sections. The headline is in `reports.analysis`: the command line prints it too."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from reports import fields
 from reports.analysis.exchange import ExchangePart, ExchangeRow
 from reports.analysis.figures import CellFigures
-from reports.analysis.headline import efficiency_text, runs_text
+from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.outcomes import Failure, LostRun, reason_of
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.scaling import Curve, Efficiency, Point, speed_up
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
 from reports.table import Row, Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, number, si, size
+from reports.text import NOTHING, batch, number
 from results.cell import Cell
 from results.label import exchange_label, label
 from results.run import PHASES
@@ -33,8 +35,10 @@ class CellWords:
         plain: list[Shown[Row]] = [
             words("workload", lambda row: cell(row).workload),
             words("strategy", lambda row: label(cell(row))),
-            figures(self.study.devices_word, lambda row: f"{cell(row).gpus:,}", anchor="method-sizes"),
-            figures("batch per replica / global", lambda row: batch(cell(row)), anchor="method-scaling"),
+            figures(self.study.devices_word, lambda row: fields.whole(cell(row).gpus), anchor="method-sizes"),
+            figures(
+                "batch per replica / global", lambda row: fields.batch(cell(row)), anchor="method-scaling"
+            ),
         ]
         if any(self.study.settings.values()):
             plain.insert(2, words("setting", lambda row: self.study.settings[setting_of(cell(row))]))
@@ -46,20 +50,19 @@ class CellWords:
         return f"{label(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
 
 
-def batch(cell: Cell) -> str:
-    """Batch per replica / global batch."""
-    return f"{cell.batch_per_replica:,} / {cell.global_batch:,}"
-
-
 def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
     """The points of some curves, with both efficiencies."""
     points = [(curve, point) for curve in curves for point in curve.points]
     columns: list[Shown[tuple[Curve, Point]]] = [
         words("strategy", lambda row: row[0].key.label),
-        figures(study.devices_word, lambda row: f"{row[1].gpus:,}", anchor="method-sizes"),
-        figures("step time", lambda row: _value(row[1].figures.step_ns), anchor="method-step-time"),
-        figures("interval", lambda row: metric(row[1].figures.step_ns).note, anchor="method-interval"),
-        figures("throughput", lambda row: _with_ends(row[1].figures.throughput), anchor="method-throughput"),
+        figures(study.devices_word, lambda row: fields.whole(row[1].gpus), anchor="method-sizes"),
+        figures("step time", lambda row: fields.figure(row[1].figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: fields.interval(row[1].figures.step_ns), anchor="method-interval"),
+        figures(
+            "throughput",
+            lambda row: fields.figure(row[1].figures.throughput, ends=True),
+            anchor="method-throughput",
+        ),
         figures("speed-up", lambda row: _times(speed_up(row[1])), anchor="method-scaling-speed-up"),
         figures("vs single device", lambda row: _efficiency(row[1].single), anchor="method-efficiency"),
         figures("vs own smallest", lambda row: _efficiency(row[1].own), anchor="method-efficiency"),
@@ -87,7 +90,7 @@ def phases_table(study: StudyFigures) -> TextTable:
     ]
     columns: list[Shown[CellFigures]] = [
         *CellWords(study).columns(attrgetter("cell")),
-        figures("step time", lambda row: _value(row.step_ns), anchor="method-step-time"),
+        figures("step time", lambda row: fields.figure(row.step_ns), anchor="method-step-time"),
         *parts,
     ]
     return table(study.cells.values(), columns)
@@ -110,22 +113,26 @@ def exchange_table(study: StudyFigures, part: ExchangePart) -> TextTable:
     """Each way to exchange gradients beside the dense one, point by point."""
     columns: list[Shown[ExchangeRow]] = [
         words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
-        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        figures(study.devices_word, lambda row: fields.whole(row.cell.gpus), anchor="method-sizes"),
+        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
         words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ()))),
-        figures("step time", lambda row: _value(row.figures.step_ns), anchor="method-step-time"),
-        figures("interval", lambda row: metric(row.figures.step_ns).note, anchor="method-interval"),
-        figures("exposed a step", lambda row: _value(row.figures.exposed_ns), anchor="method-exposed"),
-        figures("payload a step and rank", lambda row: _payload(row.figures), anchor="method-payload"),
+        figures("step time", lambda row: fields.figure(row.figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: fields.interval(row.figures.step_ns), anchor="method-interval"),
+        figures("exposed a step", lambda row: fields.figure(row.figures.exposed_ns), anchor="method-exposed"),
+        figures(
+            "payload a step and rank",
+            lambda row: fields.size(row.figures.newest.exchange_payload_bytes),
+            anchor="method-payload",
+        ),
         figures(
             "gradients over exposed time",
-            lambda row: _rate(row.gradients_per_exposed_s),
+            lambda row: fields.si(row.gradients_per_exposed_s, "B/s"),
             anchor="method-gradient-rate",
             hint="4 bytes a parameter, however few are sent, per exposed second: not the network's bandwidth",
         ),
         figures(
             "speed-up",
-            lambda row: _with_ends(row.speed_up),
+            lambda row: fields.figure(row.speed_up, ends=True),
             anchor="method-speed-up",
             hint="step time of the dense exchange over this one: above 1 it is faster",
         ),
@@ -159,7 +166,7 @@ def failures_table(study: StudyFigures) -> TextTable:
     columns: list[Shown[Failure]] = [
         *CellWords(study).columns(attrgetter("cell")),
         words("outcome", lambda row: outcome_words(row.outcome)),
-        figures("runs tried", lambda row: f"{row.runs:,}", hint="however they ended"),
+        figures("runs tried", lambda row: fields.whole(row.runs), hint="however they ended"),
         words("reason", lambda row: row.reason),
     ]
     return table(study.failures, columns)
@@ -176,31 +183,20 @@ def lost_table(study: StudyFigures) -> TextTable:
     return table(study.lost, columns)
 
 
-def _value(figure: Metric | None) -> str:
-    return NOTHING if figure is None else metric(figure).value
+def _times(figure: Metric | None) -> Field:
+    return fields.shown(figure.value if figure else None, lambda value: f"{number(value)} x", "ratio")
 
 
-def _with_ends(figure: Metric | None) -> str:
-    if figure is None:
-        return NOTHING
-    text = metric(figure)
-    return f"{text.value} ({text.ends})" if text.ends else text.value
+def _efficiency(efficiency: Efficiency) -> Field:
+    return NONE if efficiency.baseline is None else efficiency_field(efficiency)
 
 
-def _times(figure: Metric | None) -> str:
-    return NOTHING if figure is None else f"{number(figure.value)} x"
+def _phase(phase: str) -> Callable[[CellFigures], Field]:
+    return lambda row: fields.duration(row.phase_ns.get(phase))
 
 
-def _efficiency(efficiency: Efficiency) -> str:
-    return NOTHING if efficiency.baseline is None else efficiency_text(efficiency)
-
-
-def _phase(phase: str) -> Callable[[CellFigures], str]:
-    return lambda row: _duration(row.phase_ns.get(phase))
-
-
-def _quantile(name: str) -> Callable[[CellFigures], str]:
-    return lambda row: _duration(_mean([getattr(run, name) for run in row.runs]))
+def _quantile(name: str) -> Callable[[CellFigures], Field]:
+    return lambda row: fields.duration(_mean([getattr(run, name) for run in row.runs]))
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -208,26 +204,10 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _slow_steps(row: CellFigures) -> str:
+def _slow_steps(row: CellFigures) -> Field:
     slow = sum(run.slow_steps or 0 for run in row.runs)
-    return f"{slow:,} of {sum(run.steps for run in row.runs):,}"
-
-
-def _payload(row: CellFigures) -> str:
-    return _size(row.newest.exchange_payload_bytes)
-
-
-def _rate(bytes_per_s: float | None) -> str:
-    return NOTHING if bytes_per_s is None else si(bytes_per_s, "B/s")
+    return Field(f"{slow:,} of {sum(run.steps for run in row.runs):,}", slow, "steps")
 
 
 def _dense(row: ExchangeRow) -> str:
     return NOTHING if row.dense is None else exchange_label(row.dense.cell)
-
-
-def _size(size_bytes: int | None) -> str:
-    return NOTHING if size_bytes is None else size(size_bytes)
-
-
-def _duration(ns: float | None) -> str:
-    return NOTHING if ns is None else duration(ns)

@@ -27,7 +27,7 @@ def analysed(planted) -> StudyFigures:
 def table_of(section: Section, caption: str) -> list[dict[str, str]]:
     [found] = [block for block in section.blocks if isinstance(block, Table) and block.caption == caption]
     titles = [column.title for column in found.data.columns]
-    return [dict(zip(titles, row, strict=True)) for row in found.data.rows]
+    return [dict(zip(titles, row, strict=True)) for row in found.data.texts]
 
 
 def off(*rank_ms: list[float]):

@@ -303,7 +303,7 @@ def test_the_rate_and_mfu_are_over_the_mean_step_time_of_all_runs(eight) -> None
     told = [*results[:-1], msgspec.structs.replace(results[-1], mfu=0.2)]
     study = analyse("mfu", eight.study.plans(), told)
     (table,) = [block for block in cost_section(study).blocks if isinstance(block, Table)]
-    row = dict(zip([column.title for column in table.data.columns], table.data.rows[0], strict=True))
+    row = dict(zip([column.title for column in table.data.columns], table.data.texts[0], strict=True))
     # 6 MFLOP a sample: 480 MFLOP in 80 ms.
     assert (row["parameters"], row["FLOPs a step"]) == ("1,000,000", "480 MFLOP")
     assert (row["rate"], row["MFU"], row["energy of a sample"]) == ("6.00 GFLOP/s", "22.0 %", "-")
@@ -411,7 +411,7 @@ def test_the_drawing_shows_the_frontier_and_the_page_marks_it(race) -> None:
         block for block in cost_section(study).blocks if getattr(block, "caption", "").startswith("Cost of")
     ]
     titles = [column.title for column in table.shown.columns]
-    marks = [row[titles.index("frontier")] for row in table.data.rows]
+    marks = [row[titles.index("frontier")] for row in table.data.texts]
     assert marks.count("yes") == 4
     assert marks.count("no") == 2
     # Nothing counts tokens, and no epoch was given.
@@ -536,7 +536,7 @@ def page(study: StudyFigures) -> str:
         elif isinstance(block, Bullets):
             parts += block.items
         elif isinstance(block, Table):
-            parts += [block.caption, *(text for row in block.data.rows for text in row)]
+            parts += [block.caption, *(text for row in block.data.texts for text in row)]
     return " ".join(parts)
 
 

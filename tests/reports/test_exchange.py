@@ -423,7 +423,7 @@ def test_the_table_shows_every_row_in_words(planted, plant) -> None:
     (part,) = exchange_parts(study)
     found = exchange_table(study, part)
     heads = [column.title for column in found.columns]
-    dense, other = (dict(zip(heads, row, strict=True)) for row in found.rows)
+    dense, other = (dict(zip(heads, row, strict=True)) for row in found.texts)
     assert other == {
         "exchange": "ddp + bf16, ring",
         "ranks (CPU)": "2",
@@ -454,7 +454,7 @@ def test_the_table_tells_settings_apart(planted, plant) -> None:
     (part,) = exchange_parts(study)
     found = exchange_table(study, part)
     assert found.columns[1].title == "setting"
-    assert sorted(row[1] for row in found.rows) == ["precision=bf16", "precision=fp32", "precision=fp32"]
+    assert sorted(row[1] for row in found.texts) == ["precision=bf16", "precision=fp32", "precision=fp32"]
 
 
 def test_the_page_has_the_section_with_its_hints(planted, plant) -> None:

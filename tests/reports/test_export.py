@@ -13,6 +13,7 @@ import pytest
 from reports.analysis.headline import headline
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict import verdict
+from reports.fields import Field
 from reports.page import export
 from reports.page.export import frame_of, table, text
 from reports.page.frames import FRAMES, cells_frame
@@ -165,8 +166,9 @@ def test_markdown_of_several_studies_has_them_side_by_side_first(studies) -> Non
 
 def test_nothing_in_a_markdown_table_is_a_mark_a_tag_or_a_mention() -> None:
     columns = (TextColumn(title="a|b"), TextColumn(title="n", numeric=True))
-    cells = ("x|y\nz", r"\|"), ("<img src=x>", "*1* _2_ `3` ~4~"), ("@octocat [a](b)", "#5 &lt;")
-    assert github_table(TextTable(columns=columns, rows=cells)) == "\n".join(
+    texts = ("x|y\nz", r"\|"), ("<img src=x>", "*1* _2_ `3` ~4~"), ("@octocat [a](b)", "#5 &lt;")
+    rows = tuple(tuple(Field(text) for text in row) for row in texts)
+    assert github_table(TextTable(columns=columns, rows=rows)) == "\n".join(
         [
             r"| a\|b | n |",
             "| --- | ---: |",

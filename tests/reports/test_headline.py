@@ -15,7 +15,7 @@ def analysed(planted) -> StudyFigures:
 
 def column(table: TextTable, title: str) -> list[str]:
     place = [column.title for column in table.columns].index(title)
-    return [row[place] for row in table.rows]
+    return [row[place] for row in table.texts]
 
 
 def test_the_headline_of_the_small_study_in_full(small) -> None:

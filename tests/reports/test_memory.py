@@ -127,5 +127,5 @@ def _texts(study: StudyFigures) -> list[str]:
 
 def _table(study: StudyFigures) -> tuple[list[str], tuple[str, ...]]:
     (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
-    (row,) = table.shown.rows
-    return [column.title for column in table.shown.columns], row
+    (row,) = table.shown.texts
+    return list(table.shown.titles), row

@@ -54,7 +54,7 @@ def test_larger_batches_without_runs_are_skipped_in_words(
     assert _outcomes(planted)[eight.id] == ("out_of_memory", "rank 0: no memory", 1)
     assert four.id not in _outcomes(planted)
     figures = _figures(planted)
-    assert ("skipped", words) in {(row[-3], row[-1]) for row in failures_table(figures).rows}
+    assert ("skipped", words) in {(row[-3], row[-1]) for row in failures_table(figures).texts}
     rows = {line.split(",")[1]: line for line in cells_csv(figures).splitlines()}
     assert words in rows[sixteen.id]
     (gap,) = next(

@@ -172,5 +172,5 @@ def test_days_are_counted(measured: StudyFigures) -> None:
     assert section is not None
     (table,) = (block.data for block in section.blocks if hasattr(block, "data"))
     # 3 runs each of 5 cells, and one that failed.
-    assert sum(int(row[1]) for row in table.rows) == 16
-    assert sum(int(row[2]) for row in table.rows) == 15
+    assert sum(int(row[1]) for row in table.texts) == 16
+    assert sum(int(row[2]) for row in table.texts) == 15

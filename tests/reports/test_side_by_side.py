@@ -70,7 +70,7 @@ def test_two_runs_are_not_judged_but_shown(plant) -> None:
     assert entry.ratio is not None
     assert entry.change is None
     assert "not judged in 1 (a verdict needs 3 runs of each)" in comparison.findings[0]
-    assert comparison_table(comparison).rows[1][9].endswith("not judged")
+    assert comparison_table(comparison).texts[1][9].endswith("not judged")
 
 
 def test_conditions_that_differ_are_named_beside_the_ratio(plant, new_environment) -> None:
@@ -82,7 +82,7 @@ def test_conditions_that_differ_are_named_beside_the_ratio(plant, new_environmen
     assert comparison.findings[0].endswith(
         "; they differ in threads (1 in old, 2 in new), torch (2.13.0 in old, 2.14.0 in new)."
     )
-    assert "torch: 2.13.0 there, 2.14.0 here" in comparison_table(comparison).rows[1][10]
+    assert "torch: 2.13.0 there, 2.14.0 here" in comparison_table(comparison).texts[1][10]
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def differs(plant):
         old = plant("old", [10.0, 11.0, 12.0], foreign_cpu_cores=1.0 if first else 0.0)
         new = plant("new", [5.0, 6.0], foreign_cpu_cores=1.0 if other else 0.0, **timing)
         comparison = compare([old, new])
-        return comparison.findings[0].partition("); ")[2], comparison_table(comparison).rows[1][10]
+        return comparison.findings[0].partition("); ")[2], comparison_table(comparison).texts[1][10]
 
     return made
 
@@ -137,7 +137,7 @@ def test_disturbed_runs_add_up_over_the_shared_cells(plant) -> None:
 )
 def test_the_interval_says_how_many_runs_of_each(plant, there, here, words) -> None:
     comparison = compare([plant("old", there), plant("new", here)])
-    assert comparison_table(comparison).rows[1][9] == words
+    assert comparison_table(comparison).texts[1][9] == words
 
 
 def test_emulated_and_measured_are_not_divided(plant) -> None:
@@ -205,7 +205,7 @@ def test_efficiencies_are_those_of_each_study(plant) -> None:
     assert second.efficiency is not None
     assert (first.efficiency.metric.value, first.efficiency.is_baseline) == (1.0, False)
     assert second.efficiency.is_baseline
-    rows = comparison_table(comparison).rows
+    rows = comparison_table(comparison).texts
     assert [row[4:9:4] for row in rows] == [("a", "100.0 %"), ("b", "baseline")]
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from statistics import fmean
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.budget import PARTS, CellBudget, Part, budget, why_no_budget
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import runs_text
 from reports.analysis.losses import is_real
 from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
 from reports.page import tables
 from reports.page.budget_bars import PART_NAMES, budget_bars
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.works import cells_by_work
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, count, duration, metric, percent
+from reports.text import count, duration, percent
 from results.outcome import Evidence
 from results.run import RunResult
 
@@ -125,7 +128,7 @@ def _absent(study: StudyFigures, cell_words: tables.CellWords) -> dict[str, list
 def _budget_table(study: StudyFigures, budgets: Sequence[CellBudget]) -> TextTable:
     columns: list[Shown[CellBudget]] = [
         *tables.CellWords(study).columns(attrgetter("cell")),
-        figures("step time", lambda row: metric(row.figures.step_ns).value, anchor="method-step-time"),
+        figures("step time", lambda row: fields.figure(row.figures.step_ns), anchor="method-step-time"),
         *(column for part in PARTS for column in _part_columns(part, budgets)),
         words("method", lambda row: row.method, anchor="method-budget", hint="how the parts were told apart"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
@@ -139,29 +142,30 @@ def _part_columns(part: Part, budgets: Sequence[CellBudget]) -> Iterator[Shown[C
     if any(part in row.part_ns for row in budgets):
         yield figures(PART_NAMES[part], _part(part), anchor=anchor, hint=_HINTS[part])
     if part == "bubble" and any(row.bubble_ideal is not None for row in budgets):
-        yield figures("ideal bubble", _ideal, anchor=anchor, hint="the schedule's own, of the step")
+        yield figures(
+            "ideal bubble",
+            lambda row: fields.percent(row.bubble_ideal),
+            anchor=anchor,
+            hint="the schedule's own, of the step",
+        )
 
 
-def _part(part: Part) -> Callable[[CellBudget], str]:
+def _part(part: Part) -> Callable[[CellBudget], Field]:
     """`2.50 ms (2.40 to 2.60), 20.0 %`."""
 
-    def shown(row: CellBudget) -> str:
+    def shown(row: CellBudget) -> Field:
         share = row.share(part)
         if share is None:
-            return NOTHING
+            return NONE
         figure = {"transfer": row.transfer_ns, "wait": row.wait_ns}.get(part)
         if figure is None or row.method == "one rank":
             # What is left of a sum is not exactly 0.
-            return f"{duration(round(row.part_ns[part]))}, {percent(share)}"
-        text = metric(figure)
-        ends = f" ({text.ends})" if text.ends else ""
-        return f"{text.value}{ends}, {percent(share)}"
+            own = fields.duration(round(row.part_ns[part]))
+        else:
+            own = fields.figure(figure, ends=True)
+        return replace(own, text=f"{own.text}, {percent(share)}")
 
     return shown
-
-
-def _ideal(row: CellBudget) -> str:
-    return NOTHING if row.bubble_ideal is None else percent(row.bubble_ideal)
 
 
 def _once_table(study: StudyFigures) -> TextTable:
@@ -185,12 +189,12 @@ def _dispatch(run: RunResult) -> float | None:
     return None if run.communication is None else run.communication.dispatch_ns
 
 
-def _mean_of(value: Callable[[RunResult], float | None]) -> Callable[[CellFigures], str]:
+def _mean_of(value: Callable[[RunResult], float | None]) -> Callable[[CellFigures], Field]:
     """Of the runs that have one: what is done once a launch is known of its first run alone."""
 
-    def shown(row: CellFigures) -> str:
+    def shown(row: CellFigures) -> Field:
         known = [found for run in row.runs if (found := value(run)) is not None]
-        return duration(fmean(known)) if known else NOTHING
+        return fields.duration(fmean(known) if known else None)
 
     return shown
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reports.analysis.headline import efficiency_text, runs_text
+from reports import fields
+from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.series import Setting, setting_labels, setting_of
 from reports.analysis.side_by_side import Comparison, Entry
+from reports.fields import NONE, Field
 from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
-from reports.page.tables import batch
 from reports.table import Shown, TextTable, figures, table, words
 from reports.text import NOTHING, devices_word, metric
 from results.cell import Cell
@@ -64,13 +65,13 @@ def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_R
         words("workload", lambda row: row.cell.workload),
         words("strategy", lambda row: label(row.cell)),
         *([setting] if any(settings.values()) else []),
-        figures(size, lambda row: f"{row.cell.gpus:,}"),
-        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        figures(size, lambda row: fields.whole(row.cell.gpus)),
+        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
         words("study", lambda row: row.entry.study),
-        figures("step time", lambda row: metric(row.entry.figures.step_ns).value, anchor="method-step-time"),
-        figures("interval", lambda row: metric(row.entry.figures.step_ns).note, anchor="method-interval"),
+        figures("step time", lambda row: fields.figure(row.entry.figures.step_ns), anchor="method-step-time"),
+        figures("interval", lambda row: fields.interval(row.entry.figures.step_ns), anchor="method-interval"),
         figures(
-            "throughput", lambda row: metric(row.entry.figures.throughput).value, anchor="method-throughput"
+            "throughput", lambda row: fields.figure(row.entry.figures.throughput), anchor="method-throughput"
         ),
         figures("efficiency", _efficiency, anchor="method-efficiency"),
         figures("against the first", _ratio, anchor=DEFINITION.anchor),
@@ -79,17 +80,17 @@ def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_R
     ]
 
 
-def _efficiency(row: _Row) -> str:
-    return NOTHING if row.entry.efficiency is None else efficiency_text(row.entry.efficiency)
+def _efficiency(row: _Row) -> Field:
+    return NONE if row.entry.efficiency is None else efficiency_field(row.entry.efficiency)
 
 
-def _ratio(row: _Row) -> str:
+def _ratio(row: _Row) -> Field:
     entry = row.entry
     if entry.ratio is None:
-        return NOTHING if entry.absent is None else f"none: {entry.absent}"
+        return NONE if entry.absent is None else Field(f"none: {entry.absent}")
     text, told = metric(entry.ratio), entry.change or "not judged"
     ends = "" if text.ends is None else f"{text.ends}, "
-    return f"{text.value} ({ends}{_interval(entry)}), {told}"
+    return Field(f"{text.value} ({ends}{_interval(entry)}), {told}", entry.ratio.value, entry.ratio.unit)
 
 
 def _interval(entry: Entry) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.exchange import ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.section import Block, Bullets, Definition, Heading, Paragraph, Section, Table
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, percent
+from reports.text import NOTHING
 from results.link import NO_LINK
 
 _ABOUT = Paragraph(
@@ -51,22 +52,22 @@ def costs_table(study: StudyFigures, part: ExchangePart) -> TextTable:
     """Bytes, encoding, loss and break-even of each way to exchange."""
     columns: list[Shown[ExchangeRow]] = [
         words("exchange", lambda row: row.name, hint="strategy + compressor, collective"),
-        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch per replica / global", lambda row: tables.batch(row.cell), anchor="method-scaling"),
-        figures("payload of the dense", _ratio, anchor="method-payload-ratio"),
-        figures("encode and decode, CPU", _cpu, anchor="method-exchange-cpu"),
+        figures(study.devices_word, lambda row: fields.whole(row.cell.gpus), anchor="method-sizes"),
+        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
+        figures(
+            "payload of the dense",
+            lambda row: fields.percent(row.payload_ratio),
+            anchor="method-payload-ratio",
+        ),
+        figures(
+            "encode and decode, CPU",
+            lambda row: fields.duration(row.exchange_cpu_ns),
+            anchor="method-exchange-cpu",
+        ),
         words("loss against the dense", _loss, anchor="method-loss-guard"),
         words("break-even, projected", _break_even, anchor="method-break-even"),
     ]
     return table(part.rows, columns)
-
-
-def _ratio(row: ExchangeRow) -> str:
-    return NOTHING if row.payload_ratio is None else percent(row.payload_ratio)
-
-
-def _cpu(row: ExchangeRow) -> str:
-    return NOTHING if row.exchange_cpu_ns is None else duration(row.exchange_cpu_ns)
 
 
 def _loss(row: ExchangeRow) -> str:

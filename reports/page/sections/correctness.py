@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import Literal
 
+from reports import fields
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group, trained_samples
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.page.groups import line_styles
 from reports.page.loss_curves import loss_curves
 from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
 from reports.page.tables import CellWords
 from reports.page.works import works
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, count, devices, duration, number
+from reports.text import NOTHING, count, devices, number
 
+_LOSS_DIGITS = 4
 _SYNTHETIC = Paragraph(
     "The samples are synthetic: there is nothing in them to learn but the samples themselves, so no loss "
     "curve is drawn. First and last loss say that the update ran, not that a model is good.",
@@ -85,11 +89,19 @@ def proof_table(study: StudyFigures) -> TextTable:
         figures("largest difference", lambda row: _exact(row, "max_difference"), anchor="method-bound"),
         figures("its bound", lambda row: _exact(row, "max_bound"), anchor="method-bound"),
         figures("replicas agree", _replicas, anchor="method-replicas"),
-        figures("first loss", lambda row: _loss(row.newest.loss_first), anchor="method-losses"),
-        figures("last loss", lambda row: _loss(row.newest.loss_last), anchor="method-losses"),
+        figures(
+            "first loss",
+            lambda row: fields.number(row.newest.loss_first, digits=_LOSS_DIGITS),
+            anchor="method-losses",
+        ),
+        figures(
+            "last loss",
+            lambda row: fields.number(row.newest.loss_last, digits=_LOSS_DIGITS),
+            anchor="method-losses",
+        ),
         figures(
             "after samples",
-            lambda row: _samples(trained_samples(row.cell, row.newest)),
+            lambda row: fields.whole(trained_samples(row.cell, row.newest)),
             anchor="method-losses",
         ),
         words("what was compared", lambda row: row.proof.detail if row.proof else NOTHING),
@@ -103,12 +115,20 @@ def target_table(group: LossGroup) -> TextTable:
         words("strategy", attrgetter("label")),
         figures(
             f"loss after {count(group.samples, 'sample')}",
-            lambda row: _loss(group.final(row)),
+            lambda row: fields.number(group.final(row), digits=_LOSS_DIGITS),
             anchor="method-target",
         ),
-        figures("steps to the target", lambda row: f"{group.steps_to_target(row):,}", anchor="method-target"),
-        figures("time to the target", lambda row: duration(group.ns_to_target(row)), anchor="method-target"),
-        figures("step time", lambda row: duration(row.figures.step_ns.value), anchor="method-step-time"),
+        figures(
+            "steps to the target",
+            lambda row: fields.whole(group.steps_to_target(row)),
+            anchor="method-target",
+        ),
+        figures(
+            "time to the target", lambda row: fields.duration(group.ns_to_target(row)), anchor="method-target"
+        ),
+        figures(
+            "step time", lambda row: fields.duration(row.figures.step_ns.value), anchor="method-step-time"
+        ),
     ]
     return table(group.curves, columns)
 
@@ -149,22 +169,16 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
     common = f"{title}, {devices(group.gpus, group.curves[0].figures.cell.device)}"
     drawing = loss_curves(group, line_styles(study.curves), name=f"loss-{place}", common=common)
     yield Drawings((drawing,))
-    yield Table(target_table(group), f"Time to a loss of {_loss(group.target)}: {common}")
+    yield Table(
+        target_table(group), f"Time to a loss of {number(group.target, digits=_LOSS_DIGITS)}: {common}"
+    )
 
 
-def _exact(row: CellFigures, name: str) -> str:
-    value = getattr(row.proof, name) if row.proof else None
-    return NOTHING if value is None else f"{value:.2g}"
+def _exact(row: CellFigures, name: Literal["max_difference", "max_bound"]) -> Field:
+    return fields.shown(getattr(row.proof, name) if row.proof else None, "{:.2g}".format)
 
 
-def _replicas(row: CellFigures) -> str:
+def _replicas(row: CellFigures) -> Field:
     known = [run.replicas_agree for run in row.runs if run.replicas_agree is not None]
-    return f"{sum(known):,} of {count(len(known), 'run')}" if known else NOTHING
-
-
-def _loss(loss: float | None) -> str:
-    return NOTHING if loss is None else number(loss, digits=4)
-
-
-def _samples(samples: int | None) -> str:
-    return NOTHING if samples is None else f"{samples:,}"
+    agree = sum(known) if known else None
+    return fields.shown(agree, lambda runs: f"{runs:,} of {count(len(known), 'run')}", "runs")

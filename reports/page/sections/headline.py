@@ -49,10 +49,7 @@ def headline_section(study: StudyFigures) -> Section:
 
 def _reordered(full: TextTable) -> TextTable:
     """The batch after the throughput."""
-    titles = [column.title for column in full.columns]
+    titles = full.titles
     order = [place for place, title in enumerate(titles) if title != _LATER]
     order.insert(order.index(titles.index("throughput")) + 1, titles.index(_LATER))
-    return TextTable(
-        columns=tuple(full.columns[place] for place in order),
-        rows=tuple(tuple(row[place] for place in order) for row in full.rows),
-    )
+    return full.columns_at(order)

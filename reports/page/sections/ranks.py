@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.stragglers import (
     FALSE_ALARM,
     SLOW_ABOVE,
@@ -17,11 +18,12 @@ from reports.analysis.stragglers import (
     stragglers,
 )
 from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
 from reports.page.rank_map import MapRow, rank_maps
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.tables import CellWords
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, count, duration, percent
+from reports.text import count, duration, percent
 from results.cell import Cell
 
 _ABOUT = (
@@ -82,15 +84,15 @@ def _waits_table(study: StudyFigures, rows: Sequence[_Row]) -> TextTable:
         words("persistently slow", _slow, anchor="method-slow-rank"),
         figures("slowest rank", _slowest, anchor="method-slow-rank"),
         figures("most often the slowest", _most_often, anchor="method-slowest"),
-        figures("by chance", lambda row: percent(1 / row.found.ranks), anchor="method-slowest"),
+        figures("by chance", lambda row: fields.percent(1 / row.found.ranks), anchor="method-slowest"),
         figures(
             "persistent wait",
-            lambda row: duration(row.found.persistent_wait_ns),
+            lambda row: fields.duration(row.found.persistent_wait_ns),
             anchor="method-wait-split",
         ),
         figures("random wait", _random_wait, anchor="method-wait-split"),
-        figures("steps", lambda row: f"{row.found.steps:,}", hint="without exchange, of all runs"),
-        figures("runs", lambda row: f"{row.found.runs:,}", anchor="method-evidence"),
+        figures("steps", lambda row: fields.whole(row.found.steps), hint="without exchange, of all runs"),
+        figures("runs", lambda row: fields.whole(row.found.runs), anchor="method-evidence"),
     ]
     return table(rows, columns)
 
@@ -98,7 +100,7 @@ def _waits_table(study: StudyFigures, rows: Sequence[_Row]) -> TextTable:
 def _variance_table(study: StudyFigures, rows: Sequence[_Row]) -> TextTable:
     columns: list[Shown[_Row]] = [
         *CellWords(study).columns(attrgetter("cell")),
-        figures("nodes", lambda row: f"{len(set(row.found.nodes)):,}", anchor="method-variance"),
+        figures("nodes", lambda row: fields.whole(len(set(row.found.nodes))), anchor="method-variance"),
         figures("node", lambda row: _component(row.found.variance.node), anchor="method-variance"),
         figures(
             "rank of the node", lambda row: _component(row.found.variance.rank), anchor="method-variance"
@@ -117,27 +119,29 @@ def _slow(row: _Row) -> str:
     return f"{ranks} ({numbered('node', found.slow_nodes)})" if found.slow_nodes else ranks
 
 
-def _slowest(row: _Row) -> str:
+def _slowest(row: _Row) -> Field:
     """`rank 3: +8.1 %`."""
     excess = row.found.excess
     rank = max(range(len(excess)), key=excess.__getitem__)
-    return f"rank {rank}: +{percent(excess[rank])}"
+    return Field(f"rank {rank}: +{percent(excess[rank])}")
 
 
-def _most_often(row: _Row) -> str:
+def _most_often(row: _Row) -> Field:
     rank = row.found.most_often_slowest
-    return f"rank {rank}: {percent(row.found.slowest_share[rank])}"
+    return Field(f"rank {rank}: {percent(row.found.slowest_share[rank])}")
 
 
-def _random_wait(row: _Row) -> str:
+def _random_wait(row: _Row) -> Field:
     wait_ns = row.found.random_wait_ns
     # The means of the ranks are whole nanoseconds, and so is what they leave of a wait.
-    return NOTHING if wait_ns is None else duration(round(wait_ns))
+    return fields.duration(None if wait_ns is None else round(wait_ns))
 
 
-def _component(component: Component | None) -> str:
+def _component(component: Component | None) -> Field:
     """`1.20 ms, 34.0 %`."""
-    return NOTHING if component is None else f"{duration(component.sd_ns)}, {percent(component.share)}"
+    if component is None:
+        return NONE
+    return Field(f"{duration(component.sd_ns)}, {percent(component.share)}", component.sd_ns, "ns")
 
 
 _DEFINITIONS = (

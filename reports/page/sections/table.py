@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from reports import fields
 from reports.analysis.budget import Part
-from reports.analysis.headline import efficiency_text, runs_text
+from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.scaling import Efficiency, Point
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
 from reports.page.rows import CellRow, cell_rows
 from reports.page.section import Paragraph, Section, Table
-from reports.page.tables import batch
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, duration, metric, number, percent, si, size, tick
+from reports.text import NOTHING, number, tick
 from results.label import label
 from results.plan import Scaling
-from results.statistics import Metric
 
 _ABOUT = Paragraph(
     "One row a planned cell, with or without figures. The files under Headline hold the same and more, "
@@ -57,8 +58,8 @@ def _cell(study: StudyFigures) -> list[Shown[CellRow]]:
         words("data", lambda row: row.cell.dataset),
         words("precision", lambda row: row.cell.precision),
         words("optimizer", lambda row: row.cell.optimizer),
-        figures(study.devices_word, lambda row: f"{row.cell.gpus:,}", anchor="method-sizes"),
-        figures("batch per replica / global", lambda row: batch(row.cell), anchor="method-scaling"),
+        figures(study.devices_word, lambda row: fields.whole(row.cell.gpus), anchor="method-sizes"),
+        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
         words("scaling", lambda row: ", ".join(study.scalings.get(row.cell.id, ())), anchor="method-scaling"),
         words(
             "outcome", lambda row: outcome_words(row.outcome), hint="of the newest run, where none succeeded"
@@ -76,7 +77,7 @@ def _scaling() -> list[Shown[CellRow]]:
         figures("strong efficiency", _efficiency("strong"), anchor="method-efficiency"),
         figures(
             "exchange speed-up",
-            lambda row: _value(row.exchange.speed_up if row.exchange else None),
+            lambda row: fields.figure(row.exchange.speed_up if row.exchange else None),
             anchor="method-speed-up",
         ),
     ]
@@ -85,8 +86,18 @@ def _scaling() -> list[Shown[CellRow]]:
 def _step() -> list[Shown[CellRow]]:
     return [
         *(figures(part, _part(part), hint=f"{what}, of a step") for part, what in _BUDGET),
-        figures("p50", _mean("step_ns_median"), anchor="method-slow", hint="half of the steps are quicker"),
-        figures("p99", _mean("step_ns_p99"), anchor="method-slow", hint="99 of 100 steps are quicker"),
+        figures(
+            "p50",
+            lambda row: fields.duration(row.mean("step_ns_median")),
+            anchor="method-slow",
+            hint="half of the steps are quicker",
+        ),
+        figures(
+            "p99",
+            lambda row: fields.duration(row.mean("step_ns_p99")),
+            anchor="method-slow",
+            hint="99 of 100 steps are quicker",
+        ),
     ]
 
 
@@ -94,28 +105,38 @@ def _exchange() -> list[Shown[CellRow]]:
     return [
         figures("exposed", _metric("exposed_ns"), anchor="method-exposed"),
         figures("exposed share", _metric("exposed_share"), anchor="method-exposed"),
-        figures("payload", _newest("exchange_payload_bytes", size), anchor="method-payload"),
-        figures("operations", _newest("exchange_operations", tick), anchor="method-payload"),
+        figures("payload", _newest("exchange_payload_bytes", fields.size), anchor="method-payload"),
+        figures(
+            "operations",
+            _newest("exchange_operations", lambda count: fields.shown(count, tick)),
+            anchor="method-payload",
+        ),
     ]
 
 
 def _work() -> list[Shown[CellRow]]:
     return [
-        figures("parameters", _newest("parameters", _count), anchor="method-parameters"),
-        figures("FLOPs a step", _newest("flops_per_step", _flop), anchor="method-flops"),
-        figures("MFU", _mfu, anchor="method-flops"),
+        figures("parameters", _newest("parameters", fields.whole), anchor="method-parameters"),
+        figures(
+            "FLOPs a step",
+            _newest("flops_per_step", lambda flops: fields.si(flops, "FLOP")),
+            anchor="method-flops",
+        ),
+        figures(
+            "MFU", lambda row: fields.percent(row.figures.mfu if row.figures else None), anchor="method-flops"
+        ),
         figures("joules a step", _energy, hint="of all devices, by their counters"),
         figures(
             "peak memory, host",
-            lambda row: _shown(row.largest("rss_peak_bytes"), size),
+            lambda row: fields.size(row.largest("rss_peak_bytes")),
             anchor="method-memory",
         ),
         figures(
             "peak memory, device",
-            lambda row: _shown(row.largest("device_allocated_peak_bytes"), size),
+            lambda row: fields.size(row.largest("device_allocated_peak_bytes")),
             anchor="method-memory",
         ),
-        figures("set-up", _newest("setup_ns", duration), anchor="method-set-up"),
+        figures("set-up", _newest("setup_ns", fields.duration), anchor="method-set-up"),
     ]
 
 
@@ -140,64 +161,42 @@ def _trust() -> list[Shown[CellRow]]:
     ]
 
 
-Text = Callable[[CellRow], str]
+Show = Callable[[CellRow], Field]
 
 
-def _metric(name: str) -> Text:
-    return lambda row: _value(getattr(row.figures, name) if row.figures else None)
+def _metric(name: str) -> Show:
+    return lambda row: fields.figure(getattr(row.figures, name) if row.figures else None)
 
 
-def _ends(name: str) -> Text:
-    return lambda row: metric(getattr(row.figures, name)).note if row.figures else NOTHING
+def _ends(name: str) -> Show:
+    return lambda row: fields.interval(getattr(row.figures, name) if row.figures else None)
 
 
-def _value(figure: Metric | None) -> str:
-    return NOTHING if figure is None else metric(figure).value
-
-
-def _efficiency(kind: Scaling) -> Text:
-    def text(row: CellRow) -> str:
+def _efficiency(kind: Scaling) -> Show:
+    def show(row: CellRow) -> Field:
         point: Point | None = getattr(row, kind)
         claim: Efficiency | None = point.efficiency if point else None
-        return NOTHING if claim is None or claim.baseline is None else efficiency_text(claim)
+        return NONE if claim is None or claim.baseline is None else efficiency_field(claim)
 
-    return text
-
-
-def _part(part: Part) -> Text:
-    # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.
-    return lambda row: _shown(
-        row.budget.part_ns.get(part) if row.budget else None, lambda ns: duration(round(ns))
-    )
+    return show
 
 
-def _mean(name: str) -> Text:
-    return lambda row: _shown(row.mean(name), duration)
+def _part(part: Part) -> Show:
+    def show(row: CellRow) -> Field:
+        ns = row.budget.part_ns.get(part) if row.budget else None
+        # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.
+        return fields.duration(None if ns is None else round(ns))
+
+    return show
 
 
-def _newest(name: str, form: Callable[[float], str]) -> Text:
-    return lambda row: _shown(getattr(row.figures.newest, name) if row.figures else None, form)
+def _newest(name: str, form: Callable[[Any], Field]) -> Show:
+    return lambda row: form(getattr(row.figures.newest, name) if row.figures else None)
 
 
-def _mfu(row: CellRow) -> str:
-    return _shown(row.figures.mfu if row.figures else None, percent)
+def _energy(row: CellRow) -> Field:
+    return fields.shown(row.mean("energy_j"), lambda joules: f"{number(joules)} J", "J")
 
 
-def _shown(value: object, form: Callable[[float], str]) -> str:
-    return form(value) if isinstance(value, int | float) else NOTHING
-
-
-def _energy(row: CellRow) -> str:
-    return _shown(row.mean("energy_j"), lambda joules: f"{number(joules)} J")
-
-
-def _count(items: float) -> str:
-    return f"{items:,.0f}"
-
-
-def _flop(flops: float) -> str:
-    return si(flops, "FLOP")
-
-
-def _loss(loss: float) -> str:
-    return number(loss, digits=4)
+def _loss(loss: float | None) -> Field:
+    return fields.number(loss, digits=4)

@@ -36,7 +36,7 @@ def tables(section: Section) -> list[Table]:
 
 def rows(table: Table) -> list[dict[str, str]]:
     heads = [column.title for column in table.data.columns]
-    return [dict(zip(heads, row, strict=True)) for row in table.data.rows]
+    return [dict(zip(heads, row, strict=True)) for row in table.data.texts]
 
 
 def drawings(section: Section) -> list:

@@ -1,0 +1,84 @@
+"""The fields of tables: a number for the page's script to sort by, and the text that a reader sees.
+
+What is not known is `NONE`; of the numbers of `reports.text` each form is a function here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from reports import text
+from results.cell import Cell
+from results.statistics import Metric
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a table."""
+
+    text: str
+    value: float | None = None
+    """In `unit`, without a prefix; None for words, and for an interval, whose figure is another field."""
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.value is None or math.isfinite(self.value), self
+
+
+NONE = Field(text.NOTHING)
+
+
+def shown(value: N | None, form: Callable[[N], str], unit: str = "") -> Field:
+    """A number in a form of one's own. One that is not finite is not sorted by."""
+    if value is None:
+        return NONE
+    return Field(form(value), value if math.isfinite(value) else None, unit)
+
+
+def whole(items: int | None) -> Field:
+    return shown(items, "{:,}".format)
+
+
+def number(value: float | None, *, digits: int = text.DIGITS) -> Field:
+    return shown(value, lambda known: text.number(known, digits=digits))
+
+
+def duration(ns: float | None) -> Field:
+    return shown(ns, text.duration, "ns")
+
+
+def size(size_bytes: float | None) -> Field:
+    return shown(size_bytes, text.size, "bytes")
+
+
+def si(value: float | None, unit: str) -> Field:
+    return shown(value, lambda known: text.si(known, unit), unit)
+
+
+def percent(share: float | None) -> Field:
+    """Of a share of one."""
+    return shown(share, text.percent, "ratio")
+
+
+def figure(metric: Metric | None, *, ends: bool = False) -> Field:
+    """A figure, with the ends of its interval if they are asked for: `12.3 ms (12.1 to 12.6)`."""
+    if metric is None:
+        return NONE
+    said = text.metric(metric)
+    interval = f" ({said.ends})" if ends and said.ends else ""
+    return Field(f"{said.value}{interval}", metric.value, metric.unit)
+
+
+def interval(metric: Metric | None) -> Field:
+    """The ends of a figure's interval, and what they are: `12.1 to 12.6, range of 3`."""
+    return NONE if metric is None else Field(text.metric(metric).note)
+
+
+def batch(cell: Cell) -> Field:
+    """Batch per replica / global batch; sorted by the first."""
+    return Field(text.batch(cell), cell.batch_per_replica, "samples")
