@@ -53,16 +53,19 @@ Shown = tuple[TextColumn, Callable[[Row], Field]]
 
 
 def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
-    """Every row through every column. Raises TypeError for a column that shows something else than a text."""
-    made = TextTable(
+    """Every row through every column. Raises TypeError for what is no field, or a field without a text."""
+    return TextTable(
         columns=tuple(column for column, _ in columns),
-        rows=tuple(tuple(show(row) for _, show in columns) for row in rows),
+        rows=tuple(tuple(_field(column, show(row)) for column, show in columns) for row in rows),
     )
-    for row in made.rows:
-        for column, text in zip(made.columns, row, strict=True):
-            if not isinstance(text, str):
-                raise TypeError(f"column {column.title!r} shows {text!r}, which must be a text")
-    return made
+
+
+def _field(column: TextColumn, shown: object) -> Field:
+    if not isinstance(shown, Field) or not isinstance(shown.text, str):
+        raise TypeError(
+            f"column {column.title!r} shows {shown!r}: words() shows a text, figures() a field of reports.fields"
+        )
+    return shown
 
 
 def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = "") -> Shown[Row]:

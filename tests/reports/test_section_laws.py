@@ -133,7 +133,7 @@ BROKEN = {
     "lambda study: study.nothing": "failed: AttributeError: 'StudyFigures' object has no attribute 'nothing'",
     "lambda study: made('a text')": "section 'broken' has 'a text' for a block: wrap a text in Paragraph",
     "lambda study: made(Table(table([7], [figures('runs', lambda row: row)]), 'Runs'))": (
-        "column 'runs' shows 7, which must be a text"
+        "column 'runs' shows 7: words() shows a text, figures() a field of reports.fields"
     ),
 }
 """What an entry point may name by mistake, and what the page says of it."""
