@@ -63,7 +63,8 @@ def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
 def _field(column: TextColumn, shown: object) -> Field:
     if not isinstance(shown, Field) or not isinstance(shown.text, str):
         raise TypeError(
-            f"column {column.title!r} shows {shown!r}: words() shows a text, figures() a field of reports.fields"
+            f"column {column.title!r} shows {shown!r}: words() shows a text, figures() a field of "
+            f"reports.fields"
         )
     return shown
 
