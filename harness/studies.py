@@ -38,7 +38,7 @@ def read_figures(
     studies = [Study.existing(Path(path)) for path in paths]
     names = study_names([study.root for study in studies])
     read = [
-        _Read(study, Told(name, study.plans(), _results(study)), assumptions(study, flags, console))
+        _Read(study, Told(name, study.plans(), read_results(study)), assumptions(study, flags, console))
         for study, name in zip(studies, names, strict=True)
     ]
     if redact:
@@ -66,7 +66,8 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
     return str(path)
 
 
-def _results(study: Study) -> list[RunResult]:
+def read_results(study: Study) -> list[RunResult]:
+    """Every run of the study; what is derived is kept where the study may be written."""
     return study.collect() if os.access(study.root, os.W_OK) else study.results()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from results.baseline import Baseline
 from results.cell import Cell
 from results.job import Job, JobEnd, Submission
 from results.launch import Attempt, Launch
@@ -10,7 +11,7 @@ from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
 
-# History: version, bench, what came. Version 1 of every schema is 0.1.0, the first.
+# History: version, bench, what came. Version 1 of every schema is 0.1.0, the first; of baseline 0.3.0.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
 #   launch  2  0.1.0  link_mbit_per_s
@@ -33,3 +34,4 @@ RUN_RESULT = Schema("run-result", 3, RunResult)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
+BASELINE = Schema("baseline", 1, Baseline)

@@ -14,6 +14,8 @@ COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
     "report": "Write the report of a study again, or of several side by side.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
+    "compare": "Hold a study, a run or a baseline against another: is it slower, larger, otherwise?",
+    "baseline": "Keep what was accepted, to compare later studies with it.",
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Say where a study stands.",
     "cancel": "End the jobs of a study that wait or run.",
@@ -50,8 +52,9 @@ class _Commands(click.Group):
 def bench(debug: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
 
-    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed or
-    a table does not add up, 2 the call is wrong, 130 interrupted.
+    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed, a table does
+    not add up or a comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 130
+    interrupted.
     """
 
 

@@ -6,19 +6,30 @@ import re
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
-from harness.cli import COMMANDS
-from harness.plan.study_file import OPTIONS, read_study_file
+from harness.cli import COMMANDS, bench
+from harness.plan.study_file import read_study_file
 from harness.reference import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-FLAGS = {option.flag for option in OPTIONS} | {
-    "--dry-run", "--no-report", "--debug", "--help", "--output", "--version", "--watch", "--json",
-    "--forget", "--map", "--format", "--table", "--redact", "--price", "--prices", "--epoch-samples",
-    "--within",
-}  # fmt: skip
+
+
+def _flags(command: click.Command) -> set[str]:
+    """Of a command and those below it."""
+    own = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
+    context = click.Context(command)
+    below = (
+        [command.get_command(context, name) for name in command.list_commands(context)]
+        if isinstance(command, click.Group)
+        else []
+    )
+    return own.union(*(_flags(one) for one in below if one is not None))
+
+
+FLAGS = {*_flags(bench), "--help", "--version"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

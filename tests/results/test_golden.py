@@ -10,6 +10,7 @@ import pytest
 
 import results.schema
 from results import schemas
+from results.baseline import Acceptance, Baseline, Subject
 from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion, Environment
@@ -454,6 +455,35 @@ JOB_END = JobEnd(
     reason="PREEMPTED",
 )
 # One line a version; an older line stays when a newer one comes.
+BASELINE = Baseline(
+    name="main",
+    saved_at="2026-01-02T03:04:05.000Z",
+    commit="abc1234",
+    dirty=False,
+    subjects=(
+        Subject(
+            key="mlp-ddp-g002-b32-0123456789abcdef",
+            label="mlp, ddp, 2 x 32",
+            facts={"torch": "2.13.0"},
+            timed={"step_time": (1.5e6, 1.6e6)},
+            exact={"payload_bytes": (4096,), "parameters_hash": ("feed",)},
+            collectives=("allreduce 0-1 4096 B",),
+            runs=2,
+            disturbed=1,
+            failed="crashed: rank 1",
+        ),
+    ),
+    fail_above={"step_time": 0.03},
+    accepted=(
+        Acceptance(
+            subject="mlp, ddp, 2 x 32",
+            reason="a second buffer",
+            at="2026-01-02T03:04:05.000Z",
+            commit="abc1234",
+            changes={"payload_bytes": "2,048 to 4,096"},
+        ),
+    ),
+)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -477,6 +507,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "job-2": (schemas.JOB, JOB_2),
     "submission-1": (schemas.SUBMISSION, SUBMISSION),
     "job-end-1": (schemas.JOB_END, JOB_END),
+    "baseline-1": (schemas.BASELINE, BASELINE),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

@@ -1,0 +1,102 @@
+"""`bench baseline`: what was accepted, kept beside the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FOLDER = click.option(
+    "--baselines",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("baselines"),
+    help="where they are kept",
+)
+
+
+@click.group(name="baseline")
+def command() -> None:
+    """Baselines are small JSON files, tracked beside the code: figures, facts of the machine, a commit.
+
+    `bench compare NAME runs/new` holds a study against one.
+    """
+
+
+@command.command(name="save")
+@click.argument("name")
+@click.argument("side", metavar="STUDY")
+@_FOLDER
+def _save(name: str, side: str, folder: Path) -> int:
+    """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
+    from harness.console import Console
+    from harness.gate import read_side, save
+
+    Console().result(str(save(name, read_side(side, folder), folder)))
+    return 0
+
+
+@command.command(name="list")
+@_FOLDER
+def _list(folder: Path) -> int:
+    """List the baselines, with commit, age and number of cells."""
+    from harness.console import Console
+    from harness.gate import baseline_paths
+    from reports.text import moment
+    from results import schemas
+
+    console = Console()
+    kept = [schemas.BASELINE.read(path) for path in baseline_paths(folder)]
+    if not kept:
+        console.result(f"no baseline in {folder}/; keep one with bench baseline save NAME STUDY")
+        return 0
+    rows = [
+        (
+            one.name,
+            (one.commit or "-")[:12],
+            moment(one.saved_at),
+            str(len(one.subjects)),
+            str(len(one.accepted)),
+        )
+        for one in kept
+    ]
+    heads = ("baseline", "commit", "saved", "cells", "accepted changes")
+    console.table(heads, rows, numeric=[False, False, False, True, True])
+    return 0
+
+
+@command.command(name="show")
+@click.argument("name")
+@_FOLDER
+def _show(name: str, folder: Path) -> int:
+    """Show a baseline: its cells with their figures, and what was accepted with which reason."""
+    from harness.console import Console
+    from harness.gate import read_side
+    from reports.gate.text import CONTENTS, contents
+
+    kept, console = read_side(name, folder), Console()
+    console.result(f"{kept.name}: commit {kept.commit or 'unknown'}, saved {kept.saved_at}")
+    console.table(CONTENTS, contents(kept), numeric=[False, False, True, True])
+    for one in kept.accepted:
+        changes = "; ".join(f"{name} {change}" for name, change in one.changes.items())
+        console.result(
+            f"accepted {one.at[:10]}: {one.subject}: {one.reason}{f' ({changes})' if changes else ''}"
+        )
+    return 0
+
+
+@command.command(name="promote")
+@click.argument("name")
+@click.argument("side", metavar="STUDY")
+@click.option("--reason", required=True, help="why the change is right")
+@click.option(
+    "--cell", "cells", multiple=True, metavar="WORDS", help="only cells with these words in their name"
+)
+@_FOLDER
+def _promote(name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...]) -> int:
+    """Accept the figures of STUDY: they take the place of the baseline's."""
+    from harness.console import Console
+    from harness.gate import promote, read_side
+
+    Console().result(str(promote(name, read_side(side, folder), reason, cells, folder)))
+    return 0

@@ -1,0 +1,140 @@
+"""What `bench compare` and `bench baseline` are given, and where baselines are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from harness.studies import read_results
+from reports.gate.pytest_benchmark import read_pytest_benchmark
+from reports.gate.reduce import NOT_RUN, reduce_study
+from results import files, schemas
+from results.baseline import Acceptance, Baseline, Subject, exact_text
+from results.errors import UsageError, nearest
+from results.store import Study, utc_now
+
+FOLDER = Path("baselines")
+"""Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
+
+
+def read_side(text: str, folder: Path = FOLDER) -> Baseline:
+    """What a word of the call means: a study, the folder of a run, a file, or the name of a kept baseline.
+
+    Files are those of `bench baseline save` and of pytest-benchmark, whose files in one folder are runs.
+    Raises UsageError for anything else.
+    """
+    path = Path(text)
+    if path.is_dir():
+        return _of_folder(path)
+    if path.is_file():
+        return _of_file(path)
+    kept = folder / f"{text}.json"
+    if kept.is_file():
+        return schemas.BASELINE.read(kept)
+    names = [path.stem for path in baseline_paths(folder)]
+    raise UsageError(
+        f"{text} is no study, no run, no file and no baseline in {folder}/{nearest(text, names)}; name a "
+        f"folder under runs/, a file of pytest-benchmark or of bench baseline save, or one of its baselines"
+    )
+
+
+def _of_folder(path: Path) -> Baseline:
+    if list(path.glob("plan-[0-9]*.json")):
+        study = Study(path)
+        return reduce_study(study, read_results(study))
+    if list(path.glob("rank-[0-9]*.json")):
+        study = Study.existing(path.parents[2])
+        runs = [result for result in read_results(study) if result.run_id == path.name]
+        whole = reduce_study(study, runs)
+        measured = tuple(subject for subject in whole.subjects if subject.runs or subject.failed != NOT_RUN)
+        return msgspec.structs.replace(whole, name=path.name, subjects=measured)
+    found = sorted(path.glob("*.json"))
+    if not found:
+        raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file")
+    return read_pytest_benchmark(path.name, found)
+
+
+def _of_file(path: Path) -> Baseline:
+    if b'"bench/baseline"' in path.read_bytes()[:200]:
+        return schemas.BASELINE.read(path)
+    return read_pytest_benchmark(path.stem, [path])
+
+
+def baseline_paths(folder: Path = FOLDER) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def save(name: str, side: Baseline, folder: Path = FOLDER) -> Path:
+    """Keep a baseline under a new name. Raises UsageError if the name is taken or no file name."""
+    path = _path(name, folder)
+    if path.exists():
+        raise UsageError(f"{path} is there already; accept changes by bench baseline promote {name}")
+    _write(path, msgspec.structs.replace(side, name=name))
+    return path
+
+
+def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder: Path = FOLDER) -> Path:
+    """Put the figures of `side` in the place of the baseline's, with the reason.
+
+    `only` are words that a subject's label must hold, one of them at least; none: all subjects. Raises
+    UsageError without a reason, or where no subject is meant, or for one without figures.
+    """
+    path = _path(name, folder)
+    if not reason.strip():
+        raise UsageError("--reason is empty; say why the change is right, for whoever reads the baseline")
+    if not path.is_file():
+        raise UsageError(f"there is no baseline {path}; keep one with bench baseline save {name} STUDY")
+    kept, words = schemas.BASELINE.read(path), tuple(only)
+    chosen = {s.key: s for s in side.subjects if not words or any(word in s.label for word in words)}
+    if not chosen:
+        labels = "; ".join(subject.label for subject in side.subjects)
+        raise UsageError(f"no cell of {side.name} has {' or '.join(words)} in its name: {labels}")
+    for subject in chosen.values():
+        if subject.failed is not None:
+            raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
+    before = {subject.key: subject for subject in kept.subjects}
+    at = utc_now()
+    accepted = tuple(
+        Acceptance(
+            subject=subject.label, reason=reason, at=at, commit=side.commit, changes=_changes(before, subject)
+        )
+        for subject in chosen.values()
+    )
+    merged = msgspec.structs.replace(
+        kept,
+        saved_at=at,
+        commit=side.commit,
+        dirty=side.dirty,
+        subjects=tuple((before | chosen).values()),
+        accepted=(*kept.accepted, *accepted),
+    )
+    _write(path, merged)
+    return path
+
+
+def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
+    """The counters that differ, before and after, as texts."""
+    known = before.get(subject.key)
+    if known is None:
+        return {"cell": "new"}
+    names = sorted(known.exact.keys() | subject.exact.keys())
+    pairs = {name: (known.exact.get(name, ()), subject.exact.get(name, ())) for name in names}
+    return {
+        name: f"{exact_text(old)} to {exact_text(new)}"
+        for name, (old, new) in pairs.items()
+        if set(old) != set(new)
+    }
+
+
+def _path(name: str, folder: Path) -> Path:
+    if not name or name != Path(name).name or name.startswith("."):
+        raise UsageError(f"the name of a baseline is a file name, such as nightly, not {name!r}")
+    return folder / f"{name}.json"
+
+
+def _write(path: Path, baseline: Baseline) -> None:
+    """Indented, so that a reviewer's diff shows single figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, msgspec.json.format(schemas.BASELINE.encode(baseline)) + b"\n")

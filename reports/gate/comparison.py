@@ -1,0 +1,252 @@
+"""BASE against NEW: a verdict for each subject and metric, and what the whole comes to as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import zip_longest
+
+from reports.analysis.pooling import differing
+from reports.gate.effect import (
+    ALPHA,
+    FEWEST_RUNS,
+    Change,
+    Effect,
+    difference_effect,
+    judge,
+    relative_effect,
+    runs_that_tell,
+)
+from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from results.baseline import Baseline, Exact, Subject
+
+
+class Verdict(StrEnum):
+    """What is said of one metric of one subject, or of the whole subject."""
+
+    REGRESSED = "regressed"
+    IMPROVED = "improved"
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    """An exact counter differs, and neither side is better."""
+    INCONCLUSIVE = "inconclusive"
+    SHOWN = "shown"
+    """A metric without a margin: its figures stand there, and nothing is judged."""
+    INCOMPARABLE = "incomparable"
+    MISSING = "missing"
+    FAILED = "failed"
+    NEW = "new"
+
+
+FAILING = (Verdict.REGRESSED, Verdict.MISSING, Verdict.FAILED, Verdict.CHANGED)
+ORDER = (
+    *FAILING,
+    *(Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.NEW),
+    *(Verdict.UNCHANGED, Verdict.SHOWN),
+)
+"""What a reader must see first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One verdict."""
+
+    subject: str
+    """Its label."""
+    key: str
+    metric: str | None
+    """None for a verdict on the whole subject."""
+    verdict: Verdict
+    reason: str
+    """One sentence without a full stop; empty where the figures say it."""
+    base: tuple[Exact, ...] = ()
+    """Of a timed metric the mean of the runs; of an exact one its values."""
+    new: tuple[Exact, ...] = ()
+    effect: Effect | None = None
+    margin: float | None = None
+
+    @property
+    def timed(self) -> TimedMetric | None:
+        """The metric of a figure with noise; None for a counter and for a whole subject."""
+        return TIMED.get(self.metric or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is tolerated."""
+
+    margins: Mapping[str, float]
+    """By metric, as shares; they go before the metric's own."""
+    across: frozenset[str] = frozenset()
+    """Facts that may differ, because their difference is what is asked about."""
+
+    def margin(self, metric: TimedMetric) -> float | None:
+        return self.margins.get(metric.name, metric.margin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All findings, the most telling first."""
+
+    base: str
+    new: str
+    findings: tuple[Finding, ...]
+    confidence: float
+    """Of each interval, after the correction for their number."""
+
+    def count(self, *verdicts: Verdict) -> int:
+        return sum(finding.verdict in verdicts for finding in self.findings)
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """1 regressed, changed, missing or failed; 3 incomparable; else 0, inconclusive too unless strict."""
+        if self.count(*FAILING) or (strict and self.count(Verdict.INCONCLUSIVE)):
+            return 1
+        return 3 if self.count(Verdict.INCOMPARABLE) else 0
+
+
+def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
+    """Hold NEW against BASE. Subjects are matched by their keys."""
+    there = {subject.key: subject for subject in base.subjects}
+    here = {subject.key: subject for subject in new.subjects}
+    pairs = [(there.get(key), here.get(key)) for key in there | here]
+    alpha = ALPHA / max(1, sum(_judged(one, other, rules) for one, other in pairs))
+    findings = [finding for pair in pairs for finding in _findings(*pair, rules, alpha)]
+    findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
+    return Comparison(base=base.name, new=new.name, findings=tuple(findings), confidence=1 - 2 * alpha)
+
+
+def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:
+    """Timed metrics that get a verdict."""
+    if base is None or new is None or _obstacle(base, new, rules) is not None:
+        return 0
+    return sum(_is_judged(metric, base, new, rules) for metric in TIMED.values())
+
+
+def _is_judged(metric: TimedMetric, base: Subject, new: Subject, rules: Rules) -> bool:
+    both = metric.name in base.timed and metric.name in new.timed
+    return both and rules.margin(metric) is not None
+
+
+def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: float) -> Iterator[Finding]:
+    if base is None or new is None:
+        yield _alone(base, new)
+        return
+    obstacle = _obstacle(base, new, rules)
+    if obstacle is not None:
+        yield obstacle
+        return
+    for name in EXACT:
+        if name in base.exact or name in new.exact:
+            yield _exact(name, base, new)
+    for metric in TIMED.values():
+        if metric.name in base.timed and metric.name in new.timed:
+            yield _timed(metric, base, new, rules.margin(metric), alpha)
+
+
+def _alone(base: Subject | None, new: Subject | None) -> Finding:
+    if base is not None:
+        return _whole(base, Verdict.MISSING, "NEW has no such cell")
+    assert new is not None
+    if new.failed is not None:
+        return _whole(new, Verdict.FAILED, new.failed)
+    return _whole(new, Verdict.NEW, "BASE has no such cell")
+
+
+def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
+    """Why the figures of two subjects are not compared."""
+    if new.failed is not None:
+        return _whole(new, Verdict.FAILED, new.failed)
+    if base.failed is not None:
+        return _whole(new, Verdict.NEW, f"BASE has no figure: {base.failed}")
+    facts = {
+        name: pair for name, pair in differing(base.facts, new.facts).items() if name not in rules.across
+    }
+    if not facts:
+        return None
+    texts = [f"{name} is {before} in BASE, {after} in NEW" for name, (before, after) in facts.items()]
+    advice = f"if that is the question, pass --across {','.join(facts)}"
+    return _whole(new, Verdict.INCOMPARABLE, f"{'; '.join(texts)}; {advice}")
+
+
+def _whole(subject: Subject, verdict: Verdict, reason: str) -> Finding:
+    return Finding(subject=subject.label, key=subject.key, metric=None, verdict=verdict, reason=reason)
+
+
+def _exact(name: str, base: Subject, new: Subject) -> Finding:
+    before, after = base.exact.get(name, ()), new.exact.get(name, ())
+    verdict, reason = _exact_verdict(name, before, after)
+    if verdict in FAILING and name in ("payload_bytes", "operations"):
+        reason = first_difference(base.collectives, new.collectives) or reason
+    return Finding(
+        subject=new.label, key=new.key, metric=name, verdict=verdict, reason=reason, base=before, new=after
+    )
+
+
+def _exact_verdict(name: str, before: tuple[Exact, ...], after: tuple[Exact, ...]) -> tuple[Verdict, str]:
+    if set(before) == set(after):
+        return Verdict.UNCHANGED, ""
+    if len(before) != 1 or len(after) != 1:
+        side = "BASE" if len(before) != 1 else "NEW"
+        values = before if side == "BASE" else after
+        told = "no value" if not values else f"{len(values)} different values"
+        return Verdict.INCONCLUSIVE, f"the runs of {side} have {told} of a counter that should have one"
+    first, second = before[0], after[0]
+    if EXACT[name].better == "neither" or isinstance(first, str) or isinstance(second, str):
+        return Verdict.CHANGED, "the counter differs"
+    worse = (second > first) == (EXACT[name].better == "lower")
+    return (Verdict.REGRESSED if worse else Verdict.IMPROVED), "the counter differs"
+
+
+def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
+    """The first collective of a step that differs; empty if none does, or one side recorded none."""
+    if not base or not new:
+        return ""
+    for number, (before, after) in enumerate(zip_longest(base, new), 1):
+        if before != after:
+            return (
+                f"the first collective that differs is number {number} of the step: "
+                f"{before or 'none'} in BASE, {after or 'none'} in NEW"
+            )
+    return ""
+
+
+def _timed(metric: TimedMetric, base: Subject, new: Subject, margin: float | None, alpha: float) -> Finding:
+    before, after = base.timed[metric.name], new.timed[metric.name]
+    if metric.of_step:
+        step = base.timed.get("step_time", ())
+        scale = sum(step) / len(step) if step else 0.0
+        effect = difference_effect(before, after, scale, alpha)
+    else:
+        effect = relative_effect(before, after, alpha)
+    verdict, reason = _timed_verdict(metric, effect, margin, alpha)
+    return Finding(
+        subject=new.label,
+        key=new.key,
+        metric=metric.name,
+        verdict=verdict,
+        reason=reason,
+        base=(sum(before) / len(before),),
+        new=(sum(after) / len(after),),
+        effect=effect,
+        margin=margin,
+    )
+
+
+def _timed_verdict(
+    metric: TimedMetric, effect: Effect | None, margin: float | None, alpha: float
+) -> tuple[Verdict, str]:
+    if margin is None:
+        return Verdict.SHOWN, ""
+    if effect is None:
+        return Verdict.INCONCLUSIVE, f"an interval needs {FEWEST_RUNS} runs on each side (--repeats)"
+    change = judge(effect, margin, lower_is_better=metric.better == "lower")
+    if change is not Change.INCONCLUSIVE:
+        return Verdict(change.value), ""
+    runs = runs_that_tell(effect, margin, alpha)
+    if runs is None:
+        return (
+            Verdict.INCONCLUSIVE,
+            "the runs differ too much for any number of them to tell: measure on a quieter machine",
+        )
+    return Verdict.INCONCLUSIVE, f"about {runs} runs on each side would tell"

@@ -1,0 +1,118 @@
+"""A comparison as the machines of CI read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+
+from reports.gate.comparison import FAILING, Comparison, Finding, Verdict
+from reports.gate.text import headline, markdown, name, sentence
+
+MOST_ANNOTATIONS = 10
+"""GitHub shows ten a step and level."""
+
+
+def json_text(comparison: Comparison) -> str:
+    """Everything, as one JSON object (docs/gate.md)."""
+    return _json(
+        {
+            "base": comparison.base,
+            "new": comparison.new,
+            "confidence": comparison.confidence,
+            "exit_code": comparison.exit_code(),
+            "findings": [msgspec.to_builtins(finding) for finding in comparison.findings],
+        }
+    )
+
+
+def junit(comparison: Comparison) -> str:
+    """JUnit XML: a test case for each verdict; inconclusive and incomparable ones count as skipped."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"{comparison.new} against {comparison.base}",
+        tests=str(len(comparison.findings)),
+        failures=str(comparison.count(*FAILING)),
+        skipped=str(comparison.count(*_SKIPPED)),
+        errors="0",
+    )
+    for finding in comparison.findings:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=finding.subject, name=finding.metric or "cell"
+        )
+        if finding.verdict in FAILING:
+            failure = ElementTree.SubElement(case, "failure", type=finding.verdict, message=sentence(finding))
+            failure.text = sentence(finding)
+        elif finding.verdict in _SKIPPED:
+            ElementTree.SubElement(case, "skipped", message=sentence(finding))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def github(comparison: Comparison) -> str:
+    """Workflow commands of GitHub Actions: errors and warnings, the most telling first."""
+    lines = []
+    for level, verdicts in (("error", FAILING), ("warning", _SKIPPED)):
+        found = [finding for finding in comparison.findings if finding.verdict in verdicts]
+        for finding in found[:MOST_ANNOTATIONS]:
+            title = _escaped(f"{finding.verdict}: {name(finding)}").replace(":", "%3A").replace(",", "%2C")
+            lines.append(f"::{level} title={title}::{_escaped(sentence(finding))}")
+        if len(found) > MOST_ANNOTATIONS:
+            lines.append(f"::{level}::{len(found) - MOST_ANNOTATIONS} more, in the summary")
+    lines.append(f"::notice::{_escaped(headline(comparison))}")
+    return "\n".join(lines) + "\n"
+
+
+def bencher(comparison: Comparison) -> str:
+    """Bencher Metric Format: `{benchmark: {measure: {value}}}`, NEW's figures."""
+    found: dict[str, dict[str, Any]] = {}
+    for finding in comparison.findings:
+        if finding.timed and finding.new:
+            found.setdefault(finding.subject, {})[_measure(finding)] = {"value": finding.new[0]}
+    return _json(found)
+
+
+def github_action_benchmark(comparison: Comparison) -> str:
+    """github-action-benchmark's `customSmallerIsBetter`: NEW's figures of which less is better."""
+    return _json(
+        [
+            {
+                "name": name(finding),
+                "unit": finding.timed.unit,
+                "value": finding.new[0],
+                "extra": sentence(finding),
+            }
+            for finding in comparison.findings
+            if finding.timed and finding.new and finding.timed.better == "lower"
+        ]
+    )
+
+
+_SKIPPED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE)
+FACES: Mapping[str, Callable[[Comparison], str]] = MappingProxyType(
+    {
+        "markdown": markdown,
+        "json": json_text,
+        "junit": junit,
+        "github": github,
+        "bencher": bencher,
+        "github-action-benchmark": github_action_benchmark,
+    }
+)
+
+
+def _measure(finding: Finding) -> str:
+    # Bencher's own measure of time is `latency`, in nanoseconds.
+    return "latency" if finding.metric == "step_time" else str(finding.metric)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _escaped(text: str) -> str:
+    """As the data of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,0 +1,147 @@
+"""What the gate compares of a run, with the side that is better and the margin that is tolerated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from results.baseline import Exact
+from results.cell import Cell
+from results.errors import UsageError, nearest
+from results.run import RunResult
+
+Better = Literal["lower", "higher", "neither"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedMetric:
+    """A figure with noise. Its runs are compared with an interval."""
+
+    name: str
+    title: str
+    unit: str
+    read: Callable[[RunResult], float | None]
+    """Of one run; None where it has none."""
+    better: Better = "lower"
+    margin: float | None = None
+    """The smallest change that matters, as a share; None: shown, and judged only if a margin is given."""
+    of_step: bool = False
+    """Whether a change is a share of BASE's step time, because the figure itself may be near 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactMetric:
+    """A counter without noise: any difference is a change."""
+
+    name: str
+    title: str
+    read: Callable[[RunResult, Cell], Exact | None]
+    better: Better = "lower"
+
+
+def _exposed(run: RunResult) -> float | None:
+    return None if run.exposed_ns is None else run.exposed_ns.value
+
+
+def _wait(run: RunResult) -> float | None:
+    return None if run.budget is None or run.ranks_expected == 1 else run.budget.wait_ns.value
+
+
+def _step(run: RunResult) -> float | None:
+    return None if run.step_ns is None else run.step_ns.value
+
+
+def _peak_memory(run: RunResult) -> float | None:
+    on_device = run.device_allocated_peak_bytes
+    return on_device if on_device is not None else run.rss_over_idle_bytes
+
+
+TIMED: Mapping[str, TimedMetric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            TimedMetric(name="step_time", title="step time", unit="ns", read=_step, margin=0.05),
+            TimedMetric(
+                name="time",
+                title="time",
+                unit="ns",
+                # Of a benchmark; a run of a cell has a step time.
+                read=lambda run: None,
+                margin=0.05,
+            ),
+            TimedMetric(
+                name="throughput",
+                title="throughput",
+                unit="samples/s",
+                read=lambda run: run.samples_per_s,
+                better="higher",
+            ),
+            TimedMetric(
+                name="exposed", title="exposed communication", unit="ns", read=_exposed, of_step=True
+            ),
+            TimedMetric(name="wait", title="wait", unit="ns", read=_wait, of_step=True),
+            TimedMetric(
+                name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05
+            ),
+            TimedMetric(name="startup", title="start-up", unit="ns", read=lambda run: run.startup_ns),
+            TimedMetric(name="setup", title="set-up of the cell", unit="ns", read=lambda run: run.setup_ns),
+        )
+    }
+)
+
+EXACT: Mapping[str, ExactMetric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            ExactMetric(
+                name="payload_bytes",
+                title="bytes exchanged a step",
+                read=lambda run, _: run.exchange_payload_bytes,
+            ),
+            ExactMetric(
+                name="operations",
+                title="operations of the exchange a step",
+                read=lambda run, _: run.exchange_operations,
+            ),
+            ExactMetric(
+                name="flops", title="FLOPs a step", read=lambda run, _: run.flops_per_step, better="neither"
+            ),
+            ExactMetric(
+                name="parameters", title="parameters", read=lambda run, _: run.parameters, better="neither"
+            ),
+            ExactMetric(
+                name="device_peak_bytes",
+                title="peak of allocated device memory",
+                read=lambda run, cell: run.device_allocated_peak_bytes if cell.device == "cuda" else None,
+            ),
+        )
+    }
+)
+
+
+def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
+    """Margins from texts such as `step_time=5%`, as shares. Raises UsageError that shows the form."""
+    margins = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--fail-above {text}: write METRIC=PERCENT, such as step_time=5%")
+        if name not in TIMED:
+            raise UsageError(
+                f"--fail-above {text}: there is no metric {name!r}{nearest(name, TIMED)}; "
+                f"metrics with a margin: {', '.join(TIMED)}"
+            )
+        margins[name] = _share(value, text)
+    return margins
+
+
+def _share(value: str, text: str) -> float:
+    try:
+        share = float(value.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 10:
+        raise UsageError(f"--fail-above {text}: the margin is a percentage above 0, such as 5%")
+    return share

@@ -1,0 +1,129 @@
+"""A comparison in words: what stands on a terminal, and in the summary of a pull request."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from reports.gate.comparison import ORDER, Comparison, Finding, Verdict
+from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from reports.text import NOTHING, count, duration, number, percent, size
+from results.baseline import Baseline, Exact, exact_text
+
+HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
+CONTENTS = ("cell", "metric", "figure", "runs")
+QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
+
+
+def headline(comparison: Comparison) -> str:
+    """`2 regressed, 1 improved, 14 unchanged: NEW against BASE`."""
+    counts = Counter(finding.verdict for finding in comparison.findings)
+    told = [f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict]]
+    return f"{', '.join(told) or 'nothing to compare'}: {comparison.new} against {comparison.base}"
+
+
+def rows(comparison: Comparison, *, every: bool) -> list[tuple[str, ...]]:
+    """By `HEADS`; without `every`, only what changed or could not be judged."""
+    return [_row(finding) for finding in comparison.findings if every or finding.verdict not in QUIET]
+
+
+def sentence(finding: Finding) -> str:
+    """`step time of mlp, ddp, 2 x 32: regressed, +12.1 % (8.3 to 16.0 %), 4.10 ms to 4.60 ms`."""
+    parts: list[str] = [str(finding.verdict)]
+    if finding.effect is not None:
+        parts.append(f"{change(finding)} ({interval(finding)})")
+    if finding.base and finding.new:
+        parts.append(f"{_values(finding, finding.base)} to {_values(finding, finding.new)}")
+    if finding.reason:
+        parts.append(finding.reason)
+    return f"{name(finding)}: {', '.join(parts)}"
+
+
+def name(finding: Finding) -> str:
+    """`step time of mlp, ddp, 2 x 32`."""
+    return finding.subject if finding.metric is None else f"{title(finding.metric)} of {finding.subject}"
+
+
+def title(metric: str) -> str:
+    """The metric as a reader calls it."""
+    return TIMED[metric].title if metric in TIMED else EXACT[metric].title
+
+
+def change(finding: Finding) -> str:
+    """The effect with its sign: `+12.1 %`."""
+    return NOTHING if finding.effect is None else _signed(finding.effect.value)
+
+
+def interval(finding: Finding) -> str:
+    """Its ends: `+8.3 % to +16.0 %`."""
+    effect = finding.effect
+    return NOTHING if effect is None else f"{_signed(effect.low)} to {_signed(effect.high)}"
+
+
+def markdown(comparison: Comparison, *, every: bool = False) -> str:
+    """A summary for a job or a comment: the headline, a table, and how to read it."""
+    lines = [f"### {headline(comparison)}", ""]
+    shown = rows(comparison, every=every)
+    if shown:
+        lines += [_markdown_row(HEADS), _markdown_row(("---",) * len(HEADS))]
+        lines += [_markdown_row(row) for row in shown]
+        lines.append("")
+    reasons = dict.fromkeys(
+        f"- {name(finding)}: {finding.reason}" for finding in comparison.findings if finding.reason
+    )
+    lines += [*reasons, ""] if reasons else []
+    lines.append(method(comparison))
+    return "\n".join(lines) + "\n"
+
+
+def method(comparison: Comparison) -> str:
+    """How the verdicts came about, in one sentence."""
+    judged = sum(finding.margin is not None for finding in comparison.findings)
+    return (
+        f"Intervals of {percent(comparison.confidence)}, corrected for {count(judged, 'comparison')}; "
+        f"the run is the sample. Counters are compared without tolerance."
+    )
+
+
+def contents(kept: Baseline) -> list[tuple[str, ...]]:
+    """What a baseline holds, by `CONTENTS`: counters and the means of timed metrics."""
+    found: list[tuple[str, ...]] = []
+    for subject in kept.subjects:
+        if subject.failed is not None:
+            found.append((subject.label, NOTHING, subject.failed, "0"))
+        for metric, values in subject.exact.items():
+            found.append((subject.label, title(metric), exact_text(values), str(subject.runs)))
+        for metric, runs in subject.timed.items():
+            text = _figure(TIMED[metric], sum(runs) / len(runs))
+            found.append((subject.label, title(metric), text, str(len(runs))))
+    return found
+
+
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    return (
+        str(finding.verdict),
+        finding.subject,
+        NOTHING if finding.metric is None else title(finding.metric),
+        _values(finding, finding.base),
+        _values(finding, finding.new),
+        change(finding),
+        interval(finding),
+    )
+
+
+def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
+    if finding.timed is None or not values:
+        return exact_text(values) if values else NOTHING
+    return _figure(finding.timed, float(values[0]))
+
+
+def _figure(metric: TimedMetric, value: float) -> str:
+    forms = {"ns": duration, "bytes": size}
+    return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}"
+
+
+def _signed(share: float) -> str:
+    return f"{'+' if share >= 0 else ''}{percent(share)}"

@@ -1,0 +1,143 @@
+"""`bench compare` and `bench baseline` as they are called: on studies, runs, kept files, pytest-benchmark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import run
+
+
+@pytest.fixture
+def study(
+    tmp_path: Path, new_study: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """`study("before", [10.0, 10.1, 10.2])` plants one cell with these step times; gives its folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, step_ms: list[float], **timing: object) -> str:
+        made = new_study(tmp_path / name)
+        (cell,) = made.series("weak", "ddp", [2], batch=8)
+        made.plan()
+        made.runs(cell, step_ms, **timing)
+        return name
+
+    return make
+
+
+def benchmark_file(path: Path, median_s: float) -> None:
+    """As pytest-benchmark 5 writes it, as far as it is read."""
+    found = {
+        "machine_info": {"cpu": {"brand_raw": "Example"}, "python_version": "3.11.9"},
+        "commit_info": {"id": "abc", "dirty": False},
+        "benchmarks": [{"fullname": "test_a.py::test_sum", "stats": {"median": median_s}, "extra_info": {}}],
+        "datetime": f"2026-01-0{path.stem[-1]}T00:00:00",
+        "version": "5.3.1",
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found))
+
+
+def test_two_studies_and_the_exit_code(study: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = study("before", [10.0, 10.05, 10.1])
+    assert run(["compare", before, study("same", [10.02, 10.07, 10.1])]) == 0
+    assert "6 unchanged" in capsys.readouterr().out
+    after = study("after", [11.0, 11.05, 11.1])
+    assert run(["compare", before, after]) == 1
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("regressed ")]
+    assert re.split(r"  +", row)[:6] == [
+        "regressed",
+        "gpt-nano, ddp, 2 x 8",
+        "step time",
+        "10.1 ms",
+        "11.1 ms",
+        "+10.0 %",
+    ]
+    assert run(["compare", before, after, "--fail-above", "step_time=20%"]) == 0
+
+
+def test_a_run_has_one_value_and_counters_are_held_all_the_same(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = study("before", [10.0, 10.05, 10.1])
+    after = study("after", [10.0], payload_bytes=5)
+    (folder,) = [path.parent for path in Path(after).glob("cells/*/*/rank-00000.json")]
+    assert run(["compare", before, str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "improved" in printed
+    assert "an interval needs 3 runs on each side" in printed
+
+
+def test_faces_go_to_files_or_one_of_them_to_stdout(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
+    code = run(["compare", before, after, "--format", "junit=gate.xml", "--format", "json"])
+    assert code == 1
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 1
+    assert 'failures="1"' in Path("gate.xml").read_text()
+
+
+def test_a_baseline_is_kept_shown_compared_and_promoted(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = study("before", [10.0, 10.05, 10.1])
+    after = study("after", [10.0, 10.05, 10.1], payload_bytes=8_000_000)
+    assert run(["baseline", "save", "main", before]) == 0
+    kept = Path("baselines/main.json")
+    assert kept.read_text().count("\n") > 20, "one figure a line, for reviewers"
+    assert run(["baseline", "save", "main", before]) == 2
+    assert run(["compare", "main", after]) == 1
+    assert run(["baseline", "promote", "main", after, "--reason", "the second buffer is new"]) == 0
+    assert run(["compare", "main", after]) == 0
+    capsys.readouterr()
+    assert run(["baseline", "show", "main"]) == 0
+    assert "the second buffer is new (payload_bytes 4,000,000 to 8,000,000)" in capsys.readouterr().out
+    assert run(["baseline", "list"]) == 0
+    assert "main" in capsys.readouterr().out
+
+
+def test_files_of_pytest_benchmark_are_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(1, 5):
+        benchmark_file(tmp_path / "before" / f"run{number}.json", 1.0 + number / 1000)
+        benchmark_file(tmp_path / "after" / f"run{number}.json", 1.1 + number / 1000)
+    assert run(["compare", "before", "after"]) == 1
+    assert "test_a.py::test_sum" in capsys.readouterr().out
+    assert run(["compare", "before/run1.json", "after/run1.json"]) == 0
+    assert "an interval needs 3 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["compare", "before", "nothing"], 2, "is no study, no run, no file and no baseline"),
+        (["compare", "before", "empty"], 2, "holds no JSON file"),
+        (["compare", "before", "planned"], 2, "has no run yet"),
+        (["compare", "before", "torn.json"], 1, "no file of pytest-benchmark"),
+        (["compare", "before", "before", "--format", "xml"], 2, "forms are markdown, json, junit"),
+        (["compare", "before", "before", "--format", "json", "--format", "junit"], 2, "all but one a file"),
+        (["compare", "before", "before", "--fail-above", "step=5%"], 2, "there is no metric"),
+        (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
+        (["baseline", "promote", "none", "before", "--reason", "x"], 2, "there is no baseline"),
+        (["baseline", "promote", "none", "before", "--reason", " "], 2, "--reason is empty"),
+    ],
+)
+def test_bad_input_gets_one_line_with_the_fix(
+    words: list[str], code: int, told: str, study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study("before", [10.0, 10.1])
+    study("planned", [])
+    Path("empty").mkdir()
+    Path("torn.json").write_text('{"benchmarks": [')
+    assert run(words) == code
+    errors = capsys.readouterr().err
+    assert told in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,174 @@
+"""Every verdict from two baselines made by hand, their order, and the exit code they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from reports.gate.comparison import Comparison, Finding, Rules, Verdict, compare
+from reports.gate.metrics import read_margins
+from reports.gate.reduce import reduce_study, subject_key
+from results.baseline import Baseline, Subject
+from results.cell import StepPolicy
+from results.errors import UsageError
+from results.outcome import Outcome
+
+PLAIN = Rules(margins={})
+QUIET = (100.0, 100.1, 99.9, 100.0, 100.05)
+STEP = {"step_time": QUIET}
+
+
+def subject(**fields: Any) -> Subject:
+    return Subject(**{"key": "one", "label": "mlp, ddp, 2 x 32", "timed": STEP, "runs": 5, **fields})
+
+
+def times(factor: float) -> dict[str, tuple[float, ...]]:
+    return {"step_time": tuple(factor * value for value in QUIET)}
+
+
+def held(base: Subject | None, new: Subject | None, rules: Rules = PLAIN) -> Comparison:
+    sides = [
+        Baseline(name=name, saved_at="2026-01-01T00:00:00Z", subjects=() if one is None else (one,))
+        for name, one in (("before", base), ("after", new))
+    ]
+    return compare(*sides, rules)
+
+
+def only(comparison: Comparison) -> Finding:
+    (finding,) = comparison.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict", "code"),
+    [
+        (subject(timed=times(1.06)), Verdict.REGRESSED, 1),
+        (subject(timed=times(0.94)), Verdict.IMPROVED, 0),
+        (subject(timed=times(1.02)), Verdict.UNCHANGED, 0),
+        (subject(timed={"step_time": (90.0, 100.0, 110.0)}), Verdict.INCONCLUSIVE, 0),
+        (subject(timed={"step_time": QUIET[:2]}), Verdict.INCONCLUSIVE, 0),
+        (subject(failed="crashed: rank 1 was killed by SIGKILL"), Verdict.FAILED, 1),
+        (None, Verdict.MISSING, 1),
+        (subject(facts={"torch": "2.14"}), Verdict.INCOMPARABLE, 3),
+    ],
+)
+def test_each_verdict_of_a_timed_cell_and_its_exit_code(
+    new: Subject | None, verdict: Verdict, code: int
+) -> None:
+    base = subject(facts={"torch": "2.13"}) if verdict is Verdict.INCOMPARABLE else subject()
+    found = held(base, new)
+    assert only(found).verdict is verdict
+    assert found.exit_code() == code
+    assert found.exit_code(strict=True) == (1 if verdict is Verdict.INCONCLUSIVE else code)
+
+
+def test_a_cell_that_base_lacks_is_new_and_one_that_failed_there_too() -> None:
+    assert only(held(None, subject())).verdict is Verdict.NEW
+    assert only(held(subject(failed="crashed: x"), subject())).verdict is Verdict.NEW
+    assert held(None, subject(failed="crashed: x")).exit_code() == 1
+
+
+def test_incomparable_names_the_facts_and_the_flag_and_across_makes_them_the_subject() -> None:
+    base, new = subject(facts={"torch": "2.13", "python": "3.11"}), subject(facts={"torch": "2.14"})
+    reason = only(held(base, new)).reason
+    assert reason == (
+        "python is 3.11 in BASE, unknown in NEW; torch is 2.13 in BASE, 2.14 in NEW; "
+        "if that is the question, pass --across python,torch"
+    )
+    allowed = Rules(margins={}, across=frozenset({"torch", "python"}))
+    assert only(held(base, new, allowed)).verdict is Verdict.UNCHANGED
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "verdict"),
+    [
+        ("payload_bytes", (4096,), (4096,), Verdict.UNCHANGED),
+        ("payload_bytes", (4096,), (4097,), Verdict.REGRESSED),
+        ("payload_bytes", (4096,), (4095,), Verdict.IMPROVED),
+        ("flops", (10,), (11,), Verdict.CHANGED),
+        ("operations", (3.0,), (), Verdict.INCONCLUSIVE),
+        ("operations", (3.0, 4.0), (3.0,), Verdict.INCONCLUSIVE),
+        ("operations", (3.0, 4.0), (4.0, 3.0), Verdict.UNCHANGED),
+    ],
+)
+def test_a_counter_has_no_tolerance(
+    name: str, before: tuple[float, ...], after: tuple[float, ...], verdict: Verdict
+) -> None:
+    base = subject(timed={}, exact={name: before} if before else {})
+    new = subject(timed={}, exact={name: after} if after else {})
+    assert only(held(base, new)).verdict is verdict
+
+
+def test_another_exchange_names_the_first_collective_that_differs() -> None:
+    before = ("allreduce 0-1 4096 B", "allreduce 0-1 512 B")
+    base = subject(timed={}, exact={"operations": (2.0,)}, collectives=before)
+    new = subject(timed={}, exact={"operations": (3.0,)}, collectives=(*before, "allreduce 0-1 4 B"))
+    found = held(base, new)
+    assert only(found).verdict is Verdict.REGRESSED
+    assert only(found).reason == (
+        "the first collective that differs is number 3 of the step: none in BASE, allreduce 0-1 4 B in NEW"
+    )
+
+
+def test_a_metric_without_a_margin_is_shown_and_judged_where_one_is_given() -> None:
+    base = subject(timed={"exposed": (1.0, 1.1, 0.9), **STEP})
+    new = subject(timed={"exposed": (31.0, 31.1, 30.9), **STEP})
+    plain = {finding.metric: finding.verdict for finding in held(base, new).findings}
+    assert plain == {"exposed": Verdict.SHOWN, "step_time": Verdict.UNCHANGED}
+    judged = held(base, new, Rules(margins=read_margins(("exposed=5%",))))
+    first = judged.findings[0]
+    # 30 ns more of a step of 100 ns, not thirty times as much.
+    assert first.effect is not None
+    assert first.effect.value == pytest.approx(0.3, rel=1e-3)
+    assert first.verdict is Verdict.REGRESSED
+
+
+def test_the_confidence_grows_with_the_number_of_judged_rows() -> None:
+    base = Baseline(
+        name="before", saved_at="", subjects=tuple(subject(key=str(number)) for number in range(5))
+    )
+    assert compare(base, base, PLAIN).confidence == pytest.approx(1 - 2 * 0.01 / 5)
+
+
+def test_what_must_be_seen_first_stands_first() -> None:
+    base = Baseline(
+        name="before", saved_at="", subjects=(subject(key="a", label="a"), subject(key="b", label="b"))
+    )
+    new = Baseline(name="after", saved_at="", subjects=(subject(key="a", label="a"),))
+    assert [finding.verdict for finding in compare(base, new, PLAIN).findings] == [
+        Verdict.MISSING,
+        Verdict.UNCHANGED,
+    ]
+
+
+@pytest.mark.parametrize("text", ["step_time", "step=5%", "step_time=x", "step_time=0", "step_time=-5%"])
+def test_a_margin_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="step_time"):
+        read_margins((text,))
+
+
+def test_a_study_becomes_subjects_with_one_value_a_run(planted: Any, new_timing: Callable[..., Any]) -> None:
+    good, bad = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan()
+    planted.runs(good, [10.0, 11.0, 12.0], exposed_ms=2.0)
+    planted.run(bad, new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
+    reduced = reduce_study(planted.study, planted.study.results())
+    one, other = reduced.subjects
+    assert one.label == "gpt-nano, ddp, 2 x 8"
+    assert one.timed["step_time"] == (10e6, 11e6, 12e6)
+    assert one.exact["payload_bytes"] == (4_000_000,)
+    assert one.facts["torch"] == "2.13.0"
+    assert "code_hash" not in one.facts
+    assert other.failed == "out of memory: rank 0: allocating 2 GiB"
+    longer = msgspec.structs.replace(good, steps=StepPolicy(quads=9), source_hash="abc")
+    assert subject_key(longer) == one.key == good.id
+
+
+def test_a_study_without_a_run_is_refused(planted: Any) -> None:
+    planted.series("weak", "ddp", [2], batch=8)
+    planted.plan()
+    with pytest.raises(UsageError, match="has no run yet"):
+        reduce_study(planted.study, [])
