@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import RLock
 from types import MappingProxyType
 from typing import Literal
 
@@ -133,6 +134,8 @@ class Catalog:
         self.entries: dict[str, Entry] = {}
         for entry in entries:
             self.add(entry)
+        # Two threads that name another package's strategy must not both register it.
+        self._parsing = RLock()
         # A matrix names the same few texts in each of its thousands of cells.
         self._parsed: dict[str, Spec] = {}
 
@@ -163,7 +166,8 @@ class Catalog:
         What another package adds is imported when it is first named. Raises ExtensionError if it cannot be.
         """
         if text not in self._parsed:
-            self._parsed[text] = self._parse(text)
+            with self._parsing:
+                self._parsed[text] = self._parse(text)
         return self._parsed[text]
 
     def _parse(self, text: str) -> Spec:

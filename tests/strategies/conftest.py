@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +62,11 @@ def threads() -> Callable[..., list[Any]]:
                 return function(ThreadGroup(store, index, size), *arguments)
 
         with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(rank, range(size)))
+            futures = [pool.submit(rank, index) for index in range(size)]
+            # The first to fail is the cause: the others time out waiting for it.
+            for future in as_completed(futures):
+                future.result()
+        return [future.result() for future in futures]
 
     return run
 
