@@ -9,8 +9,7 @@ from typing import Literal
 
 from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState, LogTail
-from harness.launch.tally import Conditions
-from reports.analysis.outcomes import pruned
+from harness.launch.tally import Conditions, Tally, tally
 from results.launch import Launch
 from results.outcome import Outcome
 from results.plan import Plan
@@ -38,37 +37,39 @@ def progress(
 ) -> list[CellProgress]:
     """All planned cells, in the order of the plans. Writes nothing.
 
-    Runs that could not be pooled with new ones are counted apart.
+    Runs that could not be pooled with new ones are counted apart. A cell is failed or skipped if the same
+    `bench matrix` command would leave it out.
     """
     results = study.results()
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.cell_id, []).append(result)
-    left_out, in_hand = pruned(plans, results), _in_hand(study, jobs)
-    virtual = {cell for plan in plans for cell in plan.virtual_cells}
-    planned: dict[str, int] = {}
+    in_hand = _in_hand(study, jobs)
+    tallies: dict[str, Tally] = {}
     for plan in plans:
-        planned |= {cell.id: plan.request.repeats for cell in plan.cells}
+        so_far = tally(results, plan, conditions, rerun_failed=False)
+        tallies |= {cell.id: so_far for cell in plan.cells}
     rows = []
-    for cell, repeats in planned.items():
+    for cell, so_far in tallies.items():
         runs = found.get(cell, [])
-        kinds = Counter(_kind(run, conditions, virtual=cell in virtual) for run in runs)
-        ok = kinds.pop(str(Outcome.OK), 0)
+        kinds = Counter(_kind(run, so_far) for run in runs)
+        ok, repeats = kinds.pop(str(Outcome.OK), 0), so_far.plan.request.repeats
         others = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+        left_out = so_far.closed[cell] if cell in so_far.inferred else ""
         rows.append(
             CellProgress(
                 cell=cell,
-                state=_state(cell, ok >= repeats, runs, left_out, in_hand),
+                state=_state(cell, ok >= repeats, so_far, in_hand),
                 ok=ok,
                 planned=repeats,
-                others=left_out.get(cell) or _with_reason(others, runs) or _why_waiting(in_hand.get(cell)),
+                others=left_out or _with_reason(others, runs) or _why_waiting(in_hand.get(cell)),
             )
         )
     return rows
 
 
-def _kind(run: RunResult, conditions: Conditions, *, virtual: bool) -> str:
-    other = run.outcome is Outcome.OK and not conditions.allow(run, virtual=virtual)
+def _kind(run: RunResult, so_far: Tally) -> str:
+    other = run.outcome is Outcome.OK and not so_far.allows(run)
     return OTHER_CONDITIONS if other else str(run.outcome)
 
 
@@ -83,21 +84,14 @@ def _why_waiting(job: _InHand | None) -> str:
     return f"job {job.job_id} runs and has not come to it"
 
 
-def _state(
-    cell: str,
-    done: bool,
-    runs: Sequence[RunResult],
-    left_out: Mapping[str, str],
-    in_hand: Mapping[str, _InHand],
-) -> State:
+def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand]) -> State:
     if done:
         return "done"
     if cell in in_hand:
         return in_hand[cell].state
-    if cell in left_out:
+    if cell in so_far.inferred:
         return "skipped"
-    last = runs[-1].outcome if runs else Outcome.OK
-    return "to do" if last is Outcome.OK or last.runs_again else "failed"
+    return "failed" if cell in so_far.closed else "to do"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ class Tally:
     ok_runs: dict[str, int] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)
     """Cells that are not run (again) by this call, and why."""
+    inferred: set[str] = field(default_factory=set)
+    """Those of `closed` that did not fail themselves: a smaller batch ran out of memory."""
     proofs: dict[str, str] = field(default_factory=dict)
     """The run that proved a cell under the present code."""
     step_ns: dict[str, float] = field(default_factory=dict)
@@ -128,11 +130,13 @@ class Tally:
     def close(self, cell_id: str, outcome: Outcome) -> list[str]:
         """Do not run a cell again. Returns the cells that are left out with it."""
         self.closed[cell_id] = str(outcome)
+        self.inferred.discard(cell_id)
         if outcome is not Outcome.OUT_OF_MEMORY or not self.prune:
             return []
         found = inferred_out_of_memory(self.plan.cells, {cell_id})
         new = [cell for cell in found if cell not in self.closed and not self.ok_runs.get(cell)]
         self.closed |= {cell: pruning_reason(cell_id) for cell in new}
+        self.inferred |= set(new)
         return new
 
 

@@ -33,9 +33,9 @@ def _figures(planted: Any) -> StudyFigures:
     return analyse("s", planted.study.plans(), planted.study.results())
 
 
-def _standing(planted: Any) -> dict[str, tuple[str, str]]:
+def _standing(planted: Any, code_hash: str = "c0de") -> dict[str, tuple[str, str]]:
     """State and words of each cell, as `bench status` shows them."""
-    rows = progress(planted.study, planted.study.plans(), Conditions(code_hash="c0de"), [])
+    rows = progress(planted.study, planted.study.plans(), Conditions(code_hash=code_hash), [])
     return {row.cell: (row.state, row.others) for row in rows}
 
 
@@ -76,6 +76,23 @@ def test_a_larger_batch_that_was_run_all_the_same_has_its_own_outcome(
     planted.run(cells[2], new_timing(step_ms=1.0, outcome=outcome, reason="its own"))
     assert _outcomes(planted).get(cells[2].id, (None,))[0] == shown
     assert "skipped" not in {state for state, _ in _standing(planted).values()}
+
+
+def test_a_cell_has_failed_where_the_same_command_would_leave_it_out(
+    planted: Any, new_timing: Timing, cells: list[Cell]
+) -> None:
+    crash = new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="no luck")
+    planted.run(cells[0], crash)
+    planted.run(cells[1], new_timing(step_ms=1.0))
+    planted.run(cells[1], crash)
+    words = "1 crashed: rank 0: no luck"
+    assert [_standing(planted)[cell.id] for cell in cells] == [
+        ("failed", words),
+        ("to do", words),  # One of its two runs ended well.
+        ("to do", ""),
+    ]
+    # A crash of other code says nothing of the code that would run now.
+    assert _standing(planted, code_hash="beef")[cells[0].id] == ("to do", words)
 
 
 def test_nothing_is_inferred_from_a_cell_that_ran_or_that_failed_otherwise_since(
