@@ -12,6 +12,7 @@ from results.registry import load
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
+from strategies.refusal import require_possible
 from strategies.training.parallel import ParallelModel, Setting
 
 
@@ -28,8 +29,41 @@ def parallelize(
     `layout` names the parts of the model that a strategy cuts it at.
 
     Collective: all ranks of the group call it. Raises SpecError for a strategy, a compressor or a
-    collective that does not exist, and for a number of ranks that the strategy does not divide into groups.
+    collective that does not exist, and, with the sentence of a plan, for those that do not go together or
+    with the number of ranks.
     """
+    precision = "bf16" if STRATEGIES.facts(strategy).gathers_bf16 else "fp32"
+    # Of what the caller's own loop does nothing is known: nothing of it is refused.
+    require_layout(strategy, device, exchange, precision=precision, optimizer="sgd:momentum=0")
+    return lay_out(module, strategy, device=device, exchange=exchange, layout=layout)
+
+
+def require_layout(strategy: str, device: torch.device, exchange: ExchangeSettings, **others: object) -> None:
+    """Raise SpecError if a strategy, an exchange and `others`, fields of a cell, do not go together."""
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    link = Link(exchange.group) if STRATEGIES.facts(strategy).distributed else None
+    require_possible(
+        strategy=strategy,
+        gpus=1 if link is None else link.size,
+        device=kind,
+        backend="gloo" if link is None else link.backend(kind),
+        compression=exchange.compression,
+        collective=exchange.collective,
+        node_size=exchange.node_size,
+        seed=exchange.seed,
+        **others,
+    )
+
+
+def lay_out(
+    module: nn.Module,
+    strategy: str,
+    *,
+    device: torch.device,
+    exchange: ExchangeSettings,
+    layout: ModelLayout | None,
+) -> ParallelModel:
+    """`parallelize` for settings that were looked at."""
     facts = STRATEGIES.facts(strategy)
     if not facts.distributed:
         alone: Callable[[nn.Module], ParallelModel] = load(facts.model)

@@ -5,8 +5,13 @@ What one strategy, compressor or collective refuses is in its facts; here is wha
 
 from __future__ import annotations
 
+from typing import Any, get_type_hints
+
+import msgspec
+
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, Cell
 from results.errors import SpecError
+from results.value_types import takes
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.collectives.facts import CollectiveFacts
 from strategies.compression.facts import CompressorFacts
@@ -17,9 +22,43 @@ def refusal(cell: Cell) -> str | None:
     """Why a cell makes no sense, as a sentence for the report; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
     compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
+    return _ranks(cell, strategy) or _combination(cell, strategy, compressor, collective)
+
+
+def require_possible(**fields: Any) -> None:
+    """Raise SpecError, with the sentence of a plan, for settings of a library user that do not go together.
+
+    `fields` are those of a cell but for `workload`, `dataset` and `micro_batch`. A strategy of many ranks may
+    have one here, where it trains as `single` does.
+    """
+    hints = get_type_hints(Cell)
+    for name, value in fields.items():
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError:
+            raise SpecError(f"{name} takes {takes(hints[name])}, not {value!r}") from None
+    strategy = STRATEGIES.facts(fields["strategy"])
+    compressor = COMPRESSIONS.facts(fields["compression"])
+    collective = COLLECTIVES.facts(fields["collective"])
+    fields |= {
+        "strategy": strategy.spec.text,
+        "compression": compressor.spec.text,
+        "collective": collective.spec.text,
+    }
+    try:
+        # How many samples a micro-batch has is known when it comes.
+        cell = Cell(workload="", dataset="", micro_batch=strategy.microbatches, **fields)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    if reason := _combination(cell, strategy, compressor, collective):
+        raise SpecError(reason)
+
+
+def _combination(
+    cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts, collective: CollectiveFacts
+) -> str | None:
     return (
-        _ranks(cell, strategy)
-        or strategy.refusal(cell)
+        strategy.refusal(cell)
         or _fixed(cell, strategy)
         or _grouping(cell, strategy)
         or _averaged(cell, strategy)

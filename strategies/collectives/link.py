@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
+from results.errors import UsageError
+
 Split = Callable[[Sequence[Sequence[int]]], ProcessGroup]
 
 
@@ -25,7 +27,11 @@ class Link:
         """`group` None is the default group. The group's own methods are called, not torch's functions over
         it, so that a group in Python, or one that torch has not registered, will do."""
         if group is None:
-            assert dist.group.WORLD is not None
+            if dist.group.WORLD is None:
+                raise UsageError(
+                    "no process group is open: start with torchrun, and call "
+                    "torch.distributed.init_process_group first"
+                )
             group = dist.group.WORLD
         # The stubs know each method by a dozen overloads of C++ structs.
         self._group: Any = group
@@ -37,6 +43,10 @@ class Link:
         """What it is a link to, for strategies of torch's own."""
         group: ProcessGroup = self._group
         return group
+
+    def backend(self, device: str) -> str:
+        """`nccl` if that is what moves tensors of a kind of device, else `gloo`."""
+        return "nccl" if device == "cuda" and "nccl" in dist.get_backend() else "gloo"
 
     @property
     def rank(self) -> int:

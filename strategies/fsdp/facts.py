@@ -55,7 +55,7 @@ class Fsdp2Facts(ShardingFacts):
 
     def refusal(self, cell: Cell) -> str | None:
         tensor = self.spec.integer("tp")
-        if cell.gpus == tensor:
+        if 1 < tensor == cell.gpus:
             return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use tp, which is the same"
         if cell.compile and tensor > 1:
             return (

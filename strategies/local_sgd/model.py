@@ -25,6 +25,7 @@ and all others are taken from rank 0: counters, and masks, which have infinities
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -36,7 +37,7 @@ from strategies.compression.memory import BucketMemory
 from strategies.exchange.buckets import Bucket, buckets_of
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.exchange.lane import Pending
-from strategies.training.parallel import Batch, GradientTask, ParallelModel, Setting
+from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import take_from_first
 
 
@@ -71,12 +72,12 @@ class LocalSgdModel(ParallelModel):
     def _warming_up(self) -> bool:
         return self._steps < self._warmup
 
-    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
-        """As ever; after the warm-up the gradients are of this replica's own samples alone."""
-        loss = super().compute_gradients(batches, task)
-        if self._warming_up:
+    @contextmanager
+    def exchange(self, *, now: bool) -> Iterator[None]:
+        """After the warm-up gradients stay those of this replica's own samples."""
+        yield
+        if now and self._warming_up:
             self._average_gradients()
-        return loss
 
     def updated(self) -> None:
         if self._warming_up:

@@ -19,7 +19,7 @@ from results.cell import (
     Precision,
 )
 from results.layout import ModelLayout
-from strategies.build import parallelize
+from strategies.build import lay_out, require_layout
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.observer import Phase, SilentObserver, StepObserver
@@ -51,6 +51,13 @@ class TrainSettings:
         return cls(**{name: getattr(cell, name) for name in cls.__slots__})
 
 
+_OF_THE_STEP = (
+    *("optimizer", "accumulation", "precision", "clip_norm"),
+    *("activation_checkpointing", "compile", "memory_format"),
+)
+"""Settings that are no part of how a model is laid out and its gradients are exchanged."""
+
+
 class Trainer:
     """Trains one model by one strategy, step after step.
 
@@ -74,8 +81,18 @@ class Trainer:
         """Move `module` to `device` and lay it out; collective if the strategy is.
 
         `layout` names the parts of the model, for strategies that cut it and for activation checkpointing;
-        `group` is where gradients are exchanged (None: the default group).
+        `group` is where gradients are exchanged (None: the default group). Raises SpecError, with the
+        sentence of a plan, for settings that do not go together.
         """
+        exchange = ExchangeSettings(
+            group=group,
+            compression=settings.compression,
+            collective=settings.collective,
+            node_size=settings.node_size,
+            seed=settings.seed,
+        )
+        of_the_step = {name: getattr(settings, name) for name in _OF_THE_STEP}
+        require_layout(settings.strategy, device, exchange, **of_the_step)
         self.settings = settings
         self.device = device
         self.observer: StepObserver = SilentObserver()
@@ -86,18 +103,8 @@ class Trainer:
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
             checkpoint_blocks(module, layout or ModelLayout(), selective=selective)
-        self.model = parallelize(
-            module.train(),
-            settings.strategy,
-            device=device,
-            exchange=ExchangeSettings(
-                group=group,
-                compression=settings.compression,
-                collective=settings.collective,
-                node_size=settings.node_size,
-                seed=settings.seed,
-            ),
-            layout=layout,
+        self.model = lay_out(
+            module.train(), settings.strategy, device=device, exchange=exchange, layout=layout
         )
         if settings.compile:
             _compile(self.model.bare)
