@@ -84,6 +84,10 @@ class StrategyFacts(Facts):
         """Why this strategy's own rules refuse a cell, as a sentence; None if they do not."""
         return None
 
+    def redundant(self, cell: Cell) -> str | None:
+        """Which other strategy does the same there, as a sentence; a plan has that one alone."""
+        return None
+
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
         """Why nodes of so many ranks give it nothing to do; None if they do, or it does not go by them."""
         return None

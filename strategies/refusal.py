@@ -22,7 +22,11 @@ def refusal(cell: Cell) -> str | None:
     """Why a cell makes no sense, as a sentence for the report; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
     compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
-    return _ranks(cell, strategy) or _combination(cell, strategy, compressor, collective)
+    return (
+        _ranks(cell, strategy)
+        or strategy.redundant(cell)
+        or _combination(cell, strategy, compressor, collective)
+    )
 
 
 def require_possible(**fields: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from results.errors import UsageError
 from results.registry import load
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.compression.torch_powersgd.hook import TorchPowerSgd
@@ -16,6 +18,9 @@ from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.parallel import ParallelModel, Setting
+
+_WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""What torch says of parameters, by their places among those that are trained."""
 
 
 class DdpModel(ParallelModel):
@@ -62,9 +67,18 @@ class DdpModel(ParallelModel):
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
+        """Raises UsageError if a parameter has no gradient then; ranks that have it wait for this one."""
         try:
             yield
-        except RuntimeError:
+            self._ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
             if self._hook is not None:
                 self._hook.raise_failure()
+            if found := _WITHOUT_GRADIENT.search(str(error)):
+                trained = [name for name, value in self.bare.named_parameters() if value.requires_grad]
+                names = [trained[int(index)] for index in found[1].split()]
+                raise UsageError(
+                    f"no gradient came for {', '.join(names[:3])} ({len(names)} of {len(trained)} "
+                    f"parameters): freeze what is not used, or use ddp:find_unused=true"
+                ) from None
             raise

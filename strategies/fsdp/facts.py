@@ -53,11 +53,13 @@ class Fsdp2Facts(ShardingFacts):
         parts = self.spec.integer("tp")
         return GroupLayout(shard=quotient(self.spec.text, ranks, parts), tensor=parts)
 
-    def refusal(self, cell: Cell) -> str | None:
-        tensor = self.spec.integer("tp")
-        if 1 < tensor == cell.gpus:
+    def redundant(self, cell: Cell) -> str | None:
+        if cell.gpus == self.spec.integer("tp"):
             return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use tp, which is the same"
-        if cell.compile and tensor > 1:
+        return None
+
+    def refusal(self, cell: Cell) -> str | None:
+        if cell.compile and self.spec.integer("tp") > 1:
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
                 f"which torch.compile cannot trace"
@@ -230,14 +232,13 @@ class Manual(Fsdp2Facts):
                 "manual goes without --activation-checkpointing and --selective-checkpointing: write "
                 ".checkpoint behind the blocks that are to be checkpointed"
             )
-        return super().refusal(cell) or self._alike()
+        return super().refusal(cell)
 
-    def _alike(self) -> str | None:
-        """Which fsdp makes the same choice for all blocks."""
+    def redundant(self, cell: Cell) -> str | None:
         same = {BlockChoice(reshard=True): "", BlockChoice(reshard=False): "reshard=false"}
         [run, *others] = read_runs(self._text)
         if others or run.choice not in same:
-            return None
+            return super().redundant(cell)
         given = self.spec.text.removeprefix(f"manual:{self._text}").split(":")[1:]
         options = sorted([*given, *filter(None, [same[run.choice]])])
         plain = ":".join(["fsdp", *options])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -41,6 +41,8 @@ from strategies.fsdp.facts import Fsdp2Facts
 from strategies.tensor_parallel.model import TensorSplit
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
+from strategies.training.homes import homes_of
+from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Buffers, take_from_first
@@ -56,15 +58,15 @@ class FsdpModel(ParallelModel):
         """Collective: all ranks take the parameters and buffers of rank 0.
 
         Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
-        data types in one block, or with sparse gradients; for one that does not compute with `params=bf16`;
-        and for one that does not go into `tp` parts.
+        data types in one block, shared by blocks, or with sparse gradients; for one that does not compute
+        with `params=bf16`; and for one that does not go into `tp` parts.
         """
         super().__init__(module)
         facts, device, layout = cast(Fsdp2Facts, setting.facts), setting.device, setting.layout
         self._device = device
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
-        _require_shardable(module)
+        _require_shardable(module, layout)
         if facts.gathers_bf16:
             require_bf16_parameters(module, device)
         for tensor in (*module.parameters(), *self._buffers.now()):
@@ -75,6 +77,8 @@ class FsdpModel(ParallelModel):
         choices = _choices(facts, layout)
         _checkpoint(module, choices)
         self._units = _shard(module, choices, facts, self._grid.mesh)
+        self._named = dict(module.named_parameters())
+        self._unlike = UnlikeGradients(self._link, device)
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._units, prefetch, device)
 
@@ -106,10 +110,16 @@ class FsdpModel(ParallelModel):
     def started(self) -> None:
         take_from_first(self._link, self._buffers.now())
 
-    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
-        """Until the last micro-batch gradients stay whole on every rank, and are added up there."""
+    @contextmanager
+    def exchange(self, *, now: bool) -> Iterator[None]:
+        """Until the last micro-batch gradients stay whole on every rank, and are added up there.
+
+        Raises UsageError after it if ranks have gradients of different parameters, as `UnlikeGradients` does.
+        """
         cast(FSDPModule, self.module).set_requires_gradient_sync(now)
-        return nullcontext()
+        yield
+        if now:
+            self._unlike.refuse(self._named)
 
     def clip_gradients(self, max_norm: float) -> None:
         shards = [
@@ -136,7 +146,15 @@ def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
     return gathered.view(rows * link.size, *value.shape[1:])[: value.shape[0]]
 
 
-def _require_shardable(module: nn.Module) -> None:
+def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
+    for parameter, homes in homes_of(module, layout).items():
+        if len(homes) > 1:
+            name = next(name for name, value in module.named_parameters() if value is parameter)
+            places = " and ".join(home or "what is around the blocks" for home in sorted(homes, reverse=True))
+            raise UsageError(
+                f"fsdp shards each block by itself, and {places} share {name}: use scratch-fsdp, ddp or "
+                f"scratch-ddp"
+            )
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")

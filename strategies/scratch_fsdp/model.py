@@ -32,6 +32,7 @@ from strategies.scratch_fsdp.facts import ScratchFsdp
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.clipping import clip_shards
+from strategies.training.homes import homes_of
 from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Buffers, take_from_first
@@ -131,9 +132,7 @@ class ScratchFsdpModel(ParallelModel):
 def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:
     """What is around the blocks, then the blocks; a parameter that occurs in several is around them."""
     blocks = [(name, module.get_submodule(name)) for name in layout.blocks]
-    homes: dict[nn.Parameter, set[str]] = defaultdict(set)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        homes[parameter].add(next((block for block, _ in blocks if name.startswith(f"{block}.")), ""))
+    homes = homes_of(module, layout)
     members: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
     for name, parameter in module.named_parameters():
         own = homes[parameter]

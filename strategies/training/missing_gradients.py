@@ -1,10 +1,11 @@
-"""Trained parameters without a gradient, where no rank can leave one out: refused on all ranks."""
+"""Trained parameters without a gradient: refused where no rank, or not one rank alone, can leave one out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from results.errors import UsageError
 from strategies.advice import WITH_UNUSED
@@ -38,4 +39,42 @@ class MissingGradients:
             raise UsageError(
                 f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and {self._reason}: "
                 f"freeze what is not used, or use {' or '.join(WITH_UNUSED)}"
+            )
+
+
+class UnlikeGradients:
+    """What all ranks ask at the end of a step of torch's FSDP.
+
+    It averages gradients by their positions: where ranks lack the gradients of different parameters, it would
+    average those of one parameter with those of another.
+    """
+
+    def __init__(self, link: Link, device: torch.device) -> None:
+        """`link` is to all ranks, `device` one that it reaches."""
+        self._link = link
+        self._device = device
+        self._agreed: set[str] | None = None
+        """The parameters without a gradient in the first step, the same on all ranks."""
+
+    def refuse(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Raise UsageError if ranks lack the gradients of different `parameters`.
+
+        In the first step collective, and on all ranks; later on a rank that lacks others than in the first
+        step, and the other ranks wait for it.
+        """
+        missing = {name for name, value in parameters.items() if value.requires_grad and value.grad is None}
+        if self._agreed is None:
+            lacking = torch.tensor([float(name in missing) for name in parameters], device=self._device)
+            self._link.all_reduce(lacking)
+            ranks = dict(zip(parameters, lacking.tolist(), strict=True))
+            unlike = [name for name, count in ranks.items() if 0 < count < self._link.size]
+            said = "came on some ranks and not on others"
+            self._agreed = None if unlike else missing
+        else:
+            unlike = sorted(missing ^ self._agreed)
+            said = "came in this step or in the first, not in both"
+        if unlike:
+            raise UsageError(
+                f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: use the same "
+                f"parameters on all ranks in every step, or use ddp:find_unused=true"
             )

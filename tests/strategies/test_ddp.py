@@ -10,11 +10,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange import open_exchange
+from results.errors import UsageError
 from strategies import GradientExchange, Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
@@ -141,3 +142,50 @@ def without_hooks(rank: int) -> None:
 
 def test_torch_exchanges_alone_where_nothing_else_is_asked_for(ranks: Ranks) -> None:
     ranks(2, without_hooks)
+
+
+class OneOfTwo(nn.Module):
+    """Two layers, of which the sign of the first input chooses one, and a third that none uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.never = nn.Linear(5, 5), nn.Linear(5, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)[:, :4] if bool(x[0, 0] > 0) else self.b(x)
+        return y
+
+
+def without_gradient(rank: int, strategy: str, signs: list[float]) -> str:
+    """On a rank: what is said of one step, whose micro-batches have these signs."""
+    settings = TrainSettings(strategy=strategy, accumulation=len(signs))
+    trainer = Trainer(OneOfTwo(), F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    try:
+        trainer.step((sign * torch.ones(2, 5), torch.ones(2, 4)) for sign in signs)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "ddp:bucket_view=true"])
+@pytest.mark.parametrize("signs", [[1.0], [-1.0, 1.0]])
+def test_a_parameter_without_a_gradient_is_named_with_the_way_out(
+    ranks: Ranks, strategy: str, signs: list[float]
+) -> None:
+    """In the last micro-batch: torch exchanges the gradients of its backward pass."""
+    told = (
+        "no gradient came for b.weight, b.bias, never.weight (4 of 6 parameters): freeze what is not used, "
+        "or use ddp:find_unused=true"
+    )
+    assert ranks(2, without_gradient, strategy, signs) == [told] * 2
+
+
+def branched(rank: int) -> str:
+    """On a rank: what is said of a step in which each rank takes another branch."""
+    return without_gradient(rank, "ddp", [1.0 - 2 * rank])
+
+
+def test_a_branch_that_some_ranks_take_is_named_with_the_way_out(ranks: Ranks) -> None:
+    ours, theirs = ranks(2, branched)
+    assert ours.startswith("no gradient came for b.weight, b.bias, never.weight (4 of 6 parameters)")
+    assert theirs.startswith("no gradient came for a.weight, a.bias, never.weight (4 of 6 parameters)")

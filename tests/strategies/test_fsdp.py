@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange import open_exchange
+from results.errors import UsageError
+from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 
@@ -30,9 +32,18 @@ class TwoTypes(nn.Module):
         self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5).double()
 
 
+class Shared(nn.Sequential):
+    """Two blocks with one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5), nn.Linear(5, 5))
+        self[1].weight = self[0].weight
+
+
 UNFIT: dict[str, Callable[[], nn.Module]] = {
     "scalar": Scalar,
     "types": TwoTypes,
+    "shared": Shared,
     "sparse": lambda: nn.Sequential(nn.Embedding(4, 5, sparse=True), nn.Linear(5, 5)),
 }
 
@@ -45,6 +56,7 @@ def complaint(rank: int, model: str) -> str:
             F.mse_loss,
             device=CPU,
             settings=TrainSettings(strategy="fsdp"),
+            layout=ModelLayout(blocks=("0", "1") if model == "shared" else ()),
             group=open_exchange(),
         ).step(iter([(torch.ones(2, 5), torch.ones(2, 5))]))
     except Exception as error:
@@ -56,6 +68,11 @@ def complaint(rank: int, model: str) -> str:
     ("model", "told"),
     [
         ("scalar", "UsageError: fsdp shards the first dimension, and scale has none: use ddp or scratch-ddp"),
+        (
+            "shared",
+            "UsageError: fsdp shards each block by itself, and 1 and 0 share 0.weight: use scratch-fsdp, ddp "
+            "or scratch-ddp",
+        ),
         ("sparse", "UsageError: fsdp has no sparse gradients, as 0 asks for: use ddp or scratch-ddp"),
     ],
 )
@@ -63,6 +80,55 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_the_way_out(
     ranks: Ranks, model: str, told: str
 ) -> None:
     assert ranks(2, complaint, model) == [told] * 2
+
+
+class OneOfTwo(nn.Module):
+    """Two layers of equal size, of which the sign of the first input chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x) if bool(x[0, 0] > 0) else self.b(x)
+        return y
+
+
+def chosen(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:
+    """On a rank: what is said of each step, whose first input has this rank's sign."""
+    settings = TrainSettings(strategy=strategy)
+    trainer = Trainer(OneOfTwo(), F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    told = []
+    for step in signs:
+        try:
+            trainer.step(iter([(step[rank] * torch.ones(2, 5), torch.ones(2, 5))]))
+            told.append("")
+        except UsageError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_ranks_that_use_different_parameters_are_refused_on_all_ranks(ranks: Ranks, strategy: str) -> None:
+    assert (
+        ranks(2, chosen, strategy, [[1.0, -1.0]])
+        == [
+            [
+                "the gradient of a.weight, a.bias, b.weight (4 parameters) came on some ranks and not on "
+                "others: use the same parameters on all ranks in every step, or use ddp:find_unused=true"
+            ]
+        ]
+        * 2
+    )
+
+
+def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks: Ranks) -> None:
+    ours, theirs = ranks(2, chosen, "fsdp", [[1.0, 1.0], [1.0, -1.0]])
+    assert ours == ["", ""]
+    assert theirs[0] == ""
+    assert theirs[1].startswith(
+        "the gradient of a.bias, a.weight, b.bias (4 parameters) came in this step or in"
+    )
 
 
 def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
