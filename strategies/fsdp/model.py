@@ -151,10 +151,7 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
         if len(homes) > 1:
             name = next(name for name, value in module.named_parameters() if value is parameter)
             places = " and ".join(home or "what is around the blocks" for home in sorted(homes, reverse=True))
-            raise UsageError(
-                f"fsdp shards each block by itself, and {places} share {name}: use scratch-fsdp, ddp or "
-                f"scratch-ddp"
-            )
+            raise UsageError(f"fsdp shards each block by itself, and {places} share {name}: {WHOLE}")
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")

@@ -76,5 +76,5 @@ class UnlikeGradients:
         if unlike:
             raise UsageError(
                 f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: use the same "
-                f"parameters on all ranks in every step, or use ddp:find_unused=true"
+                f"parameters on all ranks in every step, or use {' or '.join(WITH_UNUSED)}"
             )

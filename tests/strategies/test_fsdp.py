@@ -70,8 +70,8 @@ def complaint(rank: int, model: str) -> str:
         ("scalar", "UsageError: fsdp shards the first dimension, and scale has none: use ddp or scratch-ddp"),
         (
             "shared",
-            "UsageError: fsdp shards each block by itself, and 1 and 0 share 0.weight: use scratch-fsdp, ddp "
-            "or scratch-ddp",
+            "UsageError: fsdp shards each block by itself, and 1 and 0 share 0.weight: use ddp or "
+            "scratch-ddp",
         ),
         ("sparse", "UsageError: fsdp has no sparse gradients, as 0 asks for: use ddp or scratch-ddp"),
     ],
@@ -115,7 +115,8 @@ def test_ranks_that_use_different_parameters_are_refused_on_all_ranks(ranks: Ran
         == [
             [
                 "the gradient of a.weight, a.bias, b.weight (4 parameters) came on some ranks and not on "
-                "others: use the same parameters on all ranks in every step, or use ddp:find_unused=true"
+                "others: use the same parameters on all ranks in every step, or use ddp:find_unused=true or "
+                "scratch-ddp:find_unused=true"
             ]
         ]
         * 2
