@@ -46,6 +46,7 @@ class WorkloadFacts:
     minimum_batch: int | Unknown
     """Samples of the smallest micro-batch that trains: BatchNorm may need more than one."""
     memory_formats: tuple[MemoryFormat, ...] | Unknown
+    """What `--memory-format` may be: a model of images (channels, px, px) takes `channels_last` too."""
     datasets: tuple[str, ...] | Unknown
     """Names of the data sets that fit, the default first."""
 

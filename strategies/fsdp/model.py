@@ -42,6 +42,7 @@ from strategies.tensor_parallel.model import TensorSplit
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
+from strategies.training.layout_modules import layout_module
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
@@ -186,7 +187,7 @@ def _shard(
     try:
         units: list[FSDPModule] = []
         for name, choice in choices.items():
-            units.append(fully_shard(module.get_submodule(name), **_options(choice, mesh), mp_policy=policy))
+            units.append(fully_shard(layout_module(module, name), **_options(choice, mesh), mp_policy=policy))
         fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
         # What torch asks of a model, in its words: one data type a unit, say.

@@ -21,6 +21,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.cut import balanced_cut
+from strategies.training.layout_modules import layout_module
 
 Piece = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]
@@ -94,6 +95,8 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
             "pipeline cuts a model between its blocks, and this one does not say where: give it a layout and "
             f"the methods stem and head, or {SPLIT}"
         )
+    for name in (*layout.stem, *layout.blocks, *layout.head):
+        layout_module(module, name)
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise UsageError(

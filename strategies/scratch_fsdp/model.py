@@ -33,6 +33,7 @@ from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
+from strategies.training.layout_modules import layout_module
 from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Buffers, take_from_first
@@ -131,7 +132,7 @@ class ScratchFsdpModel(ParallelModel):
 
 def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:
     """What is around the blocks, then the blocks; a parameter that occurs in several is around them."""
-    blocks = [(name, module.get_submodule(name)) for name in layout.blocks]
+    blocks = [(name, layout_module(module, name)) for name in layout.blocks]
     homes = homes_of(module, layout)
     members: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
     for name, parameter in module.named_parameters():

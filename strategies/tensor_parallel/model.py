@@ -31,6 +31,7 @@ from results.layout import LinearSplit, ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.training.clipping import clip_shards
+from strategies.training.layout_modules import layout_module
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import take_from_first
 
@@ -234,7 +235,7 @@ def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> N
     for split in layout.splits:
         _require_layer(module, split, ranks)
     for name in layout.heads:
-        count = getattr(module.get_submodule(_owner(name)), name.rpartition(".")[2])
+        count = getattr(layout_module(module, _owner(name)), name.rpartition(".")[2])
         if count % ranks:
             raise UsageError(f"{name} of {count} does not divide by {ranks} ranks: {_OTHERWISE}")
     for name, part in module.named_modules():
@@ -246,7 +247,7 @@ def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> N
 
 
 def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
-    layer = module.get_submodule(split.name)
+    layer = layout_module(module, split.name)
     if not isinstance(layer, nn.Linear):
         raise UsageError(f"tensor parallelism splits nn.Linear alone, and {split.name} is none: {_OTHERWISE}")
     features = layer.out_features if split.by == "outputs" else layer.in_features

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies.training.layout_modules import layout_module
 
 _aten = torch.ops.aten
 _PRODUCTS = {
@@ -43,7 +44,7 @@ def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool
     if not layout.blocks:
         raise UsageError("activation checkpointing needs a model whose layout names its blocks")
     for name in layout.blocks:
-        block = module.get_submodule(name)
+        block = layout_module(module, name)
         norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
         block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, norms, selective)

@@ -161,3 +161,8 @@ def test_it_keeps_less_than_all_and_more_than_only_what_enters_a_block(
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UsageError, match="layout names its blocks"):
         checkpoint_blocks(nn.Linear(2, 2), ModelLayout(), selective=True)
+
+
+def test_a_block_that_the_model_does_not_have_is_named(model: tuple[nn.Sequential, Tensor]) -> None:
+    with pytest.raises(UsageError, match="the layout names '9', which is no module of the model"):
+        checkpoint_blocks(model[0], ModelLayout(blocks=("9",)))

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from itertools import combinations, pairwise
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -290,6 +291,16 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
     (sparse, LAYOUT, "no sparse gradients, as table asks for: use ddp or scratch-ddp"),
     (stray, LAYOUT, "cannot tell which stage has scale"),
     (stray_buffer, LAYOUT, "cannot tell which stage has seen"),
+    (
+        stray,
+        msgspec.structs.replace(LAYOUT, stem=("scale",)),
+        "the layout names 'scale', which is a parameter: put it into a module of its own, and name that",
+    ),
+    (
+        tied,
+        msgspec.structs.replace(LAYOUT, head=("tabel",)),
+        r"the layout names 'tabel', which is no module of the model \(did you mean 'table'\?\)",
+    ),
     (
         sharing("inner.h.1.linear", "inner.h.2.linear"),
         LAYOUT,
