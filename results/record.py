@@ -82,6 +82,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the buffers that this rank handed to collectives and sends in one step; 0 for none."""
     exchange_operations: float
     """Of one step, the mean: a strategy that exchanges in some steps alone has a fraction."""
+    updates: int | None = None
+    """Of the optimizer in all measured steps, counted; fewer than steps where a loss scaler left some out."""
     bubble_ideal: float | None = None
     """Share of a step in which a pipeline's stages idle at best, by its schedule; None without stages."""
 
@@ -97,6 +99,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """Largest difference of a gradient element from the reference."""
     max_bound: float | None = None
     """The bound of the element that used most of it (0: equality was asked)."""
+    late_first: int | None = None
+    """The first step that was checked after the timed blocks, counted from 0; None: none was."""
+    late_steps: int = 0
+    """Steps in a row that were checked there."""
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):

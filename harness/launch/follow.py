@@ -15,6 +15,7 @@ _PHASES = {
     "measure": "measuring",
     "exposed": "on and off",
     "recording": "recording",
+    "late proof": "late proof",
     "recorded": "ending",
 }
 

@@ -73,11 +73,13 @@ def compare_surroundings(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
 ) -> list[Finding]:
     """Which parameters have a gradient, and the buffers that a replica left, against the reference."""
+    return [same_names(gradients, reference.gradients), *compare_buffers(cell, buffers, reference)]
+
+
+def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[Finding]:
+    """The buffers that a replica left against the reference."""
     tolerance = 0.0 if exact_arithmetic(cell) else TOLERANCE[cell.precision]
-    return [
-        same_names(gradients, reference.gradients),
-        *relative("buffers", buffers, reference.buffers, tolerance),
-    ]
+    return relative("buffers", buffers, reference.buffers, tolerance)
 
 
 def same_names(ours: Tensors, reference: Tensors) -> Finding:

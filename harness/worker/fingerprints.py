@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from harness.worker.agreement import hash_number
+from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
 from harness.worker.findings import Finding
 from results.groups import GroupLayout
@@ -43,6 +45,14 @@ def _states_print(states: Sequence[torch.Tensor], python: object, numbers: objec
     text = f"{python}{numbers}".encode()
     others = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return hash_number((str(index), state) for index, state in enumerate([*states, others]))
+
+
+def compare_random_state(setup: CellSetup, step: int, control: Control) -> Finding:
+    """The random state of every rank, as it is now, against that which its replica begins a step with;
+    collective, the same answer on all ranks."""
+    own, replica = random_print(setup.device), setup.groups.replica(dist.get_rank())
+    expected = expected_random_print(setup.cell.seed, step, replica, setup.device)
+    return compare_prints("random state", [own], [expected], control, setup.groups)
 
 
 def compare_prints(

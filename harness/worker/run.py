@@ -19,13 +19,14 @@ from harness.worker.control import Control
 from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.failure import classify
+from harness.worker.fingerprints import compare_random_state
 from harness.worker.kernels import LONGEST_PERIOD
 from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.partial_record import PartialRecord
-from harness.worker.proof import first_steps, prove, take_first_steps
+from harness.worker.proof import LONGEST_S, first_steps, prove, prove_late, take_first_steps
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
 from harness.worker.sampler import Draws
@@ -35,6 +36,7 @@ from harness.worker.teardown import free_memory
 from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
+from harness.worker.uses import Demand, UseCounter
 from results.cell import Cell
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -46,6 +48,9 @@ from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
+
+LATE_SHARE = 0.05
+"""Of the time that warm-up and timed blocks took: what the check after them may take."""
 
 
 class ProofFailedError(Exception):
@@ -83,6 +88,7 @@ class Run:
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """Who else uses the cores from the first timed block to the last recorded one."""
+        self._uses = UseCounter()
 
     def execute(self) -> RankRecord:
         """Run the cell. An exception becomes an outcome in the record, never more."""
@@ -133,6 +139,7 @@ class Run:
         else:
             self._absent["parameters_hash"] = f"{cell.strategy} does not keep all replicas equal"
         self._add_losses_to_a_weaker_proof()
+        self._prove_late(setup, trainer, batches)
         self._trace(trainer, batches)
 
     def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:
@@ -144,7 +151,8 @@ class Run:
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
-        trainer = setup.trainer(workload, around.exchange)
+        trainer = setup.trainer(self._uses.counted(workload), around.exchange)
+        self._uses.watch(trainer.optimizer)
         strategy = STRATEGIES.facts(self._cell.strategy)
         self._found |= {
             "setup_ns": time.perf_counter_ns() - began,
@@ -230,10 +238,48 @@ class Run:
                 raise ProofFailedError(proof.detail)
         self._found |= {"first_step_ns": first.ns, "first_steps": len(first_steps(trainer.model))}
         # Proven or not, a cell's runs go on from the same parameters, data and random state.
-        seed_step(self._cell.seed, len(first_steps(trainer.model)), setup.replica)
+        begins = len(first_steps(trainer.model))
+        seed_step(self._cell.seed, begins, setup.replica)
+        state = compare_random_state(setup, begins, around.control)
+        if not state.passed:
+            self._fail(state.what)
         # What the reference took is not what the cell takes.
         with setup.memory.lifted():
             free_memory()
+
+    def _prove_late(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
+        """Steps after all that was measured, as the timed ones went; also in a run that leans on a proof."""
+        around = self._around
+        around.log.event("late proof")
+        timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
+        late = prove_late(
+            setup,
+            trainer,
+            batches,
+            around.control,
+            longest_s=min(LONGEST_S, LATE_SHARE * timed_s),
+            beat=around.log.heartbeat,
+        )
+        if late.failure is not None:
+            self._fail(f"{late.failure}; in a step after the timed blocks, from step {late.first} on")
+        found = self._found.get("proof")
+        if found is None:
+            return
+        if late.steps:
+            last = late.first + late.steps - 1
+            words = f"step {last}" if late.steps == 1 else f"steps {late.first} to {last}"
+            detail = f"{found.detail}; after the timed blocks {words} as well"
+            self._found["proof"] = msgspec.structs.replace(
+                found, detail=detail, late_first=late.first, late_steps=late.steps
+            )
+        elif found.method != "replica-agreement":
+            detail = f"{found.detail}; no step after the timed blocks: {late.obstacle}"
+            self._found["proof"] = msgspec.structs.replace(found, detail=detail)
+
+    def _fail(self, detail: str) -> None:
+        """End the run, on all ranks, as one that did not train."""
+        self._found["proof"] = Proof(method="serial-simulation", passed=False, detail=detail)
+        raise ProofFailedError(detail)
 
     def _add_losses_to_a_weaker_proof(self) -> None:
         """Where no simulation was made, whether the loss fell is the other thing that can be said."""
@@ -260,9 +306,11 @@ class Run:
         around.log.event("measure")
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
+        used = self._uses.so_far
         with sampler(around.device, around.rank) as sampling:
             measured = watch.measure(policy)
         steps = len(measured.columns.step_ns)
+        uses = self._uses.so_far.since(used)
         self._found |= {
             "steps": measured.columns,
             "blocks_ns": measured.blocks_ns,
@@ -272,13 +320,20 @@ class Run:
             "work": self._work(
                 workload,
                 trainer,
+                updates=uses.updates,
                 payload_bytes=(around.exchange.traffic.payload_bytes - before[0]) // steps,
                 operations=(around.exchange.traffic.operations - before[1]) / steps,
             ),
         }
         self._absent |= sampling.absent
+        demand = Demand(cell=self._cell, workload=workload, steps=steps)
+        missed = demand.missed(uses, around.control, setup.groups)
+        if missed is not None:
+            self._fail(missed)
 
-    def _work(self, workload: Workload, trainer: Trainer, *, payload_bytes: int, operations: float) -> Work:
+    def _work(
+        self, workload: Workload, trainer: Trainer, *, updates: int, payload_bytes: int, operations: float
+    ) -> Work:
         cell = self._cell
         samples = cell.batch_per_replica
         return Work(
@@ -289,6 +344,7 @@ class Run:
             flops=self._flops(),
             exchange_payload_bytes=payload_bytes,
             exchange_operations=operations,
+            updates=updates,
             bubble_ideal=trainer.model.bubble_ideal,
         )
 

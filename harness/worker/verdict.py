@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.worker.conservation import law_tolerance
 from harness.worker.exactness import exact_arithmetic, exact_update, summed_terms
-from harness.worker.findings import TOLERANCE, Finding
+from harness.worker.examination import Examined
+from harness.worker.findings import TOLERANCE
 from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
 from strategies.promise import Promise
 
 
-def verdict(
-    cell: Cell,
-    findings: Sequence[Finding],
-    *,
-    agreed: bool,
-    failed: bool,
-    stale: bool,
-    steps: int,
-) -> Proof:
-    """The proof by a simulation of `steps` steps.
-
-    `agreed`: the replicas are equal; `failed`: some rank found a difference; `stale`: some replica's buffers
-    are not what they must be.
-    """
-    if failed or not agreed:
-        detail = "replicas differ after the update" if not agreed else _failure(findings, stale=stale)
-        return Proof(method="serial-simulation", passed=False, detail=detail)
+def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
+    """The proof by a simulation of `steps` steps."""
+    findings = found.findings
+    if found.failed or not found.agreed:
+        return Proof(method="serial-simulation", passed=False, detail=failure(found))
     gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
     if findings and not gradients:
         return weaker(
-            cell, agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
+            cell, found.agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
         )
     return Proof(
         method="serial-simulation",
@@ -56,15 +43,17 @@ def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
     return Proof(method="replica-agreement", passed=agreed, detail=f"{compared}; {obstacle}")
 
 
-def _failure(findings: Sequence[Finding], *, stale: bool) -> str:
-    """What this rank knows of it: gradients and updates of a common step are compared on rank 0.
+def failure(found: Examined) -> str:
+    """What this rank knows of a failed examination: rank 0 compares gradients and updates of a common step.
 
     Of several differences the first: the others may follow from it.
     """
+    if not found.agreed:
+        return "replicas differ after the update"
     otherwise = "another rank found a difference: its record says which"
-    if stale:
+    if found.stale:
         otherwise = "a replica's buffers differ from the serial simulation"
-    return next((finding.what for finding in findings if not finding.passed), otherwise)
+    return next((finding.what for finding in found.findings if not finding.passed), otherwise)
 
 
 def _replicas(cell: Cell) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import runpy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,17 @@ from harness.worker import proof
 from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
+from harness.worker.log import RankLog
 from harness.worker.measure import DivergedError
 from harness.worker.rank import Rank
-from results.cell import Cell
+from harness.worker.run import RankContext, Run
+from harness.worker.watchdog import Watchdog
+from results.cell import Cell, StepPolicy
+from results.environment import CodeVersion
+from results.launch import Launch, Slot
+from results.outcome import Evidence
+from results.plan import Placement
+from results.store import Study
 from strategies.catalog import group_layout
 from strategies.training.gathered import CopiesDifferError
 
@@ -67,6 +76,72 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
+POLICY = StepPolicy(block_steps=5, warmup_max_steps=5, min_blocks=2, max_blocks=2, quads=0)
+
+
+def run_cell(
+    rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None, proved_by: str | None
+) -> Fields:
+    """On a rank: the record of a whole run of the cell."""
+    size = torch.distributed.get_world_size()
+    cell = _cell(size, {"steps": POLICY} | fields)
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=size),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(),
+        code=CodeVersion(code_hash="h"),
+        source_folder=str(Path(__file__).parent),
+    )
+    with ExitStack() as stack:
+        if broken is not None:
+            path, name = broken
+            stack.enter_context(runpy.run_path(path)[name](rank, size))
+        log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
+        stack.callback(log.close)
+        around = RankContext(
+            study=Study(Path(folder)),
+            launch=launch,
+            evidence=Evidence.MEASURED,
+            rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
+            device=torch.device("cpu"),
+            cores=(0,),
+            pinned=(),
+            exchange=open_exchange(),
+            control=Control(torch.device("cpu")),
+            log=log,
+        )
+        slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
+        with redirect_stderr(io.StringIO()):
+            record = Run(around, slot, cell).execute()
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+def _place(broken: Callable[..., object] | None) -> tuple[str, str] | None:
+    if broken is None:
+        return None
+    return getattr(broken, "__wrapped__", broken).__code__.co_filename, broken.__name__
+
+
+@pytest.fixture(scope="session")
+def whole_runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Fields]]:
+    """`whole_runs(2, fields)` is what two ranks record of a run of a cell; `broken` as of `proofs`."""
+
+    def run(
+        size: int,
+        fields: Fields,
+        *,
+        broken: Callable[..., object] | None = None,
+        proved_by: str | None = None,
+    ) -> list[Fields]:
+        folder = str(tmp_path_factory.mktemp("run"))
+        return ranks(size, run_cell, folder, fields, _place(broken), proved_by)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def proofs(ranks: Ranks) -> Callable[..., list[Fields]]:
     """`proofs(2, fields)` is what each of two ranks finds of a cell with these fields.
@@ -76,10 +151,6 @@ def proofs(ranks: Ranks) -> Callable[..., list[Fields]]:
     folder = Path(__file__).parent
 
     def run(size: int, fields: Fields, *, broken: Callable[..., object] | None = None) -> list[Fields]:
-        where = None
-        if broken is not None:
-            code = getattr(broken, "__wrapped__", broken).__code__
-            where = (code.co_filename, broken.__name__)
-        return ranks(size, prove, str(folder), fields, where)
+        return ranks(size, prove, str(folder), fields, _place(broken))
 
     return run

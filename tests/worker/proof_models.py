@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +79,24 @@ def loud() -> Workload:
 
 def deafening() -> Workload:
     return workload(nn.Linear(6, 3), lambda y, t: 1000 * F.mse_loss(y, t))
+
+
+def deafening_for_ever() -> Workload:
+    """Its scaled gradients overflow at every factor, though its loss is finite."""
+    return workload(nn.Linear(6, 3), lambda y, t: F.mse_loss(y, t) + _Infinite.apply(y))
+
+
+class _Infinite(torch.autograd.Function):
+    """Zero, with a gradient that is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.shape = y.shape
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.full(ctx.shape, math.inf)
 
 
 class Attention(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof
+from harness.worker import examination, proof
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 
@@ -76,11 +76,11 @@ def _no_time(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 def _no_room(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(proof, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
+    return patch.object(examination, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
 
 
 def _no_room_for_the_update(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(proof, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
+    return patch.object(examination, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
-        (_no_time, r"a serial simulation would take about \d+ s"),
+        (_no_time, r"a serial simulation of a step would take about \d+ s"),
         (_no_room, "a serial simulation does not fit in memory beside the model"),
         (_no_room_for_the_update, "a serial simulation does not fit in memory beside the model"),
     ],

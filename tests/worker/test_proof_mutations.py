@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof, reference
+from harness.worker import examination, proof, reference
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exchange import ExchangeGroup
 from strategies.ddp.model import DdpModel
@@ -224,7 +224,9 @@ def _seeded_alike(rank: int, size: int) -> Iterator[None]:
     def alike(seed: int, step: int, replica: int) -> None:
         original(seed, step, 0)
 
-    with patch.object(proof, "seed_step", alike), patch.object(reference, "seed_step", alike):
+    with ExitStack() as stack:
+        for module in (proof, examination, reference):
+            stack.enter_context(patch.object(module, "seed_step", alike))
         yield
 
 

@@ -1,0 +1,387 @@
+"""Steps of a cell under examination: each is taken by the strategy, recomputed, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.worker.agreement import hash_number
+from harness.worker.cell_setup import CellSetup
+from harness.worker.clock import FirstStep
+from harness.worker.conservation import (
+    Balance,
+    Ledger,
+    compare_average,
+    compare_balance,
+    something_sent,
+)
+from harness.worker.control import Control
+from harness.worker.exactness import exact_arithmetic
+from harness.worker.failure import out_of_memory
+from harness.worker.findings import (
+    Finding,
+    Tensors,
+    compare_buffers,
+    compare_gradients,
+    compare_history,
+    compare_surroundings,
+    compare_update,
+)
+from harness.worker.fingerprints import compare_prints, compare_random_state
+from harness.worker.measure import DivergedError
+from harness.worker.partners import Partners
+from harness.worker.reference import (
+    History,
+    Reference,
+    Replay,
+    TooLongError,
+    dense,
+    finite,
+    host_copy,
+    optimizer_history,
+    replay_update,
+    simulate_step,
+)
+from harness.worker.sampler import Draws, batch_print
+from harness.worker.seeds import seed_step
+from results.cell import Cell
+from strategies.catalog import STRATEGIES
+from strategies.training.parallel import Batch
+from strategies.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What an examination came to."""
+
+    findings: list[Finding]
+    """Of this rank."""
+    agreed: bool
+    """Whether those replicas are equal that must be."""
+    failed: bool
+    """Whether a rank found a difference."""
+    stale: bool
+    """Whether a replica's buffers are not what they must be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recomputed:
+    """A step on one device."""
+
+    reference: Reference
+    replay: Replay | None
+    """None on a rank that compares no update."""
+
+
+class Examination:
+    """Steps of one cell in a row, on this rank: all ranks examine the same ones."""
+
+    def __init__(
+        self, setup: CellSetup, trainer: Trainer, batches: Draws, control: Control, *, longest_s: float
+    ) -> None:
+        """The simulation of a step may take `longest_s`."""
+        self._setup = setup
+        self._longest_s = longest_s
+        self._trainer = trainer
+        self._batches = batches
+        self._control = control
+        self._lossy = setup.cell.compresses
+        self._promise = STRATEGIES.facts(setup.cell.strategy).promise
+        self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
+        self._findings: list[Finding] = []
+        self._given: list[Finding] = []
+        """Of what steps began with: batches, and random state."""
+        self._stale = False
+        """Whether this replica's buffers were not what rank 0 computed for it."""
+        self.first = FirstStep()
+        """Times what is training of the first step."""
+        self._alone = 0
+        """Steps that were not averaged over all replicas."""
+        self._common: dict[str, Tensor] = {}
+        """This rank's parameters after the last average, and its partners' where these are equal."""
+        self._history: History | None = {} if batches.drawn == 0 else None
+        """The optimizer state that the next update must begin with; None where the last was not replayed."""
+
+    @property
+    def setup(self) -> CellSetup:
+        return self._setup
+
+    @property
+    def trainer(self) -> Trainer:
+        return self._trainer
+
+    @property
+    def control(self) -> Control:
+        return self._control
+
+    @property
+    def step(self) -> int:
+        """The number of the next step, by the micro-batches that have been drawn."""
+        return self._batches.drawn // self._setup.cell.accumulation
+
+    def pass_over(self) -> None:
+        """Take a step without a check."""
+        self._alone += not self._promise.averages_all_gradients(self.step)
+        self._history = None
+        with self._setup.memory.kept():
+            self._trainer.step(self._batches)
+
+    def check(self, *, by_each: bool = False) -> str | None:
+        """Take the next step and check it. Returns what stands in the way of a check, and all later ones.
+
+        Rank 0 recomputes all replicas of a step that averages all gradients, and each rank its own of any
+        other, or if `by_each`.
+        """
+        step = self.step
+        seed_step(self._setup.cell.seed, step, self._setup.replica)
+        if by_each or not self._promise.averages_all_gradients(step):
+            return self._by_each(step)
+        return self._by_first(step)
+
+    def begin_period(self) -> None:
+        """The replicas are equal now, and the next step is the first of a period."""
+        self._alone = 0
+        self._common = self._start()
+
+    def close(self) -> Examined:
+        """What all ranks found; collective."""
+        agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
+        wrong_start = [finding for finding in self._given if not finding.passed]
+        different = wrong_start or any(not finding.passed for finding in self._findings)
+        failed, stale = self._control.largest([float(bool(different or self._stale)), float(self._stale)])
+        return Examined(
+            findings=[*wrong_start, *self._findings],
+            agreed=agreed,
+            failed=bool(failed),
+            stale=bool(stale),
+        )
+
+    def _by_first(self, step: int) -> str | None:
+        """A step whose gradients are the mean over all replicas, recomputed by rank 0. Returns what stands in
+        the way of a check."""
+        cell, trainer = self._setup.cell, self._trainer
+        first = self._setup.rank.rank == 0
+        start = self._start(kept=first)
+        ledger = Ledger(trainer.model, self._partners) if self._lossy else None
+        gradients = self._gradients(step, kept=first)
+        buffers, history = self._buffers(kept=first), optimizer_history(trainer, kept=first)
+        found, obstacle = None, ""
+        if first:
+            found, obstacle = self._recomputed(start, step, gradients, history, range(cell.replicas))
+        if self._control.from_first(float(found is None)):
+            self._update()
+            return obstacle
+        if exact_arithmetic(cell):
+            self._stale |= not self._buffers_equal(found)
+        balance = None
+        if ledger is not None:
+            balance = ledger.balance(self._dense_gradients(), scale=trainer.scaler.get_scale())
+        if found is not None:
+            self._findings += compare_step(cell, gradients, buffers, found.reference, balance)
+        self._update_checked(start, history, found)
+        return None
+
+    def _by_each(self, step: int) -> str | None:
+        """A step of which every rank recomputes its own replica, whose gradients, or parameters after the
+        update, are then averaged with its partners'. Where all have the same, rank 0 alone compares them."""
+        cell, trainer, promise = self._setup.cell, self._trainer, self._promise
+        averages_all, averages_gradients = promise.averages_all_gradients(step), promise.of == "gradients"
+        averages_gradients |= averages_all
+        compares = not averages_all or self._setup.rank.rank == 0
+        start = self._start()
+        if averages_all:
+            self._take_first_buffers(start)
+        elif self._alone % promise.every == 0:
+            self._common = start
+        ledger = Ledger(trainer.model, self._partners) if self._lossy and averages_gradients else None
+        gradients = self._gradients(step, kept=compares)
+        history = optimizer_history(trainer, kept=compares)
+        count = self._partners.count if averages_gradients else 1
+        found, obstacle = self._recomputed(
+            start, step, gradients, history if compares else None, [self._setup.replica], averaged=count
+        )
+        if self._control.largest([float(found is None)])[0]:
+            self._update()
+            return obstacle or "a rank could not recompute its replica"
+        assert found is not None
+        reference = found.reference
+        balance = None
+        if averages_gradients:
+            reference = partner_mean(reference, self._parameters_of(start), self._partners)
+        if ledger is not None:
+            balance = ledger.balance(self._dense_gradients(), scale=trainer.scaler.get_scale())
+        if compares:
+            self._findings += compare_step(cell, gradients, self._buffers(), reference, balance)
+        else:
+            self._findings += compare_buffers(cell, self._buffers(), reference)
+        self._alone += not averages_all
+        if averages_gradients or self._alone % promise.every:
+            self._update_checked(start, history, found if compares else None)
+        else:
+            assert found.replay is not None
+            self._compare_history(history, found)
+            self._check_average(found.replay.parameters)
+        return None
+
+    def _take_first_buffers(self, start: dict[str, Tensor]) -> None:
+        """A step that averages all gradients begins with rank 0's buffers on every rank."""
+        for name, _ in self._trainer.model.bare.named_buffers():
+            octets = start[name].flatten().view(torch.uint8).to(self._setup.device)
+            dist.broadcast(octets, src=0)
+            start[name] = octets.cpu().view(start[name].dtype).view(start[name].shape)
+
+    def _update_checked(self, start: Tensors, history: History, found: _Recomputed | None) -> None:
+        """The update, and on a rank that has recomputed it how it compares; collective."""
+        self._compare_history(history, found)
+        self._update()
+        updated = self._parameters(kept=found is not None)
+        if found is not None and found.replay is not None:
+            expected = found.replay.parameters
+            self._findings.append(compare_update(self._setup.cell, updated, expected, start))
+
+    def _parameters_of(self, start: Tensors) -> dict[str, Tensor]:
+        return {name: start[name] for name, _ in self._trainer.model.bare.named_parameters()}
+
+    def _check_average(self, expected: Tensors) -> None:
+        """An update that ends in an average of parameters; without it they would be `expected`."""
+        cell, model, partners = self._setup.cell, self._trainer.model, self._partners
+        ledger = Ledger(model, partners)
+        self._update()
+        updated = self._parameters()
+        balance = ledger.balance(model.named_parameters(), scale=1.0)
+        common = self._common if self._promise.equal else None
+        self._findings += compare_average(cell, balance, expected, common, partners)
+        self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
+        self._stale |= not partners.agree(self._control, hash_number(model.named_buffers()))
+
+    def _compare_history(self, history: History, found: _Recomputed | None) -> None:
+        """The state that this update begins with against the one that the last replay left."""
+        if found is not None and self._history is not None:
+            self._findings += compare_history(self._setup.cell, history, self._history)
+        replay = None if found is None else found.replay
+        self._history = None if replay is None else replay.history
+
+    def _moved(self, parameters: Tensors) -> dict[str, Tensor]:
+        """How far parameters are from those after the last average."""
+        return {name: value - self._common[name] for name, value in parameters.items()}
+
+    def _start(self, *, kept: bool = True) -> dict[str, Tensor]:
+        """Copies of parameters and buffers, as all that follows in host memory, and nothing where not `kept`;
+        collective all the same."""
+        model = self._trainer.model
+        named = chain(model.named_parameters(), model.named_buffers())
+        return {name: host_copy(value) for name, value in named if kept}
+
+    def _parameters(self, *, kept: bool = True) -> dict[str, Tensor]:
+        return {name: value.cpu() for name, value in self._trainer.model.named_parameters() if kept}
+
+    def _buffers(self, *, kept: bool = True) -> dict[str, Tensor]:
+        return {name: value.cpu() for name, value in self._trainer.model.named_buffers() if kept}
+
+    def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
+        """Whole gradients after the exchange, the loss scaler's factor taken out."""
+        accumulation = self._setup.cell.accumulation
+        self._given.append(compare_random_state(self._setup, step, self._control))
+        with self._setup.memory.kept(), self.first.part():
+            batches = list(islice(self._batches, accumulation))
+        self._compare_batches(step, batches)
+        used = iter(batches)
+        with self._setup.memory.kept(), self.first.part():
+            loss = self._trainer.compute_gradients(used)
+        self._given.append(all_used(accumulation, left=len(list(used))))
+        if self._control.largest([float(not loss.isfinite())])[0]:
+            raise DivergedError
+        return {name: value.cpu() for name, value in self._dense_gradients() if kept}
+
+    def _compare_batches(self, step: int, batches: Sequence[Batch]) -> None:
+        """The micro-batches of a step, on all ranks."""
+        groups = self._setup.groups
+        replica = groups.replica(dist.get_rank())
+        first = step * self._setup.cell.accumulation
+        expected = self._batches.sampler.prints(replica, first, len(batches))
+        prints = [batch_print(batch) for batch in batches]
+        self._given.append(compare_prints("micro-batches", prints, expected, self._control, groups))
+
+    def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        scale = self._trainer.scaler.get_scale()
+        for name, value in self._trainer.model.named_gradients():
+            yield name, dense(value) / scale
+
+    def _update(self) -> None:
+        with self._setup.memory.kept(), self.first.part():
+            self._trainer.update()
+
+    def _recomputed(
+        self,
+        start: dict[str, Tensor],
+        step: int,
+        gradients: dict[str, Tensor],
+        history: History | None,
+        replicas: Sequence[int],
+        *,
+        averaged: int | None = None,
+    ) -> tuple[_Recomputed | None, str]:
+        """The step of these replicas on this device, and with a `history` its update, or what stands in the
+        way."""
+        try:
+            reference = simulate_step(
+                self._setup, start, step, replicas=replicas, averaged=averaged, longest_s=self._longest_s
+            )
+            replay = None if history is None else replay_update(self._setup, start, gradients, history)
+        except TooLongError as error:
+            return None, f"a serial simulation of a step would take about {error.seconds:.0f} s"
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            return None, "a serial simulation does not fit in memory beside the model"
+        return _Recomputed(reference=reference, replay=replay), ""
+
+    def _buffers_equal(self, found: _Recomputed | None) -> bool:
+        """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
+        none = [0.0] * self._setup.cell.replicas
+        expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
+        return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
+
+
+def all_used(micro_batches: int, *, left: int) -> Finding:
+    """Of the micro-batches that a step was given, `left` were not asked for."""
+    return Finding(
+        passed=not left,
+        what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
+        difference=float(left),
+        bound=0.0,
+    )
+
+
+def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) -> Reference:
+    """The mean of the gradients that partners recomputed each for itself; collective.
+
+    `parameters` are all of the model's: of some a partner may have no gradient, which counts as zero.
+    """
+    gradients, sizes = {}, {}
+    for name, parameter in parameters.items():
+        own = reference.gradients.get(name)
+        gradient = torch.zeros_like(parameter) if own is None else own
+        size = reference.sizes.get(name, gradient.abs())
+        mean, mean_size = partners.sum(gradient / partners.count), partners.sum(size / partners.count)
+        if partners.sum(torch.tensor([float(own is not None)])).item():
+            gradients[name], sizes[name] = mean.cpu(), mean_size.cpu()
+    return replace(reference, gradients=gradients, sizes=sizes)
+
+
+def compare_step(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
+) -> list[Finding]:
+    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
+    if balance is None:
+        return compare_gradients(cell, gradients, buffers, reference)
+    findings = compare_surroundings(cell, gradients, buffers, reference)
+    if finite(gradients):
+        findings.append(something_sent(gradients, reference.gradients))
+        findings += compare_balance(cell, balance, reference)
+    return findings

@@ -1,0 +1,110 @@
+"""Samples, tokens and updates, counted where they are used: in the loss, and after each optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from harness.worker.control import Control
+from results.cell import Cell
+from results.groups import GroupLayout
+from workloads.workload import TokenInput, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """What this rank has used so far, or between two moments."""
+
+    samples: int = 0
+    """That a loss was computed of; 0 on a rank that computes none, as a pipeline's first stage."""
+    targets: int = 0
+    """Elements of their targets: tokens, where the workload takes tokens."""
+    updates: int = 0
+    """Steps that the optimizer made."""
+
+    def since(self, before: Uses) -> Uses:
+        return Uses(
+            samples=self.samples - before.samples,
+            targets=self.targets - before.targets,
+            updates=self.updates - before.updates,
+        )
+
+
+class UseCounter:
+    """Counts beside the training, from two places that every step must pass."""
+
+    def __init__(self) -> None:
+        self._samples = self._targets = self._updates = 0
+
+    @property
+    def so_far(self) -> Uses:
+        return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
+
+    def counted(self, workload: Workload) -> Workload:
+        """The workload with a loss that counts the samples of its targets."""
+        loss = workload.loss
+
+        def counting(outputs: Tensor, targets: Tensor) -> Tensor:
+            self._samples += len(targets)
+            self._targets += targets.numel()
+            return loss(outputs, targets)
+
+        return replace(workload, loss=counting)
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the steps of `optimizer`; one that a loss scaler leaves out is none."""
+        optimizer.register_step_post_hook(self._updated)
+
+    def _updated(self, *_: object) -> None:
+        self._updates += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What so many steps of a cell must use on every replica."""
+
+    cell: Cell
+    workload: Workload
+    steps: int
+
+    def missed(self, uses: Uses, control: Control, groups: GroupLayout) -> str | None:
+        """How the uses of some rank differ, as a sentence; None if none does. Collective, the same answer on
+        all ranks.
+
+        A replica's samples are counted by at least one of its ranks. Without a loss scaler every step makes
+        one update; with it some may be left out, not all.
+        """
+        rows = control.of_all([uses.samples, uses.targets, uses.updates])
+        return self._wrong_samples(rows, groups) or self._wrong_updates(rows)
+
+    def _wrong_samples(self, rows: Sequence[Sequence[float]], groups: GroupLayout) -> str | None:
+        samples = self.steps * self.cell.batch_per_replica
+        asked = [(0, "samples", samples)]
+        if isinstance(self.workload.input, TokenInput):
+            asked.append((1, "tokens", samples * self.workload.units_per_sample))
+        for column, unit, expected in asked:
+            counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}
+            for rank, row in enumerate(rows):
+                expects = row[column] or groups.replica(rank) not in counting
+                if expects and row[column] != expected:
+                    return (
+                        f"rank {rank} used {row[column]:.0f} {unit} in {self.steps} measured steps, "
+                        f"and its replica's batches hold {expected}"
+                    )
+        return None
+
+    def _wrong_updates(self, rows: Sequence[Sequence[float]]) -> str | None:
+        for rank, (_, _, updates) in enumerate(rows):
+            if self.cell.precision == "fp16" and 0 < updates <= self.steps:
+                continue
+            if not updates and self.cell.precision == "fp16":
+                return (
+                    f"none of {self.steps} measured steps made an update: the gradients of every step "
+                    f"overflowed at every factor of the loss scaler; use --precision bf16"
+                )
+            if updates != self.steps:
+                return f"rank {rank} made {updates:.0f} updates in {self.steps} measured steps"
+        return None

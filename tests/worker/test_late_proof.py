@@ -1,0 +1,288 @@
+"""What goes wrong after the first steps: by counts of every timed step, and by steps checked after them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker import proof
+from harness.worker import run as run_module
+from harness.worker.sampler import Draws
+from strategies.compression.base import Compressor
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.local_sgd.model import LocalSgdModel
+from strategies.training.parallel import GradientTask, ParallelModel
+from strategies.training.trainer import Trainer
+
+Runs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+WIDE: Fields = {"workload": "py:proof_models:wide", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": "topk:0.05"}
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (1, GPT | {"dataset": "text", "accumulation": 2}),
+        (2, MLP | {"dataset": "digits", "clip_norm": 0.1}),
+        (3, NORMED | {"strategy": "scratch-ddp", "accumulation": 2}),
+        (2, NORMED | {"strategy": "local-sgd:4"}),
+        (2, NORMED | {"strategy": "local-sgd:15", "compression": "topk:0.1"}),
+        (2, GPT | {"strategy": "zero1"}),
+        (2, GPT | {"strategy": "fsdp"}),
+        (2, TOPK),
+        (2, WIDE | {"compression": "int8"}),
+        (2, MLP | {"precision": "fp16"}),
+        pytest.param(2, GPT | {"strategy": "scratch-fsdp:stage=3"}, marks=pytest.mark.slow),
+        pytest.param(2, WIDE | {"compression": "torch-powersgd:2"}, marks=pytest.mark.slow),
+        pytest.param(
+            4,
+            GPT | {"strategy": "pipeline:1f1b:microbatches=2:dp=2", "micro_batch": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(4, GPT | {"strategy": "fsdp:tp=2"}, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_after_the_timed_ones_are_checked_in_every_run(
+    whole_runs: Runs, size: int, fields: Fields
+) -> None:
+    first = whole_runs(size, fields, proved_by=None if size == 1 else "before")[0]
+    assert first["reason"] is None
+    assert first["proof"].method == ("serial-simulation" if size == 1 else "earlier-run")
+    assert first["proof"].late_steps >= 1
+    assert first["proof"].late_first >= 13
+    assert "after the timed blocks step" in first["proof"].detail
+    left_out = len(first["steps"].loss) - first["work"].updates
+    assert 0 <= left_out <= (1 if fields.get("precision") == "fp16" else 0)
+
+
+def _from_step(first: int, change: Callable[[Trainer], object]) -> AbstractContextManager[object]:
+    """Change what lies in the trainer after the gradients of each step from `first` on are computed."""
+    original, steps = Trainer.compute_gradients, count()
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        loss = original(self, batches)
+        if next(steps) >= first:
+            change(self)
+        return loss
+
+    return patch.object(Trainer, "compute_gradients", wrong)
+
+
+def _double(trainer: Trainer) -> None:
+    for parameter in trainer.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(2)
+
+
+def _gradients_doubled_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    return _from_step(8, _double)
+
+
+def _rate_halved_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    def halve(trainer: Trainer) -> None:
+        trainer.optimizer.param_groups[0]["lr"] = 0.025
+
+    return _from_step(8, halve)
+
+
+def _half_of_the_batch_left_out_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    original, batches = Draws.__next__, count()
+
+    def wrong(self: Draws) -> Any:
+        inputs, targets = original(self)
+        half = len(inputs) // (2 if next(batches) >= 8 else 1)
+        return inputs[:half], targets[:half]
+
+    return patch.object(Draws, "__next__", wrong)
+
+
+def _half_of_a_batch_left_out_by_the_strategy(rank: int, size: int) -> AbstractContextManager[object]:
+    """In every tenth step."""
+    original, steps = ParallelModel.compute_gradients, count()
+
+    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
+        if next(steps) % 10 == 9:
+            whole = task.loss
+            task = replace(task, loss=lambda y, t: whole(y[: len(y) // 2], t[: len(t) // 2]))
+        return original(self, batches, task)
+
+    return patch.object(ParallelModel, "compute_gradients", wrong)
+
+
+def _same_data_for_all_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    original = Draws.__next__
+
+    def wrong(self: Draws) -> Any:
+        inputs, targets = original(self)
+        if self.drawn > 8:
+            for part in (inputs, targets):
+                torch.distributed.broadcast(part, src=0)
+        return inputs, targets
+
+    return patch.object(Draws, "__next__", wrong)
+
+
+def _update_left_out_in_every_tenth_step(rank: int, size: int) -> AbstractContextManager[object]:
+    original, steps = Trainer.update, count()
+
+    def wrong(self: Trainer) -> None:
+        if next(steps) % 10 == 9:
+            self.optimizer.zero_grad()
+        else:
+            original(self)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _update_twice_in_every_tenth_step(rank: int, size: int) -> AbstractContextManager[object]:
+    original, steps = Trainer.update, count()
+
+    def wrong(self: Trainer) -> None:
+        if next(steps) % 10 == 9:
+            self.optimizer.step()
+        original(self)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+@contextmanager
+def _timed_steps_seeded_alike(rank: int, size: int) -> Iterator[None]:
+    """All replicas draw the same dropout in the timed steps."""
+    original = run_module.seed_step
+    with patch.object(run_module, "seed_step", lambda seed, step, replica: original(seed, step, 0)):
+        yield
+
+
+def _average_left_out_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    original = LocalSgdModel.updated
+
+    def wrong(self: LocalSgdModel) -> None:
+        if self._steps >= 8 and self._alone == self.period - 1:
+            self._alone, self._steps = 0, self._steps + 1
+        else:
+            original(self)
+
+    return patch.object(LocalSgdModel, "updated", wrong)
+
+
+def _nothing_is_wrong(rank: int, size: int) -> AbstractContextManager[object]:
+    return ExitStack()
+
+
+FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp16"}
+AFTER = "in a step after the timed blocks, from step"
+
+
+@pytest.mark.parametrize(
+    ("mutation", "fields", "reason"),
+    [
+        (_gradients_doubled_after_step_8, MLP, f"gradient of .* differs from the serial simulation; {AFTER}"),
+        (_gradients_doubled_after_step_8, TOPK, f"held back differs .*{AFTER}"),
+        (_rate_halved_after_step_8, MLP, f"update differs from the serial simulation .*{AFTER}"),
+        (
+            _half_of_the_batch_left_out_after_step_8,
+            MLP,
+            "rank 0 used 20 samples in 10 measured steps, and its replica's batches hold 40",
+        ),
+        (_half_of_a_batch_left_out_by_the_strategy, MLP, "rank 0 used 38 samples in 10 measured steps"),
+        (_same_data_for_all_after_step_8, MLP, f"replicas 0 and 1 have the same micro-batches.*{AFTER}"),
+        (_update_left_out_in_every_tenth_step, MLP, "rank 0 made 9 updates in 10 measured steps"),
+        (_update_twice_in_every_tenth_step, MLP, "rank 0 made 11 updates in 10 measured steps"),
+        (_timed_steps_seeded_alike, MLP, "replicas 0 and 1 have the same random state"),
+        (
+            _average_left_out_after_step_8,
+            NORMED | {"strategy": "local-sgd:4"},
+            f"(average of .* differs|replicas differ after the update).*{AFTER}",
+        ),
+        (
+            _nothing_is_wrong,
+            FP16 | {"workload": "py:proof_models:deafening_for_ever"},
+            "none of 10 measured steps made an update",
+        ),
+    ],
+)
+def test_what_goes_wrong_later_ends_the_run_on_all_ranks(
+    whole_runs: Runs, mutation: Callable[..., object], fields: Fields, reason: str
+) -> None:
+    """Also in a run that leans on the proof of an earlier one."""
+    records = whole_runs(2, fields, broken=mutation, proved_by="before")
+    for record in records:
+        assert record["outcome"] == "crashed"
+        assert record["reason"].startswith("ProofFailedError")
+        assert not record["proof"].passed
+    assert re.search(reason, records[0]["proof"].detail), records[0]["proof"].detail
+
+
+def _feedback_dropped(period: int) -> AbstractContextManager[object]:
+    exchange, compensate = GradientExchange.sum_shares, Compressor.compensate
+    exchanges = count()
+
+    def number(self: GradientExchange, bucket: Any) -> None:
+        # One bucket a step is enough.
+        self._compressor.dropped = bucket.index == 0 and next(exchanges) % period == 5
+        exchange(self, bucket)
+
+    def wrong(self: Any, bucket: Any, residual: Tensor) -> None:
+        if not self.dropped:
+            compensate(self, bucket, residual)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(GradientExchange, "sum_shares", number))
+    stack.enter_context(patch.object(Compressor, "compensate", wrong))
+    return stack
+
+
+@contextmanager
+def _feedback_dropped_in_every_tenth_step(rank: int, size: int) -> Iterator[None]:
+    """A check of ten steps."""
+    with _feedback_dropped(10), patch.object(run_module, "LATE_SHARE", 1e6):
+        yield
+
+
+def _one_step_at(place: int) -> Iterator[None]:
+    with (
+        _feedback_dropped(10),
+        patch.object(run_module, "LATE_SHARE", 0.0),
+        patch.object(proof.secrets, "randbelow", lambda places: place),
+    ):
+        yield
+
+
+@contextmanager
+def _one_step_at_the_place(rank: int, size: int) -> Iterator[None]:
+    """39 steps are proven, timed and recorded before; the defect is in the steps 5, 15, ..., 45."""
+    yield from _one_step_at(6)
+
+
+@contextmanager
+def _one_step_before_the_place(rank: int, size: int) -> Iterator[None]:
+    yield from _one_step_at(5)
+
+
+def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probability_a_tenth(
+    whole_runs: Runs,
+) -> None:
+    for broken, caught in (
+        (_feedback_dropped_in_every_tenth_step, True),
+        (_one_step_at_the_place, True),
+        (_one_step_before_the_place, False),
+    ):
+        record = whole_runs(2, TOPK, broken=broken, proved_by="before")[0]
+        assert (record["reason"] is not None) == caught, record["proof"].detail
+        if caught:
+            assert "held back differs" in record["proof"].detail
+        else:
+            assert record["proof"].late_steps == 1
