@@ -39,6 +39,7 @@ from harness.worker.reference import (
     History,
     Reference,
     Replay,
+    Simulated,
     TooLongError,
     dense,
     finite,
@@ -47,7 +48,7 @@ from harness.worker.reference import (
     replay_update,
     simulate_step,
 )
-from harness.worker.sampler import Draws, batch_print
+from harness.worker.sampler import Draws, batch_print, relabelled
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from strategies.catalog import STRATEGIES
@@ -85,6 +86,10 @@ class Examination:
         self, setup: CellSetup, trainer: Trainer, batches: Draws, control: Control, *, longest_s: float
     ) -> None:
         """The simulation of a step may take `longest_s`."""
+        self._scale = 1.0
+        """The loss scaler's factor in the step that is checked."""
+        self.relabels = False
+        """Whether both sides compute with the targets of other samples than those that were drawn."""
         self._setup = setup
         self._longest_s = longest_s
         self._trainer = trainer
@@ -290,7 +295,8 @@ class Examination:
         with self._setup.memory.kept(), self.first.part():
             batches = list(islice(self._batches, accumulation))
         self._compare_batches(step, batches)
-        used = iter(batches)
+        self._scale = self._trainer.scaler.get_scale()
+        used = map(relabelled, batches) if self.relabels else iter(batches)
         with self._setup.memory.kept(), self.first.part():
             loss = self._trainer.compute_gradients(used)
         self._given.append(all_used(accumulation, left=len(list(used))))
@@ -328,10 +334,16 @@ class Examination:
     ) -> tuple[_Recomputed | None, str]:
         """The step of these replicas on this device, and with a `history` its update, or what stands in the
         way."""
+        what = Simulated(
+            step=step,
+            replicas=replicas,
+            averaged=averaged or len(replicas),
+            # Below the scaler's: what just did not overflow there must not do so here.
+            scale=max(1.0, self._scale / 16),
+            relabelled=self.relabels,
+        )
         try:
-            reference = simulate_step(
-                self._setup, start, step, replicas=replicas, averaged=averaged, longest_s=self._longest_s
-            )
+            reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
             replay = None if history is None else replay_update(self._setup, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation of a step would take about {error.seconds:.0f} s"

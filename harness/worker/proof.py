@@ -25,14 +25,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep
 from harness.worker.control import Control
+from harness.worker.exactness import exact_arithmetic
 from harness.worker.examination import Examination
+from harness.worker.measure import DivergedError
 from harness.worker.own_code import own_code_cause
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
@@ -137,7 +139,8 @@ def prove_late(
 
     Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one: what goes wrong in
     every n-th step is met with the probability min(1, steps / n), what has gone wrong for good with
-    certainty. The replicas are settled, so that a period of averaged parameters begins here; its last steps
+    certainty. Where bits are not compared, samples get the targets of others (`sampler.relabelled`). The
+    replicas are settled, so that a period of averaged parameters begins here; its last steps
     are checked, with the average, whatever they take.
     """
     promise = STRATEGIES.facts(setup.cell.strategy).promise
@@ -145,6 +148,7 @@ def prove_late(
     try:
         with setup.memory.lifted(), _audited(setup, trainer):
             examination = Examination(setup, trainer, batches, control, longest_s=max(longest_s, 1.0))
+            examination.relabels = not exact_arithmetic(setup.cell)
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
             fewest = 1
             if promise.of == "parameters" and promise.every > 1:
@@ -175,13 +179,20 @@ def _late(examination: Examination, fewest: int, longest_s: float, beat: Beat) -
     first, steps, obstacle, spent_s = examination.step, 0, None, 0.0
     began = time.perf_counter()
     while steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s):
-        obstacle = examination.check(by_each=by_each)
+        try:
+            obstacle = examination.check(by_each=by_each)
+        except DivergedError:
+            # On all ranks: targets that a model does not expect may be more than its learning rate bears.
+            obstacle = "the loss was not finite"
         beat()
         if obstacle is not None:
             break
         steps += 1
         [spent_s] = control.largest([time.perf_counter() - began])
     found = examination.close()
+    if obstacle is not None:
+        # Replicas may differ in the middle of a period.
+        found = replace(found, agreed=True)
     failed = None
     if found.failed or not found.agreed:
         failed = failure(found) + own_code_cause(examination.setup)

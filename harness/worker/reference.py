@@ -14,7 +14,7 @@ from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.plain_optimizer import plain_optimizer
-from harness.worker.sampler import Sampler
+from harness.worker.sampler import Sampler, relabelled
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from results.parts import ALIGNED_BYTES
@@ -59,29 +59,37 @@ class TooLongError(Exception):
         self.seconds = seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What is simulated of a cell."""
+
+    step: int
+    """Counted from 0: data and random state follow from it."""
+    replicas: Sequence[int]
+    averaged: int
+    """Replicas that the strategy's gradients are the mean over."""
+    scale: float = 1.0
+    """Of the loss: without it small gradients are zero in half precision."""
+    relabelled: bool = False
+    """Whether each sample has the targets of its neighbour: see `sampler.relabelled`."""
+
+
 def simulate_step(
-    setup: CellSetup,
-    start: dict[str, Tensor],
-    step: int,
-    *,
-    replicas: Sequence[int],
-    averaged: int | None = None,
-    longest_s: float = math.inf,
+    setup: CellSetup, start: dict[str, Tensor], what: Simulated, *, longest_s: float = math.inf
 ) -> Reference:
     """One step of the named replicas, one after another, on this device, from the state `start`.
 
-    Deliberately plain: what is under test (Trainer, strategies) is not used. The strategy's gradients are the
-    mean over `averaged` replicas (None: these). Raises TooLongError if, by the first replica, the step would
-    take more than `longest_s`.
+    Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by the
+    first replica, the step would take more than `longest_s`.
     """
-    averaged = averaged or len(replicas)
+    replicas, averaged = what.replicas, what.averaged
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(setup, start, step, replica, sized=sizes_matter(setup.cell, averaged))
+        own = _replica_step(setup, start, what, replica)
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
@@ -111,25 +119,26 @@ class _Share:
     """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
 
 
-def _replica_step(
-    setup: CellSetup, start: dict[str, Tensor], step: int, replica: int, *, sized: bool
-) -> _Share:
+def _replica_step(setup: CellSetup, start: dict[str, Tensor], what: Simulated, replica: int) -> _Share:
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = setup.cell
     workload = _reference_model(setup, start)
     sampler = Sampler(cell, workload, setup.device, setup.source_folder)
-    batches = sampler.batches(replica, step * cell.accumulation, cell.accumulation)
-    seed_step(cell.seed, step, replica)
+    batches = sampler.batches(replica, what.step * cell.accumulation, cell.accumulation)
+    if what.relabelled:
+        batches = map(relabelled, batches)
+    sized = sizes_matter(cell, what.averaged)
+    seed_step(cell.seed, what.step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for inputs, targets in _passes(batches, cell):
         with autocast(cell.precision, setup.device):
             loss = workload.loss(workload.module(inputs), targets) / passes
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss * what.scale).backward()  # type: ignore[no-untyped-call]
         for name, parameter in workload.module.named_parameters():
             if parameter.grad is not None:
-                gradient, parameter.grad = dense(parameter.grad), None
+                gradient, parameter.grad = dense(parameter.grad) / what.scale, None
                 _add(gradients, {name: gradient})
                 if sized:
                     _add(sizes, {name: gradient.abs()})
