@@ -14,6 +14,7 @@ from harness.console import Console
 from harness.costs import CostFlags, assumptions
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
+from harness.launch.supervise import ending_signals
 from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
@@ -130,7 +131,7 @@ class Matrix:
         plan = self._plan(study)
         code = with_packages(code_version(), plan.cells)
         self._call.check(study, plan, code)
-        with study_lock(self._root) as lock, _sigterm_is_ctrl_c():
+        with study_lock(self._root) as lock, _signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
             plan = self._kept_plan(study)
@@ -213,14 +214,17 @@ def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
 
 
 @contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """A scheduler's or a shell's SIGTERM ends a study as Ctrl-C does: workers first, nothing lost."""
+def _signals_are_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a study as Ctrl-C does: workers first, nothing lost."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # Ctrl-C raises already, unless a shell has started the command in the background.
+    numbers = [number for number in ending_signals() if number != signal.SIGINT]
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -49,7 +49,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     source_folder: str | None = None
     """Where `py:` workloads are imported from."""
     supervisor_pid: int | None = None
-    """The process that watches on this host; the workers stop between cells when it is gone."""
+    """The bench that supervises it on this host; None: it was started by hand or in a job."""
     warnings: tuple[str, ...] = ()
     """What the preflight found: kept on every record of the launch."""
 

@@ -48,10 +48,24 @@ def refuse():
 
 
 def kill(whom, number="KILL"):
-    """The rank, its torchrun or the bench (which may be a job's program) that has started that."""
-    torchrun = os.getppid()
-    pids = {"rank": os.getpid, "torchrun": lambda: torchrun, "bench": psutil.Process(torchrun).ppid}
-    os.kill(pids[whom](), getattr(signal, f"SIG{number}"))
+    """The rank, its torchrun, the guardian of that, or who has started the guardian: bench or an agent."""
+    above = [os.getpid()]
+    while len(above) < 4:
+        above.append(psutil.Process(above[-1]).ppid())
+    pids = dict(zip(("rank", "torchrun", "guardian", "bench"), above, strict=True))
+    os.kill(pids[whom], getattr(signal, f"SIG{number}"))
+
+
+def daemon():
+    """Leave a process behind that is in a session of its own, below nobody, and hears no SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            sleep()
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def reach():
@@ -104,6 +118,7 @@ FAULTS = {
     "hang": hang,
     "sleep": sleep,
     "wait": wait,
+    "daemon": daemon,
     "diverge": lambda: float("nan"),
     "allocate": lambda: torch.empty(10**14),
     "exhaust": exhaust,

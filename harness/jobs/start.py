@@ -18,7 +18,8 @@ from harness.jobs.planned import baseline_launch
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
-from harness.launch.supervise import GRACE_S, Interrupted
+from harness.launch.guarded import GRACE_S
+from harness.launch.supervise import Interrupted
 from results.errors import BenchError
 from results.job import Job, JobEnd
 from results.job_store import JobStore

@@ -39,6 +39,8 @@ def main() -> int:
     """Start a torchrun on every node and stay until all have ended. Returns the largest of their codes."""
     path = Path(sys.argv[1]).resolve()
     switch = Switch()
+    # The kernel forgets it when a process becomes root of a user namespace, as this one may have.
+    die_with_parent()
     # Not before: numpy, which comes along, starts threads, and a process with threads gets no user namespace.
     from results.schemas import LAUNCH
 
@@ -90,9 +92,8 @@ def start(node: Node, cores: Sequence[int], command: Sequence[str]) -> subproces
 def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
     """Stay until all agents have ended: by themselves, or by signals after `stopped()` or a bad end of one.
 
-    Returns the largest exit code, that of a signal as shells have it: 128 and its number. Torchruns that
-    meet at a fixed address do not tell each other of a failure, and a rank may compute for long before it
-    misses a lost one.
+    Returns the largest exit code, as `shell_code` has it. Torchruns that meet at a fixed address do not tell
+    each other of a failure, and a rank may compute for long before it misses a lost one.
     """
     _wait(agents, until=lambda: stopped() or any(agent.returncode for agent in agents))
     _wait(agents, until=stopped, seconds=PATIENCE_S)
@@ -100,7 +101,12 @@ def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
         for agent in agents:
             agent.send_signal(number)
         _wait(agents, seconds=GRACE_S)
-    return max(agent.returncode if agent.returncode >= 0 else 128 - agent.returncode for agent in agents)
+    return max(shell_code(agent.returncode) for agent in agents)
+
+
+def shell_code(code: int) -> int:
+    """An exit code as shells have it: for a signal 128 and its number."""
+    return code if code >= 0 else 128 - code
 
 
 def _wait(agents: _Agents, *, until: Callable[[], bool] = lambda: False, seconds: float = inf) -> None:

@@ -37,7 +37,7 @@ class Starter(Protocol):
     threads: int | None
     """Threads of a rank beside a GPU; None: its share of this machine's cores."""
     supervisor_pid: int | None
-    """The process that the workers outlive by one cell at most; None: something else ends them."""
+    """The bench that supervises the launch, if it is on the host of the ranks; kept in `launch.json`."""
 
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         """What starts the workers of a new launch, whose file is `path`, and ends when they have."""

@@ -17,7 +17,7 @@ _NO_RENDEZVOUS = re.compile(
 )
 _MACHINE = re.compile(
     r"^.*(?:ModuleNotFoundError|No module named|MachineError: |No space left on device|"
-    r"Disk quota exceeded).*$",
+    r"Disk quota exceeded|guardian: cannot start ).*$",
     re.MULTILINE,
 )
 """What no other launch on this machine would end without."""

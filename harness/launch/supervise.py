@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from harness.launch.command import worker_environment
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome, killed_on_a_node, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
+from harness.launch.guarded import Guarded
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
 from harness.launch.startup import startup_outcome
 from harness.worker.watchdog import MARGIN_S
-from results.errors import MachineError
 from results.launch import Attempt, Launch, RankExit
 from results.outcome import Outcome
 from results.store import Study, utc_now
@@ -33,8 +29,6 @@ LOOK_S = 1.0
 """Between two looks at every rank's log, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
 """For the other ranks of a launch to find out that a node has left, to write that down, and to end."""
-GRACE_S = 10.0
-"""Between asking the workers to end and killing them."""
 
 Report = Callable[[LaunchState], None]
 
@@ -80,37 +74,28 @@ class Supervisor:
     def run(self) -> tuple[Attempt, LaunchState]:
         """Start the workers and stay until they have ended.
 
-        Raises Interrupted after Ctrl-C (or SIGTERM), when the workers are gone and the attempt is written.
+        Raises Interrupted after Ctrl-C, SIGTERM or SIGHUP, when the workers are gone and the attempt is
+        written.
         """
         path = self._study.add_launch(self._launch).resolve()
         command = self._starter.command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         self._kills_before = out_of_memory_kills()
         with (self._folder / "torchrun.log").open("wb") as log:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=worker_environment(self._launch, self._checkout),
-                    # A group of its own: Ctrl-C reaches this process alone, which then ends the workers.
-                    start_new_session=True,
-                    pass_fds=() if self._watch.lock is None else (self._watch.lock,),
-                )
-            except OSError as error:
-                raise MachineError(
-                    f"{command[0]} starts the workers and cannot be run here: {error.strerror}; "
-                    f"make it reachable by PATH and run the same command again"
-                ) from error
+            process = Guarded(
+                command,
+                log=log,
+                environment=worker_environment(self._launch, self._checkout),
+                descriptors=() if self._watch.lock is None else (self._watch.lock,),
+            )
             stopped: Stopped | None = Stopped(outcome=Outcome.UNKNOWN, reason="the supervisor failed")
             try:
                 stopped, interrupted = self._until_end(process)
             finally:
                 # Whatever came between, no worker outlives its supervisor and no launch its record.
                 with _deaf() as heard:
-                    _end(process)
-                    attempt = self._attempt(command, started_at, began, process.returncode, stopped)
+                    exit_code = process.end()
+                    attempt = self._attempt(command, started_at, began, exit_code, stopped)
                     self._study.add_attempt(attempt)
                     self._show_first_slot()
         if interrupted:
@@ -120,7 +105,7 @@ class Supervisor:
             raise Interrupted(self._starter.interruption())
         return attempt, self._state
 
-    def _until_end(self, process: subprocess.Popen[bytes]) -> tuple[Stopped | None, bool]:
+    def _until_end(self, process: Guarded) -> tuple[Stopped | None, bool]:
         try:
             stopped = self._watch_over(process)
             if stopped is None and self._asked_to_end(self._logs()):
@@ -132,7 +117,7 @@ class Supervisor:
                 return self._starter.interruption(), True
         return stopped, False
 
-    def _watch_over(self, process: subprocess.Popen[bytes]) -> Stopped | None:
+    def _watch_over(self, process: Guarded) -> Stopped | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
         pulse = Pulse(self._folder, self._launch.placement.gpus)
         look_at = 0.0
@@ -274,41 +259,24 @@ class Supervisor:
         return frozenset(rank for rank in ranks if self._study.rank_path(cell_id, run_id, rank).exists())
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a study: SIGHUP of a lost terminal unless it is ignored, as under nohup."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
 @contextmanager
 def _deaf() -> Iterator[list[int]]:
-    """Neither Ctrl-C nor SIGTERM stops the workers from being ended and the attempt from being written.
+    """No signal that ends a study keeps the workers from being ended and the attempt from being written.
 
     Yields the signals that came meanwhile.
     """
     heard: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = ending_signals()
     before = [signal.signal(number, lambda number, frame: heard.append(number)) for number in numbers]
     try:
         yield heard
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process, if it still runs, to end its workers, and kill what is left."""
-    if process.poll() is not None:
-        return
-    group = os.getpgid(process.pid)
-    workers = _workers(process)
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(group, signal.SIGKILL)
-        process.wait()
-    for worker in workers:
-        with suppress(psutil.NoSuchProcess):
-            worker.kill()
-
-
-def _workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from datetime import timedelta
@@ -79,9 +78,6 @@ def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
 
 def _run_slots(study: Study, around: RankContext) -> int:
     for slot in around.launch.slots:
-        if _supervisor_is_gone(around):
-            around.log.event("stopped", reason="the supervisor is gone")
-            return 0
         outcome, clean = _run_slot(study, around, slot)
         if outcome in STARTS_AFRESH:
             # Other ranks may wait in a collective that this one will never join: end without a farewell.
@@ -129,17 +125,3 @@ def _device(launch: Launch, rank: Rank) -> torch.device:
     device = torch.device("cuda", rank.local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _supervisor_is_gone(around: RankContext) -> bool:
-    """Whether nobody watches any more; all ranks decide alike."""
-    gone = 0.0
-    pid = around.launch.supervisor_pid
-    if pid is not None and around.rank.rank == 0:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            gone = 1.0
-        except PermissionError:
-            pass
-    return bool(around.control.from_first(gone))

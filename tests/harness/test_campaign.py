@@ -122,7 +122,7 @@ def test_a_program_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) 
     study = Study(tmp_path / "s")
     plan = Matrix(options, study_file=None)._kept_plan(study)
     context = CampaignContext(starter=Nothing(), checkout=checkout(), code=code_version())
-    with pytest.raises(MachineError, match="no-such-srun starts the workers and cannot be run here: No such"):
+    with pytest.raises(MachineError, match="cannot start no-such-srun, which starts the workers: No such"):
         Campaign(study, plan, RunOptions(), Console()).run(context)
 
 

@@ -106,7 +106,8 @@ def _wait(condition: Callable[[], object], what: str, seconds: float = 200) -> N
 
 def _programs(process: subprocess.Popen[str]) -> tuple[psutil.Process, list[psutil.Process]]:
     """The program that keeps the nodes, and all that runs on them: two torchruns and two ranks."""
-    [program] = psutil.Process(process.pid).children()
+    [guardian] = psutil.Process(process.pid).children()
+    [program] = guardian.children()
     assert "harness.launch.nodes" in program.cmdline()
     inhabitants = program.children(recursive=True)
     assert len([one for one in inhabitants if "harness.worker" in one.cmdline()]) == 4
@@ -153,16 +154,10 @@ def test_ctrl_c_ends_what_runs_on_the_nodes(started: subprocess.Popen[str], benc
     assert result.outcome is Outcome.CANCELLED
 
 
-def test_a_killed_bench_leaves_the_nodes_to_finish_and_the_study_locked(
-    started: subprocess.Popen[str], bench: Bench
-) -> None:
+def test_nothing_outlives_a_killed_bench(started: subprocess.Popen[str], bench: Bench) -> None:
     program, inhabitants = _programs(started)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    busy = bench.run(*OVER_A_LINK, "--workload", "py:faulty:build", "--batch-size", "8")
-    assert busy.code == 1
-    assert "is in use by another bench" in busy.stderr
-    (bench.folder / "fault").unlink()
     _wait(lambda: not any(one.is_running() for one in [program, *inhabitants]), "their end")
     [result] = bench.results()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is Outcome.UNKNOWN

@@ -166,6 +166,9 @@ class Soak:
         for process in self.bench.processes():
             with suppress(psutil.Error):
                 words = process.cmdline()
+                if any(word.endswith("/guardian.py") for word in words):
+                    # It has its command's words beside its own.
+                    continue
                 is_rank = "harness.worker" in words and "torch.distributed.run" not in words
                 if any(w == word or w.endswith(f"/{word}") for w in words) and is_rank == (what == "rank"):
                     found.append(process)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from harness.code import checkout
-from harness.kernel import die_with_parent
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import Stopped, exit_words
+from harness.launch.guarded import Guarded
 from harness.launch.node_exit import say_left
 from harness.launch.starter import LogWords
 from harness.launchers.kubernetes.profile import PORTS
@@ -36,8 +32,6 @@ from results.store import Study
 POLL_S = 0.5
 PATIENCE_S = 10.0
 """For a torchrun to end by itself, and its ranks to write what they know, once its launch is over."""
-GRACE_S = 10.0
-"""Between asking a torchrun to end and killing it."""
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a pod that was asked to end; Kubernetes would count 0 as work that is done."""
 
@@ -65,7 +59,6 @@ class PodStarter:
     log_words = LogWords()
     threads: int | None = None
     supervisor_pid: int | None = None
-    """What is left in a pod ends with its first process."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -180,44 +173,23 @@ class _Follower:
                 self._rank,
                 self._meeting.endpoint(launch.launch_id),
             )
-            torchrun = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(launch, checkout()),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-            self._outlast(torchrun, launch.launch_id)
+            torchrun = Guarded(command, log=log, environment=worker_environment(launch, checkout()))
+            try:
+                self._outlast(torchrun, launch.launch_id)
+            finally:
+                torchrun.end()
 
-    def _outlast(self, torchrun: subprocess.Popen[bytes], launch_id: str) -> None:
+    def _outlast(self, torchrun: Guarded, launch_id: str) -> None:
         over_at: float | None = None
-        while torchrun.poll() is None:
+        while (code := torchrun.poll()) is None:
             now = time.monotonic()
             if over_at is None and self._is_over(launch_id):
                 over_at = now
             if self._stopped() or (over_at is not None and now - over_at > PATIENCE_S):
                 if over_at is None:
                     say_left(self._study.launch_folder(launch_id), self._rank, "its pod was asked to end")
-                end(torchrun)
                 return
             time.sleep(POLL_S)
-        if torchrun.returncode:
-            why = f"its torchrun {exit_words(torchrun.returncode)}"
+        if code:
+            why = f"its torchrun {exit_words(code)}"
             say_left(self._study.launch_folder(launch_id), self._rank, why)
-
-
-def end(torchrun: subprocess.Popen[bytes]) -> None:
-    """Ask a torchrun to end its ranks, and kill what is left of them after GRACE_S."""
-    ranks = psutil.Process(torchrun.pid).children(recursive=True)
-    torchrun.terminate()
-    try:
-        torchrun.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        torchrun.kill()
-        torchrun.wait()
-    for rank in ranks:
-        # Each is in a session of its own.
-        with suppress(psutil.NoSuchProcess):
-            rank.kill()

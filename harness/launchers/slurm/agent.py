@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from harness.kernel import die_with_parent
 from harness.launch.command import node_command
 from harness.launch.ending import tell_torchrun_killed
+from harness.launch.guarded import Guarded
 from harness.launch.host_memory import out_of_memory_kills, tell_kills
-from harness.launch.nodes import PATIENCE_S, outlast
+from harness.launch.nodes import GRACE_S, PATIENCE_S, POLL_S, shell_code
 from results.schemas import LAUNCH
 
 
@@ -29,20 +28,18 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stops.append(number))
     node_rank, kills = int(os.environ["SLURM_NODEID"]), out_of_memory_kills()
-    torchrun = subprocess.Popen(
-        node_command(LAUNCH.read(path), path, node_rank, endpoint),
-        stdin=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-    )
-    code = outlast([torchrun], lambda: bool(stops))
+    torchrun = Guarded(node_command(LAUNCH.read(path), path, node_rank, endpoint), grace_s=GRACE_S)
+    while torchrun.poll() is None and not stops:
+        time.sleep(POLL_S)
+    code = torchrun.end()
     if kills is not None:
         # The ranks are in this process's control group, and not in that of the job's program.
         tell_kills((out_of_memory_kills() or kills) - kills)
-    if torchrun.returncode < 0 and not stops:
-        tell_torchrun_killed(-torchrun.returncode)
+    if code < 0 and not stops:
+        tell_torchrun_killed(-code)
     if code and not stops:
         time.sleep(PATIENCE_S)
-    return code
+    return shell_code(code)
 
 
 if __name__ == "__main__":

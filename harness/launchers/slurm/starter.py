@@ -29,7 +29,6 @@ class SlurmStarter:
     tells_kills = True
     log_words = LogWords(agent_killed=SRUN_KILLED, out_of_memory=OUT_OF_MEMORY_KILLS)
     supervisor_pid: int | None = None
-    """The scheduler ends what is left when this process ends."""
 
     def __init__(self, site: SiteProfile, allocation: Allocation, job_folder: Path) -> None:
         self._site = site

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.launch import guarded
 from harness.launch.node_exit import who_left
 from harness.launchers.kubernetes import pods
 from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
@@ -200,7 +201,7 @@ def test_a_pod_that_is_to_end_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not even what does not hear SIGTERM, or is in a session of its own, as ranks are."""
-    monkeypatch.setattr(pods, "GRACE_S", 0.3)
+    monkeypatch.setattr(guarded, "GRACE_S", 0.3)
     torchrun('trap "" TERM; setsid sleep 600 & echo $$ $!; wait; sleep 600')
     study.add_launch(launch("a"))
     found: list[psutil.Process] = []

@@ -222,8 +222,12 @@ def test_a_pod_that_leaves_before_anything_ran_costs_its_launch_and_not_the_job(
     second.terminate()
     assert first.wait(300) == 0, here.said(0)
     (attempt,) = here.attempts()
-    assert (attempt.outcomes, attempt.stopped_by) == ({}, "node 1: its pod was asked to end")
-    assert here.study.collect() == []
+    assert attempt.stopped_by == "node 1: its pod was asked to end"
+    (result,) = here.study.collect()
+    assert (result.outcome, result.reason) == (
+        Outcome.MISSING_RANKS,
+        "before any cell began: ranks are missing: node 1: its pod was asked to end",
+    )
 
 
 def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[..., Pods]) -> None:

@@ -1,0 +1,77 @@
+"""A command whose processes all end with it, and with this process: started below a guardian."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from harness.launch import guardian
+
+GRACE_S = 10.0
+"""Between asking a command to end and killing it."""
+PATIENCE_S = guardian.STRAYS_S + guardian.KILL_S + 5.0
+"""For a guardian to end everything after that, before it is taken for one that cannot."""
+_GUARDIAN = (sys.executable, "-I", "-S", str(Path(guardian.__file__)))
+
+
+class Guarded:
+    """One running command below a guardian (`harness.launch.guardian`).
+
+    The guardian ends as the command did, when no process of it is left. A guardian that is killed takes the
+    command along, and torchrun its ranks; what a rank has forked is then left.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: IO[bytes] | None = None,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        grace_s: float | None = None,
+    ) -> None:
+        """`log` takes stdout and stderr (None: they stay this process's); `descriptors` are passed on.
+
+        A command that is asked to end is killed after `grace_s`, GRACE_S if it is None.
+        """
+        self._grace_s = GRACE_S if grace_s is None else grace_s
+        watched, self._held = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [*_GUARDIAN, str(watched), str(self._grace_s), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=None if log is None else subprocess.STDOUT,
+                env=environment,
+                # Ctrl-C in a terminal reaches this process alone, which then ends the workers.
+                start_new_session=True,
+                pass_fds=(watched, *descriptors),
+            )
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(watched)
+
+    def poll(self) -> int | None:
+        """The command's exit code, that of a signal as a negative number; None while a process is left."""
+        return self.process.poll()
+
+    def end(self) -> int:
+        """Have the command ended, if it still runs, and all of its processes. Returns its exit code."""
+        if self.poll() is None:
+            self.process.terminate()
+        try:
+            code = self.process.wait(self._grace_s + PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            # Somebody has stopped it: the kernel ends what it has started with it.
+            self.process.kill()
+            code = self.process.wait()
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+        return code

@@ -1,0 +1,179 @@
+"""The guardian: how commands end, and that nothing of them is left, whoever is killed. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.code import checkout
+from harness.launch.guarded import Guarded
+
+DAEMONS = """
+import os, signal, sys, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            # Its parent is gone, and so are its session, its terminal and its files.
+            os.close(1)
+            while True:
+                time.sleep(600)
+        os._exit(0)
+while True:
+    if os.path.exists("go"):
+        exec(open("go").read())
+    time.sleep(0.01)
+"""
+"""Three daemons, and a command that then does what the file `go` says; none of them hears SIGTERM."""
+STARTER = """
+import sys, time
+from harness.launch.guarded import Guarded
+Guarded(sys.argv[1:], grace_s=0.2)
+time.sleep(600)
+"""
+
+
+def processes(folder: Path) -> dict[str, psutil.Process]:
+    """Those that work in a folder: the guardian, the command, daemons, and who has started them."""
+    found = {}
+    for process in psutil.process_iter():
+        # One may end meanwhile.
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.cwd() == str(folder):
+                name = _name(process)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[name] = process
+    return found
+
+
+def _name(process: psutil.Process) -> str:
+    words = process.cmdline()
+    if STARTER in words:
+        return "starter"
+    if any(word.endswith("guardian.py") for word in words):
+        return "guardian"
+    # A guardian leads the session of its command, and each daemon is in one of its own.
+    with suppress(psutil.Error):
+        leader = psutil.Process(os.getsid(process.pid)).cmdline()
+        if any(word.endswith("guardian.py") for word in leader):
+            return "command"
+    return f"daemon {process.pid}"
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that only what the test starts works in; nothing of that outlives the test."""
+    monkeypatch.setenv("PYTHONPATH", str(checkout()))
+    yield tmp_path
+    for process in processes(tmp_path).values():
+        process.kill()
+
+
+@pytest.fixture
+def starter(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has started a guarded command with daemons."""
+    command = [sys.executable, "-c", STARTER, sys.executable, "-c", DAEMONS]
+    process = subprocess.Popen(command, cwd=place)
+    until(lambda: len(processes(place)) == 6 and _are_orphans(place))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _are_orphans(place: Path) -> bool:
+    found = processes(place)
+    guardian = found["guardian"].pid
+    return all(process.ppid() == guardian for name, process in found.items() if name[:6] == "daemon")
+
+
+@pytest.mark.parametrize(
+    ("go", "code"),
+    [
+        ("os._exit(3)", 3),
+        ("os._exit(0)", 0),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_it_ends_as_the_command_did_and_takes_daemons_along(
+    place: Path, monkeypatch: pytest.MonkeyPatch, go: str, code: int
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "go").write_text(go)
+    assert Guarded([sys.executable, "-c", DAEMONS]).process.wait(120) == code
+    monkeypatch.undo()
+    assert processes(place) == {}
+
+
+@pytest.mark.parametrize("victim", ["starter", "command"])
+def test_nothing_outlives_who_started_it_nor_the_command(
+    place: Path, starter: subprocess.Popen[bytes], victim: str
+) -> None:
+    """A bench that SIGKILL ends can do nothing more itself."""
+    processes(place)[victim].kill()
+    left = {"command": {"starter"}, "starter": set()}[victim]
+    until(lambda: processes(place).keys() == left)
+
+
+def test_a_killed_guardian_takes_the_command_along(place: Path, starter: subprocess.Popen[bytes]) -> None:
+    """What the command has forked is left then: the documents say so."""
+    processes(place)["guardian"].kill()
+    until(lambda: not {"guardian", "command"} & processes(place).keys())
+    assert len(processes(place)) == 4
+
+
+def test_a_command_that_is_asked_to_end_has_its_grace_and_no_more(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    deaf = Guarded([sys.executable, "-c", DAEMONS], grace_s=0.2)
+    heard = Guarded(
+        ["bash", "-c", "trap 'echo > ended; exit 5' TERM; echo > begun; while :; do sleep 0.01; done"]
+    )
+    until(lambda: (place / "begun").exists())
+    until(lambda: sum(name[:6] == "daemon" for name in processes(place)) == 3)
+    assert (deaf.end(), heard.end()) == (-signal.SIGKILL, 5)
+    assert (place / "ended").exists()
+    monkeypatch.undo()
+    assert processes(place) == {}
+
+
+def test_what_cannot_be_started_is_named_in_the_log(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        assert Guarded(["no-such-program"], log=log).process.wait(120) == 127
+    assert (
+        (tmp_path / "log").read_text()
+        == "guardian: cannot start no-such-program, which starts the workers: No such file or directory\n"
+    )
+
+
+def test_the_command_is_as_if_started_without_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals ignored, blocked and caught, open descriptors; nohup's ignored SIGHUP stays ignored."""
+    monkeypatch.chdir(place)
+    show = ["bash", "-c", "grep Sig /proc/$$/status; ls /proc/$$/fd | wc -l"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with (place / "log").open("wb") as log:
+            assert Guarded(show, log=log).process.wait(120) == 0
+        bare = subprocess.run(show, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (place / "log").read_text().replace("SigQ", "") == bare.stdout.replace("SigQ", "")
