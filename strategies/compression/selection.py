@@ -98,7 +98,8 @@ def equal_blocks(n: int, k: int) -> Iterator[Run]:
 
 def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
     """Indices of all magnitudes of at least `threshold`, in order; NaN is among them, zero never."""
-    threshold = threshold.clamp(min=torch.finfo(values.dtype).smallest_normal)
+    kind = torch.finfo(values.dtype)
+    threshold = threshold.clamp(min=kind.smallest_normal * kind.eps)  # the smallest subnormal number
     return torch.cat(
         [
             (magnitudes < threshold).logical_not_().nonzero()[:, 0].add_(first)

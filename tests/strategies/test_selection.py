@@ -61,6 +61,16 @@ def test_the_number_that_is_sent(ratio: float, n: int, k: int) -> None:
     assert count_sent(ratio, n) == k
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_subnormal_numbers_are_told_from_zeros(dtype: torch.dtype) -> None:
+    """The largest of a sample may be zero as well: all that is not zero is then a candidate."""
+    values = torch.zeros(4000, dtype=dtype)
+    kind = torch.finfo(dtype)
+    places = list(range(1000, 4000, 300))
+    values[places] = torch.arange(1, 11).to(dtype) * (kind.smallest_normal * kind.eps)
+    assert select("sampled", values, 10) == places
+
+
 @settings(deadline=None)
 @given(sizes())
 def test_blocks_are_those_of_numpy(size: Sizes) -> None:
