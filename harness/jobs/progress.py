@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.jobs.job_status import JobStatus
-from harness.launch.follow import LaunchState, LogTail
+from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
 from results.launch import Launch
+from results.launch_files import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
@@ -123,7 +124,5 @@ def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, _InHand]:
 
 def _current_cell(study: Study, launch: Launch) -> str:
     """The cell that an open launch is at; while its workers start, the first one."""
-    state = LaunchState()
-    for event in LogTail(study.launch_folder(launch.launch_id) / "rank-00000.jsonl").events():
-        state.take(event)
+    state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))
     return state.cell_id or launch.slots[0].cell_id

@@ -19,7 +19,7 @@ _FAILURE = re.compile(
     re.MULTILINE,
 )
 _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)$", re.MULTILINE)
-"""What a torchrun says that has ended its ranks because a signal asked it to."""
+"""What a torchrun prints when a signal has asked it to end its ranks."""
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
 """What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -81,7 +81,7 @@ def tell_torchrun_killed(number: int) -> None:
 
 
 def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:
-    """Whether the torchruns of all nodes say that a signal asked them to end."""
+    """Whether the torchruns of all nodes printed that a signal asked them to end."""
     # Each says it once for every handler that the signal has interrupted.
     return len({(log, said) for log in logs for said in _ASKED_TO_END.findall(_text([log]))}) >= nodes
 

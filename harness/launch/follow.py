@@ -1,4 +1,4 @@
-"""Following the workers' logs while they run: where they are, and whether they still are."""
+"""Following the ranks' logs while they run: the phase of the launch, and the silence of each rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from results.launch_files import rank_log_path
+
 _PHASES = {
     "proof": "proof",
     "warm-up": "warm-up",
@@ -18,6 +20,7 @@ _PHASES = {
     "late proof": "late proof",
     "recorded": "ending",
 }
+"""By the events that `harness.worker.run` and `harness.worker.crew` write."""
 
 
 class LogTail:
@@ -30,7 +33,7 @@ class LogTail:
     def events(self) -> Iterator[dict[str, object]]:
         """The events since the last call; a last line without its end waits for the next call.
 
-        A line that was cut off and gone on with, as on a full disk, is no event.
+        A line that is no JSON (cut off by a full disk, and continued) is left out.
         """
         try:
             with self._path.open("rb") as file:
@@ -49,14 +52,21 @@ class LogTail:
 
 @dataclass
 class LaunchState:
-    """What rank 0's log says of a launch."""
+    """How far a rank's log says that its launch is; rank 0's stands for all."""
 
     ready: bool = False
-    finished: bool = False
     started: list[str] = field(default_factory=list)
     """Run ids, in order."""
     cell_id: str | None = None
     phase: str = "starting"
+
+    @classmethod
+    def of(cls, log: Path) -> LaunchState:
+        """The state by all events of a log so far."""
+        state = cls()
+        for event in LogTail(log).events():
+            state.take(event)
+        return state
 
     def take(self, event: dict[str, object]) -> None:
         """Learn from one event."""
@@ -67,26 +77,24 @@ class LaunchState:
             self.started.append(str(event["run"]))
             self.cell_id = str(event["cell"])
             self.phase = "building"
-        elif name == "finished":
-            self.finished = True
         else:
             self.phase = _PHASES.get(str(name), self.phase)
 
 
 class Pulse:
-    """For how long each rank has said nothing, by this process's own monotonic clock.
+    """For how long each rank's log has not changed, by this process's own monotonic clock.
 
-    What counts is that a log changes: its times are those of other hosts' clocks, or of one that was set.
+    The times in and of a log are no use: they are those of other hosts' clocks, or of a clock that was set.
     """
 
     def __init__(self, folder: Path, ranks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._paths = [folder / f"rank-{rank:05d}.jsonl" for rank in range(ranks)]
+        self._paths = [rank_log_path(folder, rank) for rank in range(ranks)]
         self._clock = clock
         self._seen = [_standing(path) for path in self._paths]
         self._changed = [clock()] * ranks
 
     def silence_s(self) -> dict[int, float]:
-        """Seconds since each rank's log was seen to change, or since this watch began, by rank."""
+        """Seconds since each rank's log was seen to change, or since this object was made, by rank."""
         now = self._clock()
         for rank, path in enumerate(self._paths):
             standing = _standing(path)

@@ -1,20 +1,20 @@
-"""Why a launch stands still: which rank is behind, from what the ranks have left in the launch's folder."""
+"""Why a launch hangs: the rank that is behind, from the logs and flight recordings in the launch's folder."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from harness.launch.follow import LaunchState, LogTail
+from harness.launch.follow import LaunchState
+from results.launch_files import flight_paths, rank_log_path, rank_log_paths
 
 _TAIL_BYTES = 4096
-"""More than the last line of a rank's log has."""
+"""More than the length of the last line of a rank's log."""
 
 
 class _Entry(msgspec.Struct):
@@ -45,57 +45,46 @@ Issues = Mapping[str, Mapping[int, Issued]]
 
 def heartbeats(folder: Path) -> dict[int, str]:
     """When each rank wrote the last whole line of its log, by its own host's clock."""
-    found = {}
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        at = _last_time(path)
-        if at is not None:
-            found[_rank(path)] = at
-    return found
+    times = {rank: _last_time(path) for rank, path in rank_log_paths(folder).items()}
+    return {rank: at for rank, at in times.items() if at is not None}
 
 
 def hang_reason(folder: Path, silence_s: Mapping[int, float]) -> str:
-    """Why nothing moves, in words; `silence_s` is how long each rank has said nothing, by one clock."""
+    """Why a launch hangs, a sentence; `silence_s`: seconds since each rank's log changed, by one clock."""
     rank, longest = max(silence_s.items(), key=lambda item: (item[1], -item[0]))
+    state = LaunchState.of(rank_log_path(folder, rank))
     parts = [
         f"no rank said anything for {min(silence_s.values()):.0f} s",
-        f"rank {rank} was heard of longest ago, {longest:.0f} s (phase: {phase(folder, rank)})",
+        f"rank {rank} was heard of longest ago, {longest:.0f} s (phase: {state.phase})",
     ]
     behind = laggard(issues(folder))
     return "; ".join(parts if behind is None else [*parts, behind])
 
 
-def phase(folder: Path, rank: int) -> str:
-    """What a rank was doing when it was last heard of."""
-    state = LaunchState()
-    for event in LogTail(folder / f"rank-{rank:05d}.jsonl").events():
-        state.take(event)
-    return state.phase
-
-
 def issues(folder: Path) -> dict[str, dict[int, Issued]]:
-    """What the flight recorders say that ranks have issued; a damaged one says nothing.
+    """The collectives that each rank has issued, by flight recordings; a damaged one is left out.
 
-    A recorder keeps the last collectives alone, but their numbers count all of them.
+    A recording has the last collectives alone, but their numbers count all of them.
     """
     found: dict[str, dict[int, Issued]] = {}
-    for path in sorted(folder.glob("flight-*.json")):
+    for rank, path in flight_paths(folder).items():
         try:
             recording = msgspec.json.decode(path.read_bytes(), type=_Recording)
         except (OSError, msgspec.DecodeError):
             continue
         for entry in recording.entries:
             ranks = found.setdefault(entry.process_group[0], {})
-            known = ranks.get(_rank(path))
+            known = ranks.get(rank)
             if not entry.is_p2p and (known is None or entry.collective_seq_id > known.collectives):
-                ranks[_rank(path)] = Issued(collectives=entry.collective_seq_id, last=entry.profiling_name)
+                ranks[rank] = Issued(collectives=entry.collective_seq_id, last=entry.profiling_name)
     return found
 
 
 def laggard(found: Issues) -> str | None:
-    """The rank that the others wait for, in words; None if fewer than two ranks can be compared.
+    """The rank that the others wait for, a clause; None if fewer than two ranks can be compared.
 
-    It has issued fewer collectives of a group than another rank. With groups of nodes a rank may be behind
-    in one because it waits in another, where it is ahead: it is a victim as well.
+    It has issued fewer collectives of a group than another rank. With several groups, a rank may be behind in
+    one because it waits in another, where it is ahead: such a rank waits too, and is not the laggard.
     """
     compared = [group for group in found.values() if len(group) > 1]
     behind = {rank for group in compared for rank in group if group[rank].collectives < _most(group)}
@@ -128,11 +117,6 @@ def _most(group: Mapping[int, Issued]) -> int:
 
 def _fewest(group: Mapping[int, Issued]) -> int:
     return min(issued.collectives for issued in group.values())
-
-
-def _rank(path: Path) -> int:
-    """The number in `rank-00012.jsonl` and `flight-00012.json`."""
-    return int(re.findall(r"\d+", path.name)[0])
 
 
 def _last_time(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""How many processes the kernel has ended for want of memory."""
+"""How many processes the kernel's out-of-memory killer has ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TOLD = re.compile(r"out-of-memory kills on this host: (?P<kills>\d+)")
 
 
 def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Processes of this process's control group that were ended so, or, where it does not count, of the host.
+    """Out-of-memory kills in this process's control group, or, if it has no such counter, on the host.
 
-    Since the group was made, or since the host started: what counts is the difference over a launch. None
-    if the kernel does not tell. Sources: cgroup-v2.rst, memory.events (with the groups below);
+    They are counted since the group was made, or since the host started: use the difference over a launch.
+    None if the kernel has no such counter. Sources: cgroup-v2.rst, memory.events (with the groups below);
     cgroup-v1/memory.rst, memory.oom_control (this group alone); /proc/vmstat.
     """
     counted = (_count(path) for path in (*_of_own_group(proc, cgroups), proc / "vmstat"))
@@ -29,9 +29,9 @@ def tell_kills(kills: int) -> None:
 
 
 def kills_told(logs: Sequence[Path], scheduler: re.Pattern[str] | None = None) -> int | None:
-    """What agents say in the logs of a launch, together; None if none says anything.
+    """The sum of the kills that agents print in the logs of a launch; None if none is printed.
 
-    `scheduler` is how a scheduler tells of such kills itself, with the group `kills` (`LogWords`).
+    `scheduler` matches a scheduler's own message about such kills, with the group `kills` (`LogWords`).
     """
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
     ways = [_TOLD, *([] if scheduler is None else [scheduler])]

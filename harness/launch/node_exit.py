@@ -1,7 +1,7 @@
-"""What a node leaves behind that takes part no more in a launch which others may still be in.
+"""The note of a node that leaves a launch in which other nodes may still run.
 
-Who waits in a collective for the ranks of such a node may wait until its time is over: not every transport
-tells that a peer has gone (NCCL over InfiniBand does not, Gloo mostly does).
+A rank that waits in a collective for the ranks of such a node may wait until its time-out: not every
+transport reports that a peer has gone (NCCL over InfiniBand does not, Gloo mostly does).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from results.errors import StoreError
 
 
 def say_left(folder: Path, node_rank: int, why: str) -> None:
-    """Tell the launch's supervisor that node `node_rank` takes part no more, and `why`, in words.
+    """Tell the launch's supervisor that node `node_rank` has left, and `why`, a clause.
 
-    The first word stands. One that cannot be written is missed: without it ranks wait longer, no more.
+    The first note of a node stays. If the note cannot be written, the other ranks wait longer, no more.
     """
     with suppress(StoreError):
         files.write_once(_path(folder, node_rank), f"{why}\n".encode())
 
 
 def who_left(folder: Path) -> str | None:
-    """The nodes of a launch that said they left, each with its reason; None: none did."""
+    """The nodes of a launch that have left, each with its reason; None: none has."""
     words = {int(path.stem.removeprefix("left-")): path for path in folder.glob("left-*.txt")}
     said = []
     for node, path in sorted(words.items()):

@@ -1,4 +1,4 @@
-"""Watching over one launch: its progress, its silence, its end."""
+"""The supervisor of one launch: it starts torchrun, follows the ranks' logs, and records the end."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from harness.launch.starter import Starter
 from harness.launch.startup import startup_outcome
 from harness.worker.watchdog import MARGIN_S
 from results.launch import Attempt, Launch, RankExit
+from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
 from results.outcome import Outcome
 from results.store import Study, utc_now
 
@@ -28,7 +29,7 @@ POLL_S = 0.1
 LOOK_S = 1.0
 """Between two looks at every rank's log, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
-"""For the other ranks of a launch to find out that a node has left, to write that down, and to end."""
+"""After a node has left: the time in which the other ranks may notice, write their records, and end."""
 
 Report = Callable[[LaunchState], None]
 
@@ -62,14 +63,14 @@ class Supervisor:
         self._starter = starter
         self._watch = watch
         self._folder = study.launch_folder(launch.launch_id)
-        self._tail = LogTail(self._folder / "rank-00000.jsonl")
+        self._tail = LogTail(rank_log_path(self._folder, 0))
         self._state = LaunchState()
         self._ready_at: float | None = None
         self._kills_before: int | None = None
         self._left_at: float | None = None
-        """When it was first seen that a node takes part no more."""
+        """When this supervisor first saw that a node has left the launch; by the monotonic clock."""
         self._deserted_by: str | None = None
-        """Who left, if this supervisor ended the others for it."""
+        """The nodes that left, if this supervisor ended the launch because of it."""
 
     def run(self) -> tuple[Attempt, LaunchState]:
         """Start the workers and stay until they have ended.
@@ -81,7 +82,7 @@ class Supervisor:
         command = self._starter.command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         self._kills_before = out_of_memory_kills()
-        with (self._folder / "torchrun.log").open("wb") as log:
+        with torchrun_log_path(self._folder).open("wb") as log:
             process = Guarded(
                 command,
                 log=log,
@@ -139,7 +140,7 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _hung(self, pulse: Pulse) -> Stopped | None:
-        """How to read a silence that was too long; None while some rank says something."""
+        """The end of a launch in which no rank's log has grown for too long; None while one grows."""
         if min(pulse.silence_s().values()) <= self._launch.silence_s:
             return None
         self._await_recordings()
@@ -149,7 +150,7 @@ class Supervisor:
         return Stopped(outcome=Outcome.HUNG, reason=hang_reason(self._folder, silence_s))
 
     def _deserted(self) -> bool:
-        """Whether a node has left, and the others have not ended though they had time to notice."""
+        """Whether a node has left, and the others have not ended within PATIENCE_S."""
         left = who_left(self._folder)
         if self._left_at is None and left is not None:
             self._left_at = time.monotonic()
@@ -158,10 +159,10 @@ class Supervisor:
         return self._deserted_by is not None
 
     def _await_recordings(self) -> None:
-        """Ranks that stand still are about to write down where, if they can."""
+        """Wait until the ranks' watchdogs have written their flight recordings, or MARGIN_S is over."""
         end = time.monotonic() + MARGIN_S
         while time.monotonic() < end:
-            if len(list(self._folder.glob("flight-*.json"))) == self._launch.placement.gpus:
+            if len(flight_paths(self._folder)) == self._launch.placement.gpus:
                 return
             time.sleep(POLL_S)
 
@@ -221,14 +222,14 @@ class Supervisor:
             self._study.start_run(first.cell_id, first.run_id)
 
     def _logs(self) -> list[Path]:
-        """What the process that was started, and agents, have printed."""
+        """The logs of the started process and of agents."""
         return sorted(self._folder.glob("*.log"))
 
     def _asked_to_end(self, logs: Sequence[Path]) -> bool:
         return asked_to_end(logs, nodes=self._launch.placement.nodes)
 
     def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
-        """On this host since the start, and on others whose agents have told."""
+        """Those on this host since the start, and those that agents of other hosts printed."""
         now = None if self._starter.tells_kills else out_of_memory_kills()
         told = kills_told(logs, self._starter.log_words.out_of_memory)
         here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
@@ -268,7 +269,7 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def _deaf() -> Iterator[list[int]]:
-    """No signal that ends a study keeps the workers from being ended and the attempt from being written.
+    """Hold back the signals that end a study while the workers are ended and the attempt is written.
 
     Yields the signals that came meanwhile.
     """

@@ -23,6 +23,7 @@ from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
+from results.launch_files import flight_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
@@ -71,9 +72,8 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
 
 
 def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
-    number = f"{rank.rank:05d}"
-    record = partial(write_recording, folder / f"flight-{number}.json", launch.backend)
-    return RankLog(folder / f"rank-{number}.jsonl", rank.rank, Watchdog(launch.silence_s, record))
+    record = partial(write_recording, flight_path(folder, rank.rank), launch.backend)
+    return RankLog(rank_log_path(folder, rank.rank), rank.rank, Watchdog(launch.silence_s, record))
 
 
 def _run_slots(study: Study, around: RankContext) -> int:

@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.follow import Pulse
-from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard, phase
+from harness.launch.follow import LaunchState, Pulse
+from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
 from harness.worker import flight
 from harness.worker.flight import flight_recording, write_recording
+from results.launch_files import rank_log_path
 
 
 def _log(folder: Path, rank: int, *events: str) -> None:
@@ -70,7 +71,7 @@ def test_a_phase_is_that_of_the_last_event_that_begins_one(
     events: list[str], expected: str, tmp_path: Path
 ) -> None:
     _log(tmp_path, 0, *events)
-    assert phase(tmp_path, 0) == expected
+    assert LaunchState.of(rank_log_path(tmp_path, 0)).phase == expected
 
 
 def test_heartbeats_are_of_the_last_whole_line(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""The names of what ranks and torchrun write into the folder of a launch, beside the files with a schema."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def torchrun_log_path(folder: Path) -> Path:
+    """What the process that starts the workers prints: torchrun, or srun."""
+    return folder / "torchrun.log"
+
+
+def rank_log_path(folder: Path, rank: int) -> Path:
+    """A rank's events, one JSON object a line."""
+    return folder / f"rank-{rank:05d}.jsonl"
+
+
+def rank_log_paths(folder: Path) -> dict[int, Path]:
+    """The logs that are there, by rank."""
+    return _by_rank(folder, "rank-*.jsonl")
+
+
+def flight_path(folder: Path, rank: int) -> Path:
+    """The last collectives of a rank without progress, as its backend keeps them."""
+    return folder / f"flight-{rank:05d}.json"
+
+
+def flight_paths(folder: Path) -> dict[int, Path]:
+    """The recordings that are there, by rank."""
+    return _by_rank(folder, "flight-*.json")
+
+
+def _by_rank(folder: Path, pattern: str) -> dict[int, Path]:
+    return {int(re.findall(r"\d+", path.name)[0]): path for path in sorted(folder.glob(pattern))}
