@@ -52,7 +52,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
-    lines += [f"  skipped {number} x: {reason}" for reason, number in _reasons(plan.skips)]
+    lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
     lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
     return [*lines, *_choice_lines(choices(plan))]
@@ -163,18 +163,17 @@ def _sizes(plan: Plan) -> str:
     return devices(2, plan.request.device).replace("2", sizes, 1)
 
 
-def _reasons(skips: Sequence[Skip]) -> list[tuple[str, int]]:
-    """Reasons and how often; those that differ in the size alone are one."""
-    sizes: dict[str, list[int]] = {}
+def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:
+    """Each reason, the sizes where they are what differs (` (4 to 16)`), and how many points it left out."""
+    groups: dict[str, list[Skip]] = {}
     for skip in skips:
-        text = skip.reason.replace(f"needs {skip.gpus},", "needs {},", 1)
-        sizes.setdefault(text, []).append(skip.gpus)
-    counted = [(text.replace("{}", _between(found), 1), len(found)) for text, found in sizes.items()]
-    return sorted(counted, key=lambda reason: -reason[1])
-
-
-def _between(sizes: Sequence[int]) -> str:
-    return f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(min(sizes))
+        groups.setdefault("machine" if skip.rule == "machine" else skip.reason, []).append(skip)
+    told = []
+    for group in groups.values():
+        least, most = (end(group, key=lambda skip: skip.gpus) for end in (min, max))
+        sizes = "" if least.reason == most.reason else f" ({least.gpus} to {most.gpus})"
+        told.append((least.reason, sizes, len(group)))
+    return sorted(told, key=lambda reason: -reason[2])
 
 
 def _axes(request: Request) -> str:

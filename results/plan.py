@@ -21,8 +21,24 @@ from results.errors import UsageError
 from results.link import NO_LINK
 
 Scaling = Literal["weak", "strong"]
+Rule = Literal[
+    "excluded",
+    "auto",
+    "groups",
+    "batch",
+    "strategy",
+    "network",
+    "workload",
+    "split",
+    "nodes",
+    "link",
+    "machine",
+]
+"""What leaves a point out: the study file, `auto` (nothing fits or can be weighed), the groups of ranks that
+a strategy forms, the division of the batch, what does not go with the strategy, the link or the workload, the
+split of the model, whole nodes, no link here, too few devices here."""
 EXCLUDED = "excluded by the study file"
-"""How the reason of a skip begins that the user asked for."""
+"""How the reason of an excluded point begins."""
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -139,6 +155,13 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     scaling: Scaling
     reason: str
+    rule: Rule | None = None
+    """What left it out; None in plans that were made before rules were kept."""
+
+    @property
+    def excluded(self) -> bool:
+        """Whether the user left it out."""
+        return self.rule == "excluded" if self.rule is not None else self.reason.startswith(EXCLUDED)
 
     @property
     def series_id(self) -> SeriesId:

@@ -6,7 +6,6 @@ stated rules (`harness.plan.predict`).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from functools import cached_property
 import msgspec
 
 from harness.plan.predict import Times, offloaded_bytes, predicted_times
+from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
+from results.plan import Rule
 from results.unknown import Unknown
 from strategies.auto.facts import Auto
 from strategies.catalog import STRATEGIES
@@ -33,7 +34,7 @@ TIE = 0.10
 """Candidates that are so much slower than the fastest count as equal, since predictions tell no closer: the
 simplest of them is taken."""
 
-Made = Callable[[str], Cell | str]
+Made = Callable[[str], Cell | Reason]
 """The cell of a point with another strategy, or why there is none."""
 
 _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
@@ -81,7 +82,7 @@ class Choice:
 
     candidates: tuple[Candidate, ...]
     """From the simplest on."""
-    refused: tuple[tuple[str, str], ...]
+    refused: tuple[tuple[str, Reason], ...]
     """Strategies that make no sense there, and why."""
     around: Surroundings
 
@@ -119,7 +120,7 @@ class Choice:
     def _nothing(self) -> str:
         """What is nearest, and what would help."""
         if not self.candidates:
-            [(why, _)] = Counter(why for _, why in self.refused).most_common(1)
+            [(why, _)] = Counter(why.text for _, why in self.refused).most_common(1)
             return f"auto: no strategy goes with this point: {why}"
         nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
         return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
@@ -183,23 +184,25 @@ def proposals(point: AutoPoint) -> list[Proposal]:
     return sorted(every, key=lambda proposal: proposal.complexity)
 
 
-def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | str:
+def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | Reason:
     """Weigh what there is for the point of `cell`, whose own strategy and micro-batch are not looked at.
 
     Returns a reason where nothing can be weighed.
     """
     parts = facts(WORKLOADS.parse(cell.workload)).parts
     if isinstance(parts, Unknown):
-        return f"auto: memory and traffic of {cell.workload} are {parts}; name a strategy"
+        return Reason("auto", f"auto: memory and traffic of {cell.workload} are {parts}; name a strategy")
     if not cell.dense:
-        return (
-            "auto weighs gradients that are exchanged as they are, by the default collective: name a strategy"
+        return Reason(
+            "auto",
+            "auto weighs gradients that are exchanged as they are, by the default collective: name a "
+            "strategy",
         )
     around = Surroundings.of(cell, devices, gpus_per_node)
 
     def micro_batch(strategy: str) -> int | str:
         there = made(STRATEGIES.parse(strategy).text)
-        return there if isinstance(there, str) else there.micro_batch
+        return there.text if isinstance(there, Reason) else there.micro_batch
 
     point = AutoPoint(
         cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
@@ -207,8 +210,8 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     candidates, refused = [], []
     for proposal in proposals(point):
         strategy = STRATEGIES.parse(proposal.strategy).text
-        there = proposal.refused or made(strategy)
-        if isinstance(there, str):
+        there = Reason("strategy", proposal.refused) if proposal.refused else made(strategy)
+        if isinstance(there, Reason):
             refused.append((strategy, there))
         else:
             candidates.append(_weighed(there, parts, around))
@@ -239,10 +242,10 @@ NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in
 def rows(choice: Choice) -> list[list[str]]:
     """A row a candidate, from the simplest on; then those that make no sense, by the reason."""
     told = [_row(candidate, choice.chosen) for candidate in choice.candidates]
-    reasons: dict[str, list[tuple[str, str]]] = {}
-    for strategy, why in choice.refused:
-        # Those that differ in a number alone are one.
-        reasons.setdefault(re.sub(r"\d+", "", why), []).append((strategy, why))
+    reasons: dict[tuple[str, Rule], list[tuple[str, str]]] = {}
+    for strategy, reason in choice.refused:
+        # One strategy with other numbers.
+        reasons.setdefault((STRATEGIES.parse(strategy).name, reason.rule), []).append((strategy, reason.text))
     blank = [""] * (len(COLUMNS) - 2)
     for refused in reasons.values():
         [(strategy, why), *others] = refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_bat
 from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, points, workloads_of
+from harness.plan.reason import Reason
 from harness.plan.surroundings import devices_here
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
-from results.plan import EXCLUDED, Plan, Request, Series, SeriesId, Skip
+from results.plan import EXCLUDED, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
@@ -94,21 +95,24 @@ class _Matrix:
     def add(self, point: Point) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
             choice = self.choice(point)
-            if isinstance(choice, str) or choice.chosen is None:
-                self.skips.append(point.skip(choice if isinstance(choice, str) else choice.reason))
+            if isinstance(choice, Reason):
+                self.skips.append(point.skip(choice))
+                return
+            if choice.chosen is None:
+                self.skips.append(point.skip(Reason("auto", choice.reason)))
                 return
             point = replace(point, key=replace(point.key, strategy=choice.chosen.strategy))
         cell = self._cell(point)
-        if isinstance(cell, str):
+        if isinstance(cell, Reason):
             self.skips.append(point.skip(cell))
             return
         self.cells.setdefault(cell.id, cell)
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
 
-    def choice(self, point: Point) -> Choice | str:
+    def choice(self, point: Point) -> Choice | Reason:
         """What `auto` makes of a point, or why it cannot."""
 
-        def made(strategy: str) -> Cell | str:
+        def made(strategy: str) -> Cell | Reason:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
 
         per_node = self._request.gpus_per_node
@@ -128,20 +132,21 @@ class _Matrix:
                 cells=tuple(cells[gpus] for gpus in sorted(cells)),
             )
 
-    def _cell(self, point: Point) -> Cell | str:
+    def _cell(self, point: Point) -> Cell | Reason:
         """The cell of a point, or why there is none: first what makes no sense, last what does not fit."""
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
-            return f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named)
+            return Reason("excluded", f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named))
         probe = self._probe(point)
         try:
             groups = group_layout(probe.strategy, probe.gpus, probe.node_size)
         except SpecError as error:
-            return str(error)
+            return Reason("groups", str(error))
         probe = msgspec.structs.replace(probe, model_parallel=groups.model_parallel)
         micro_batch = self._micro_batch(point.key, probe)
         if isinstance(micro_batch, str):
-            return refusal(probe) or micro_batch
+            refused = refusal(probe)
+            return Reason("strategy", refused) if refused else Reason("batch", micro_batch)
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
         return _refusal(cell) or self._misfit(cell) or cell
 
@@ -163,16 +168,17 @@ class _Matrix:
             self._global_batches.of(key), replicas=cell.replicas, accumulation=cell.accumulation
         )
 
-    def _misfit(self, cell: Cell) -> str | None:
+    def _misfit(self, cell: Cell) -> Reason | None:
         try:
-            reason = network.misplaced(cell, self._request.gpus_per_node)
+            misplaced = network.misplaced(cell, self._request.gpus_per_node)
         except UsageError as error:
-            return str(error)
-        if reason is not None:
-            return reason
+            misplaced = str(error)
+        if misplaced is not None:
+            return Reason("nodes", misplaced)
         if cell.link_mbit_per_s is not None and self._link_obstacle is not None:
-            return self._link_obstacle
-        return self._limit.reason(cell.gpus) if self._limit is not None else None
+            return Reason("link", self._link_obstacle)
+        beyond = None if self._limit is None else self._limit.reason(cell.gpus)
+        return None if beyond is None else Reason("machine", beyond)
 
 
 def _base(request: Request, workload: str) -> Cell:
@@ -205,9 +211,18 @@ def _base(request: Request, workload: str) -> Cell:
     )
 
 
-def _refusal(cell: Cell) -> str | None:
+_REFUSALS: tuple[tuple[Rule, Callable[[Cell], str | None]], ...] = (
+    ("strategy", refusal),
+    ("network", network.refusal),
+    ("workload", workloads.refusal),
+    ("split", split.refusal),
+)
+
+
+def _refusal(cell: Cell) -> Reason | None:
     """Why a cell makes no sense wherever it runs; what is wrong for more reasons than one says the first."""
-    return refusal(cell) or network.refusal(cell) or workloads.refusal(cell) or split.refusal(cell)
+    found = ((rule, refused(cell)) for rule, refused in _REFUSALS)
+    return next((Reason(rule, text) for rule, text in found if text is not None), None)
 
 
 def _optimizer(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from harness.plan.reason import Reason
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.link import NO_LINK
@@ -26,7 +27,7 @@ class Point:
     gpus: int
     excluded_by: Pattern | None = None
 
-    def skip(self, reason: str) -> Skip:
+    def skip(self, reason: Reason) -> Skip:
         key = self.key
         return Skip(
             workload=key.workload,
@@ -37,7 +38,8 @@ class Point:
             gpus=self.gpus,
             batch_size=key.batch_size,
             scaling=key.scaling,
-            reason=reason,
+            reason=reason.text,
+            rule=reason.rule,
         )
 
 

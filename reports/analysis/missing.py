@@ -11,7 +11,6 @@ from reports.analysis.study import StudyFigures
 from results.cell import BASELINE_STRATEGY
 from results.label import label
 from results.outcome import Evidence, Outcome
-from results.plan import EXCLUDED
 
 Named = tuple[str, int]
 """What a series is called, and a size."""
@@ -51,7 +50,7 @@ def missing(study: StudyFigures, workload: str) -> Missing:
 def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
     """Without what is no loss: what the user left out, one device of what exchanges, several of `single`."""
     for group in study.skipped:
-        if group.skip.reason.startswith(EXCLUDED) or group.skip.strategy == BASELINE_STRATEGY:
+        if group.skip.excluded or group.skip.strategy == BASELINE_STRATEGY:
             continue
         name = label(group.skip)
         sizes = _sizes([curve for curve in curves if curve.key.label == name])

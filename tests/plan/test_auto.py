@@ -12,6 +12,7 @@ import pytest
 from harness.plan import expand as expanding
 from harness.plan.auto import COLUMNS, NUMERIC, Candidate, Choice, choose, rows
 from harness.plan.expand import choices
+from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
 from results.errors import SpecError
@@ -417,12 +418,12 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
     """8 ranks of a host have a shard of an eighth each of parameters, gradients and AdamW's two: 16 bytes a
     parameter of the whole model on each host of one copy. Llama 1B: 1.24 billion parameters, 18.4 GiB."""
 
-    def made(strategy: str) -> Cell | str:
+    def made(strategy: str) -> Cell | Reason:
         wanted = STRATEGIES.parse("fsdp:offload=cpu").text
         return (
             cell_of(strategy, 8, workload="llama-1b", micro_batch=1, **GPU)
             if strategy == wanted
-            else "not now"
+            else Reason("strategy", "not now")
         )
 
     parts = facts(WORKLOADS.parse("llama-1b")).parts

@@ -160,6 +160,8 @@ def test_cells_beyond_the_machine_are_skipped_with_a_hint(plan_of: MakePlan) -> 
     reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips}
     assert reasons["ddp", 4] == "needs 4, this machine has 2 cores; --oversubscribe runs them emulated"
     assert reasons["single", 4] == SINGLE
+    rules = {(s.strategy, s.gpus): s.rule for s in plan.skips}
+    assert (rules["ddp", 4], rules["single", 4], rules["ddp", 1]) == ("machine", "strategy", "strategy")
 
 
 def test_one_core_is_not_called_cores() -> None:
@@ -171,7 +173,7 @@ def test_one_core_is_not_called_cores() -> None:
 def test_workers_that_do_not_fill_nodes_are_skipped(plan_of: MakePlan) -> None:
     plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, gpus_per_node=2)
     assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)])]
-    assert [s.reason for s in plan.skips] == ["3 workers do not fill whole nodes of 2"]
+    assert [(s.rule, s.reason) for s in plan.skips] == [("nodes", "3 workers do not fill whole nodes of 2")]
 
 
 def axes(plan: Plan) -> list[Row]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.plan import expand as expanding
+from harness.plan.limit import Limit
 from harness.plan.surroundings import Devices
 from harness.plan_text import plan_header
 from results.plan import Plan
@@ -48,6 +49,17 @@ def test_points_are_told_apart_by_what_varies(told: Callable[..., list[str]]) ->
         "auto for gpt-nano on 2, scaling strong, link none",
         "auto for gpt-nano on 2, scaling weak, link 1gbit",
         "auto for gpt-nano on 2, scaling strong, link 1gbit",
+    ]
+
+
+def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs(plan_of: MakePlan) -> None:
+    limit = Limit(devices=2, word="cores", hint="h")
+    plan = plan_of(workload="mlp", gpus="1,2,3,4", strategy="ddp,scratch-ddp", batch_size=8, limit=limit)
+    study: Any = SimpleNamespace(root="runs/s")
+    assert [line.strip() for line in plan_header(study, plan, []) if "skipped" in line][1:] == [
+        "skipped 4 x (3 to 4): needs 3, this machine has 2 cores; h",
+        "skipped 1 x: ddp needs at least 2 ranks; on 1 use single",
+        "skipped 1 x: scratch-ddp needs at least 2 ranks; on 1 use single",
     ]
 
 

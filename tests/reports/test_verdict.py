@@ -259,6 +259,9 @@ def test_what_was_not_measured_is_named(planted, new_timing) -> None:
     planted.skip("fsdp", 4, "2 devices here", batch=8)
     # Neither is missed: what the user left out, and what has nothing to compress.
     planted.skip("ddp", 8, "excluded by the study file: strategy ddp", batch=8, compression="topk:0.01")
+    planted.skip("ddp", 4, "not wanted", batch=8, compression="int8", rule="excluded")
+    # But this one is: its rule says so, whatever its words are.
+    planted.skip("fsdp", 8, "excluded by the study file's host", batch=8, rule="machine")
     planted.skip("single", 1, "single exchanges nothing", batch=8, compression="topk:0.01")
     planted.plan(repeats=1)
     planted.run(single, new_timing(step_ms=10.0, proof=None))
@@ -267,7 +270,7 @@ def test_what_was_not_measured_is_named(planted, new_timing) -> None:
     # What ddp would be on 1 is what the single device measured, and single on 2 is nothing: no loss.
     assert said(planted)[-1] == (
         "Not in this verdict: failed: ddp on 4 (crashed); not run yet: ddp on 8; skipped: ddp on 16 and 32, "
-        "fsdp on 4; 1 of 2 cells without a check that it trained; cost, for want of a price."
+        "fsdp on 4 and 8; 1 of 2 cells without a check that it trained; cost, for want of a price."
     )
 
 
