@@ -47,6 +47,7 @@ _WORST_FIRST = (
     Outcome.SKIPPED,
     Outcome.UNKNOWN,
 )
+"""The outcome of a run is the first of these that one of its ranks has."""
 
 
 class _Facts(TypedDict):
@@ -154,7 +155,7 @@ def _outcome(
     if bad:
         worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))
         if worst.outcome is Outcome.CANCELLED and attempt is not None and run_id in attempt.outcomes:
-            # Only victims had time to write; the supervisor knows what became of the culprit.
+            # The ranks with records only lost a peer; the supervisor knows how that peer ended.
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return worst.outcome, f"rank {worst.rank}: {worst.reason}"
     missing = cell.gpus - len({rank.rank for rank in ranks})

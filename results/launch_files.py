@@ -1,9 +1,12 @@
-"""The names of what ranks and torchrun write into the folder of a launch, beside the files with a schema."""
+"""Names and marks of what ranks and torchrun write into a launch's folder, beside the files with a schema."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+RUN_MARK = "--- run "
+"""How a rank's stderr says that the output of a run begins; the run's id follows."""
 
 
 def torchrun_log_path(folder: Path) -> Path:

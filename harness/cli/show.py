@@ -8,6 +8,7 @@ import click
 
 from harness.console import Console
 from results.errors import UsageError
+from results.launch_files import RUN_MARK
 from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study
@@ -61,10 +62,10 @@ def _last_words(study: Study, result: RunResult) -> list[str]:
     logs = sorted(study.launch_folder(result.launch_id).glob("torchrun/*/attempt_0/*/stderr.log"))
     for log in logs:
         text = log.read_text(errors="replace")
-        _, began, after = text.partition(f"--- run {result.run_id}\n")
-        if not began and "--- run " not in text:
+        _, began, after = text.partition(f"{RUN_MARK}{result.run_id}\n")
+        if not began and RUN_MARK not in text:
             after = text
-        lines = [line for line in after.split("--- run ")[0].splitlines() if line.strip()]
+        lines = [line for line in after.split(RUN_MARK)[0].splitlines() if line.strip()]
         if lines:
             return [f"rank {log.parent.name}, {log}:", *lines[-LAST_LINES:]]
     return []

@@ -23,13 +23,13 @@ from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
-from results.launch_files import flight_path, rank_log_path
+from results.launch_files import RUN_MARK, flight_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
 LEEWAY_S = 60.0
-"""A collective waits this much longer than the supervisor does: that one tells what hung."""
+"""A collective times out this much later than the supervisor, which ends a hang and names the rank behind."""
 STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.HUNG, Outcome.CANCELLED}
 """Outcomes after which the process is not trusted with another cell."""
 
@@ -46,7 +46,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     torch.set_num_threads(launch.threads)
     device = _device(launch, rank)
     log = _log(launch_path.parent, launch, rank)
-    # Ranks may wait for each other from here on.
+    # From here on ranks wait for each other.
     log.event("joining")
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
     # Without `device_id`: every `new_group` would inherit it and ask the exchange, a group in Python, for a
@@ -80,7 +80,7 @@ def _run_slots(study: Study, around: RankContext) -> int:
     for slot in around.launch.slots:
         outcome, clean = _run_slot(study, around, slot)
         if outcome in STARTS_AFRESH:
-            # Other ranks may wait in a collective that this one will never join: end without a farewell.
+            # Other ranks may wait in a collective that this one will never join: do not destroy the group.
             return 1
         if not clean:
             around.log.event("stopped", reason="the last run left memory behind; the rest starts afresh")
@@ -95,8 +95,8 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
         around.log.event("done before", run=slot.run_id)
         return Outcome.OK, True
-    # Cuts the rank's printed words into runs.
-    print(f"--- run {slot.run_id}", file=sys.stderr, flush=True)
+    # Where the output of this run begins: `bench show` prints the lines after it.
+    print(f"{RUN_MARK}{slot.run_id}", file=sys.stderr, flush=True)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
     run = Run(around, slot, study.cell(slot.cell_id))
@@ -111,7 +111,7 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
 
 
 def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:
-    """What the launch was planned as, or less: only the hosts know how many cores their ranks share."""
+    """The launch's evidence, or `emulated` where its ranks turn out to share cores, or its nodes a host."""
     hosts: list[str | None] = [None] * rank.gpus
     dist.all_gather_object(hosts, platform.node())
     virtual_nodes = len(set(hosts)) < launch.placement.nodes

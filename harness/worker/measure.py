@@ -72,11 +72,11 @@ class Stopwatch:
         self._control = control
         self._log = log
         self.after_block: Callable[[StepColumns], None] = lambda columns: None
-        """Told the steps of each block of the warm-up and of measuring, before the next one begins."""
+        """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
         trainer.observer = clock
 
     def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
-        """Steps until the step time is steady, or the policy's limit; says which.
+        """Steps until the step time is steady, or the policy's limit. Returns them, and whether it is steady.
 
         What a strategy begins with differently has been done before (`proof.first_steps`).
         """
@@ -189,7 +189,7 @@ class Stopwatch:
         start = time.perf_counter_ns()
         for _ in range(steps):
             self._trainer.step(batches)
-            # Reads a clock, and writes a line every few seconds: slow steps are not silence.
+            # Reads a clock, and writes a line every few seconds, so that slow steps are not taken for a hang.
             self._log.heartbeat()
         self._control.synchronize()
         mine = time.perf_counter_ns() - start

@@ -75,7 +75,7 @@ class RankContext:
 
 
 class Run:
-    """A run in progress; what it has found so far is in its record, whatever happens next."""
+    """A run in progress; its record has all that was found before it failed."""
 
     def __init__(self, around: RankContext, slot: Slot, cell: Cell) -> None:
         self._around = around
@@ -87,7 +87,7 @@ class Run:
         self._parameters = 0
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
-        """Who else uses the cores from the first timed block to the last recorded one."""
+        """CPU that other processes use, from the first timed block to the last recorded one."""
         self._uses = UseCounter()
 
     def execute(self) -> RankRecord:
@@ -192,7 +192,7 @@ class Run:
             self._absent |= write_trace(profiler, path)
 
     def _record_exchange(self, watch: Stopwatch, period: int) -> None:
-        """What the exchange does, and what the network can do, in blocks beside the timed ones."""
+        """Record the operations of the exchange and measure the network's peak, after the timed blocks."""
         around = self._around
         if around.rank.gpus == 1:
             self._absent |= dict.fromkeys(("recorded", "link_peak"), "one rank exchanges nothing")
@@ -243,7 +243,7 @@ class Run:
         state = compare_random_state(setup, begins, around.control)
         if not state.passed:
             self._fail(state.what)
-        # What the reference took is not what the cell takes.
+        # The reference's memory is not the cell's.
         with setup.memory.lifted():
             free_memory()
 

@@ -100,7 +100,7 @@ class GradientExchange:
         return self._lane.run(lambda: self.sum_shares(bucket))
 
     def sum_shares(self, bucket: Bucket) -> None:
-        """The same, on this thread or in a job of a lane, to its end."""
+        """What `start` begins, on the calling thread; returns when it is done."""
         residual = self._residuals.of(bucket) if self._compressor.feedback or self.audited else None
         if residual is not None and self._compressor.feedback:
             self._compressor.compensate(bucket, residual)

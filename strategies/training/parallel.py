@@ -59,7 +59,7 @@ class GradientTask:
 
 
 class AuditableExchange(Protocol):
-    """What moves the gradients, as those see it who check it or put it back."""
+    """The exchange of gradients, as the proof (`carried`, `residual`) and snapshots (`state_dict`) use it."""
 
     audited: bool
     """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
@@ -93,9 +93,9 @@ class ParallelModel:
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
         self.gradient_exchange: AuditableExchange | None = None
-        """What moves the gradients, or what goes in their place, if it is ours and not the wrapper's."""
+        """The exchange of gradients (or of what replaces them), if it is ours and not the wrapper's."""
         self.period = 1
-        """Steps after which everything that the strategy does has been done: a whole one is timed."""
+        """Steps of one cycle of the strategy (8 for `local-sgd:8`); a timed block is whole cycles."""
         self.ramp_steps = 0
         """Steps at the start that are done otherwise than all later ones."""
         self.decided_over: Link | None = None

@@ -26,7 +26,7 @@ class Ring(ScheduledWire):
 
     def sum_schedule(self, numel: int, chunk: int) -> Schedule:
         bounds = [numel * rank // self.size for rank in range(self.size + 1)]
-        # Once round, the sum is made; the second time, it is taken.
+        # The first time round the ranks add, the second time they pass the sums on.
         adds = [True] * (self.size - 1) + [False] * (self.size - 1)
         return _rounds(self.rank, bounds, chunk, adds)
 
