@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from results.foreign_text import visible
+
 WIDE = 400
 """Columns that output has where it is not shown on a terminal."""
 GAP = "  "
@@ -62,6 +64,7 @@ def table_lines(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
 ) -> list[str]:
     """A table as lines of text: heads break at their blanks, cells never do."""
+    rows = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = column_widths(headers, rows)
     heads = [textwrap.wrap(header, width) for header, width in zip(headers, widths, strict=True)]
     height = max(map(len, heads))
@@ -84,7 +87,7 @@ def column_widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 
 class Console:
-    """The only place that prints."""
+    """The only place that prints. What text of others could do to a terminal is shown instead of done."""
 
     def __init__(self) -> None:
         # Without emoji: in `package.module:x:` they would be ":x:".
@@ -97,16 +100,21 @@ class Console:
         return self._out.width if self._out.is_terminal else WIDE
 
     def result(self, text: str = "") -> None:
-        self._out.print(text, markup=False)
+        self._out.print(visible(text), markup=False)
+
+    def text(self, line: str) -> None:
+        """A line of much text on stdout: rich would take long over it."""
+        self._out.file.write(f"{visible(line)}\n")
+        self._out.file.flush()
 
     def note(self, text: str) -> None:
-        self._err.print(text, markup=False)
+        self._err.print(visible(text), markup=False)
 
     def warn(self, text: str) -> None:
-        self._err.print(f"warning: {text}", style="yellow", markup=False)
+        self._err.print(f"warning: {visible(text)}", style="yellow", markup=False)
 
     def error(self, text: str) -> None:
-        self._err.print(f"error: {text}", style="bold red", markup=False)
+        self._err.print(f"error: {visible(text)}", style="bold red", markup=False)
 
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]

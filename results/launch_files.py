@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 RUN_MARK = "--- run "
-"""How a rank's stderr says that the output of a run begins; the run's id follows."""
+"""How a rank's stdout and stderr say that the output of a run begins; the run's id follows."""
 
 
 def torchrun_log_path(folder: Path) -> Path:
@@ -22,6 +22,11 @@ def rank_log_path(folder: Path, rank: int) -> Path:
 def rank_log_paths(folder: Path) -> dict[int, Path]:
     """The logs that are there, by rank."""
     return _by_rank(folder, "rank-*.jsonl")
+
+
+def rank_output_paths(folder: Path) -> list[Path]:
+    """What ranks print: stdout.log and stderr.log in a folder that has the rank's number on its node."""
+    return sorted(folder.glob("torchrun/*/attempt_0/*/std*.log"))
 
 
 def flight_path(folder: Path, rank: int) -> Path:

@@ -74,6 +74,15 @@ def reach():
     (HERE / "reached.part").rename(HERE / "reached")
 
 
+def flood():
+    """Print more than a log may hold, and wait until it is cut."""
+    for _ in range(12_000):
+        print("x" * 1000, file=sys.stderr)
+    end = time.monotonic() + 100
+    while os.fstat(2).st_size > 8 * 2**20 and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def hang():
     reach()
     sleep()
@@ -114,6 +123,7 @@ def set_clock(offset):
 
 FAULTS = {
     "raise": refuse,
+    "flood": flood,
     "kill": kill,
     "hang": hang,
     "sleep": sleep,

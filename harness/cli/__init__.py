@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
 import click
 
 from results.errors import BenchError
+from results.foreign_text import visible
 from results.version import VERSION
 
 COMMANDS = {
@@ -20,6 +22,7 @@ COMMANDS = {
     "status": "Say where a study stands.",
     "cancel": "End the jobs of a study that wait or run.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
+    "logs": "Print what the ranks of a launch have printed.",
     "audit": "Check the arithmetic of a table of results: a CSV, or a study.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
     "schema": "Print the JSON Schema of a study file or a profile, for editors.",
@@ -27,6 +30,8 @@ COMMANDS = {
 }
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+NOBODY_READS = 141
+"""Exit code after `| head` has had enough, as shells have it: 128 + SIGPIPE."""
 
 
 class _Commands(click.Group):
@@ -74,6 +79,10 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return 2
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+    except BrokenPipeError:
+        # What is left to print when the interpreter ends goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
     except Exception as error:
         # The last border: whatever comes this far is told to the user, in one line.
         if debug:
@@ -84,7 +93,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 def _tell(error: Exception) -> int:
     text, code = _reading(error)
-    click.echo(f"error: {' '.join(text.split())}", err=True)
+    click.echo(f"error: {visible(' '.join(text.split()))}", err=True)
     return code
 
 

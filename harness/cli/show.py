@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from harness.console import Console
+from harness.launch.rank_output import last_lines, rank_output
 from results.errors import UsageError
-from results.launch_files import RUN_MARK
+from results.foreign_text import REASON_CHARACTERS, shortened
 from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study
@@ -22,7 +23,7 @@ LAST_LINES = 15
 def command(study: str, cell: str) -> int:
     """Show CELL (its id, or the beginning of it) of STUDY: its runs, why one failed, and its traces."""
     folder = Study.existing(Path(study))
-    cell_id = _one(folder, cell)
+    cell_id = one_cell(folder, cell)
     console = Console()
     console.result(cell_id)
     results = [result for result in folder.results() if result.cell_id == cell_id]
@@ -38,7 +39,8 @@ def command(study: str, cell: str) -> int:
     return 0
 
 
-def _one(study: Study, beginning: str) -> str:
+def one_cell(study: Study, beginning: str) -> str:
+    """The cell whose id begins so. Raises UsageError if none or several do."""
     found = [cell_id for cell_id in study.cell_ids() if cell_id.startswith(beginning)]
     if len(found) == 1:
         return found[0]
@@ -49,23 +51,19 @@ def _one(study: Study, beginning: str) -> str:
 
 def _line(result: RunResult) -> str:
     if result.step_ns is None:
-        return f"{result.outcome}: {result.reason}"
+        return f"{result.outcome}: {shortened(str(result.reason), REASON_CHARACTERS)}"
     proof = "not checked" if result.proof is None else f"{result.proof.method}: {result.proof.detail}"
     return f"{result.outcome}: step {result.step_ns.value / 1e6:.2f} ms over {result.steps} steps; {proof}"
 
 
 def _last_words(study: Study, result: RunResult) -> list[str]:
-    """The end of what a failed run's ranks printed: the first rank that printed anything.
-
-    Of a run that never began it is the end of what the launch printed before its first run.
-    """
-    logs = sorted(study.launch_folder(result.launch_id).glob("torchrun/*/attempt_0/*/stderr.log"))
-    for log in logs:
-        text = log.read_text(errors="replace")
-        _, began, after = text.partition(f"{RUN_MARK}{result.run_id}\n")
-        if not began and RUN_MARK not in text:
-            after = text
-        lines = [line for line in after.split(RUN_MARK)[0].splitlines() if line.strip()]
-        if lines:
-            return [f"rank {log.parent.name}, {log}:", *lines[-LAST_LINES:]]
-    return []
+    """The end of what a failed run's ranks printed: the first rank that printed anything."""
+    launch = next((one for one in study.launches() if one.launch_id == result.launch_id), None)
+    if launch is None:
+        return []
+    files = rank_output(study.launch_folder(result.launch_id), launch)
+    found = last_lines([file for file in files if file.stream == "stderr"], result.run_id, LAST_LINES)
+    if found is None:
+        return []
+    file, lines = found
+    return [f"{file.words}, {file.path}:", *(shortened(line) for line in lines)]

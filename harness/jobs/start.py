@@ -21,6 +21,7 @@ from harness.launch.ending import Stopped
 from harness.launch.guarded import GRACE_S
 from harness.launch.supervise import Interrupted
 from results.errors import BenchError
+from results.foreign_text import REASON_CHARACTERS, shortened
 from results.job import Job, JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -89,7 +90,7 @@ class JobStart:
             except KeyboardInterrupt:
                 return self._environment.starter.interruption()
             except BenchError as error:
-                return Stopped(outcome=Outcome.CRASHED, reason=str(error))
+                return Stopped(outcome=Outcome.CRASHED, reason=shortened(str(error), REASON_CHARACTERS))
         if self._deadline.is_over:
             return Stopped(outcome=Outcome.TIMED_OUT, reason=self._deadline.reason)
         return Stopped(outcome=Outcome.OK, reason="")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.foreign_text import shortened
 from results.launch import RankExit
 from results.outcome import Outcome
 
@@ -56,7 +57,7 @@ def _message(path: Path) -> str | None:
         # The worker was killed, perhaps while it wrote; its exit code says enough.
         return None
     text = message["message"] if isinstance(message, dict) else message
-    return str(text)[:400]
+    return shortened(" ".join(str(text).split()))
 
 
 def exit_words(code: int) -> str:

@@ -20,6 +20,7 @@ from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
 from harness.launch.startup import startup_outcome
 from harness.worker.watchdog import MARGIN_S
+from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
 from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
 from results.outcome import Outcome
@@ -208,7 +209,7 @@ class Supervisor:
             exit_code=exit_code,
             stopped_by=self._deserted_by if stopped is None else stopped.reason,
             outcomes=dict.fromkeys(unfinished, outcome),
-            reasons=dict.fromkeys(unfinished, reason),
+            reasons=dict.fromkeys(unfinished, shortened(reason, REASON_CHARACTERS)),
             ranks=exits,
             heartbeats={str(rank): at for rank, at in heartbeats(self._folder).items()},
             out_of_memory_kills=kills,

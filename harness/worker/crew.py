@@ -17,6 +17,7 @@ from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.flight import write_recording
 from harness.worker.log import RankLog
+from harness.worker.output import output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, Run
 from harness.worker.teardown import fragmented, tear_down
@@ -47,7 +48,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     device = _device(launch, rank)
     log = _log(launch_path.parent, launch, rank)
     # From here on ranks wait for each other.
-    log.event("joining")
+    log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
     # Without `device_id`: every `new_group` would inherit it and ask the exchange, a group in Python, for a
     # CUDA backend. Nothing needs it: the current device is set, and NCCL connects at the first collective.
@@ -95,8 +96,9 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
         around.log.event("done before", run=slot.run_id)
         return Outcome.OK, True
-    # Where the output of this run begins: `bench show` prints the lines after it.
-    print(f"{RUN_MARK}{slot.run_id}", file=sys.stderr, flush=True)
+    # Where the output of this run begins: `bench show` and `bench logs` print the lines after it.
+    for stream in (sys.stdout, sys.stderr):
+        print(f"{RUN_MARK}{slot.run_id}", file=stream, flush=True)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
     run = Run(around, slot, study.cell(slot.cell_id))

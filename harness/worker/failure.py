@@ -8,6 +8,7 @@ import re
 import torch
 
 from harness.worker.measure import DivergedError
+from results.foreign_text import shortened
 from results.outcome import Outcome
 
 # What RuntimeErrors say. torch's allocator on CUDA raises OutOfMemoryError; contexts, libraries and
@@ -39,7 +40,8 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     """The outcome, and one line that says why."""
     if isinstance(error, SystemExit):
         return Outcome.CRASHED, f"the program called sys.exit({error.code!r}) before the run was over"
-    text = " ".join(str(error).split())[:400]
+    said = " ".join(str(error).split())
+    text = shortened(said)
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         # Not the cell's fault: it is run again when there is room.
@@ -48,9 +50,9 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
         return Outcome.DIVERGED, text
     if out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, reason
-    if isinstance(error, RuntimeError) and _NOBODY_CAME.search(text):
+    if isinstance(error, RuntimeError) and _NOBODY_CAME.search(said):
         return Outcome.HUNG, f"a collective was not joined by all ranks in time: {reason}"
-    if isinstance(error, RuntimeError) and _PEER_LOST.search(text):
+    if isinstance(error, RuntimeError) and _PEER_LOST.search(said):
         return Outcome.CANCELLED, f"another rank went away: {reason}"
     return Outcome.CRASHED, reason
 

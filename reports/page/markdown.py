@@ -14,9 +14,10 @@ from reports.page.conditions import environment_table
 from reports.page.sections.comparison import comparison_table
 from reports.table import TextTable
 from reports.text import NOTHING
+from results.foreign_text import visible
 
 _MARKS = re.compile(r"([\\`*_~\[\]#|])")
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "\n": " ", "\r": " "})
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "\n": " "})
 _NAMED = ("device", "CPU", "nodes x devices a node", "operating system", "torch", "CUDA", "NCCL", "commit")
 SOURCE = (
     "Numbers: step time is the wall time of timed blocks to the last rank over their steps, the mean over "
@@ -43,7 +44,7 @@ def github_table(table: TextTable) -> str:
 
 def plain(text: str) -> str:
     """The text as a reader of the rendered page sees it: no mark, tag or mention in it."""
-    return _MARKS.sub(r"\\\1", text).translate(_ENTITIES)
+    return _MARKS.sub(r"\\\1", visible(text.replace("\r", " "))).translate(_ENTITIES)
 
 
 def _study(study: StudyFigures) -> Iterator[str]:

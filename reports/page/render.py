@@ -22,13 +22,22 @@ from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section
 from reports.page.sections.comparison import comparison_section
+from results.foreign_text import visible
 from results.run import RunResult
 from results.store import Study
 
 _FOLDER = Path(__file__).parent / "templates"
+
+
+def _shown(value: object) -> object:
+    """Text of others can do nothing to the page: it is escaped, and what acts without markup is shown."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FOLDER),
     autoescape=True,
+    finalize=_shown,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

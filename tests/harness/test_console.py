@@ -25,6 +25,22 @@ def test_a_column_is_as_wide_as_its_widest_cell_or_the_longest_word_of_its_head(
     assert column_widths(["alone"], []) == [5]
 
 
+def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.table(["words", "n"], [["\x1b[2J\nx", "1"], ["plain", "22"]], numeric=[False, True])
+    for say in (console.result, console.text, console.note, console.warn, console.error):
+        say("a \u202ereason")
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "words       n",
+        r"\x1b[2J x   1",
+        "plain      22",
+        r"a \u202ereason",
+        r"a \u202ereason",
+    ]
+    assert [line.rpartition("a ")[2] for line in said.err.splitlines()] == [r"\u202ereason"] * 3
+
+
 @pytest.mark.parametrize("width", [60, 100, 120, 400])
 def test_the_headline_fits_the_terminal_or_has_dropped_all_it_may(
     width: int,

@@ -65,7 +65,14 @@ def faulty(
     """One study with all faults, run once with its report, and what that call has printed."""
     bench = bench_in(tmp_path_factory.mktemp("faulty"))
     faults = [f"1/2 {batch} {fault}" for batch, (fault, *_) in FAULTS.items()]
-    call = ("matrix", *faulty_model(bench.folder, *faults), *bench.counted, *CELLS, "--out", "study")
+    call = (
+        "matrix",
+        *faulty_model(bench.folder, "1/2 8 flood", *faults),
+        *bench.counted,
+        *CELLS,
+        "--out",
+        "study",
+    )
     return bench, bench(*call)
 
 
@@ -85,6 +92,21 @@ def test_each_fault_costs_its_run_and_has_its_outcome_and_its_reason(
     assert attempt.heartbeats.keys() == {"0", "1"}
     assert attempt.out_of_memory_kills == 0
     assert any(rank.signal == "SIGKILL" for rank in attempt.ranks) == (fault == "kill rank")
+
+
+def test_a_log_that_grows_without_end_is_cut_while_its_rank_prints(faulty: tuple[Bench, Any]) -> None:
+    bench, _ = faulty
+    (failed,) = bench.named(at(8))
+    logs = sorted(bench.study().launch_folder(failed.launch_id).glob("torchrun/*/attempt_0/*/*.log"))
+    assert [b" bytes were left out here ---" in log.read_bytes() for log in logs] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert all(log.stat().st_size < 9 * 2**20 for log in logs)
+    said = bench("logs", "study", "--cell", failed.cell_id, "--rank", "1").stdout
+    assert said.endswith("ValueError: as it\nwas told\n")
 
 
 def test_the_good_cell_beside_them_is_measured_and_reported(faulty: tuple[Bench, Any]) -> None:

@@ -177,7 +177,7 @@ def test_a_process_goes_on_after_a_run_that_diverged_and_after_no_other_failure(
 
 def test_a_long_message_is_cut() -> None:
     _, line = classify(ValueError("x" * 10_000))
-    assert line == "ValueError: " + "x" * 400
+    assert line == f"ValueError: {'x' * 200} ... (9,600 characters left out) ... {'x' * 200}"
 
 
 def exhaust_host_memory(rank: int, by_torch: bool) -> tuple[str, str, str]:

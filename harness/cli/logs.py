@@ -1,0 +1,127 @@
+"""`bench logs`: what the ranks of a launch have printed, and what started them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from harness.cli.show import one_cell
+from harness.console import Console
+from harness.launch.rank_output import OutputFile, OutputTail, launcher_output, rank_output
+from results.errors import UsageError
+from results.foreign_text import shortened
+from results.job_store import JobStore
+from results.launch import Launch
+from results.store import Study
+
+POLL_S = 0.5
+NEXT_S = 10.0
+"""How long the next launch may take to begin, when one is followed and has ended."""
+LINE_CHARACTERS = 2000
+"""Of one line; of a longer one the beginning and the end are shown."""
+
+
+@click.command(name="logs")
+@click.argument("study")
+@click.option("--cell", metavar="ID", help="of this cell's last run alone (its id, or the beginning of it)")
+@click.option("--rank", type=int, metavar="N", help="of this rank alone")
+@click.option("--follow", is_flag=True, help="go on until the launch has ended and no other begins")
+def command(study: str, *, cell: str | None, rank: int | None, follow: bool) -> int:
+    """Print what the last launch of STUDY has printed: torchrun, agents of nodes, and each rank.
+
+    With --cell or --rank it is what ranks have printed. A file that has grown to more than 8 MiB has lost its
+    middle, and says how much.
+    """
+    folder, console = Study.existing(Path(study)), Console()
+    cell_id = None if cell is None else one_cell(folder, cell)
+    launch, run_id = _last_run(folder, cell_id) if cell_id else (_last_launch(folder), None)
+    shown = _Shown(folder, console, rank, run_id)
+    while True:
+        shown.launch(launch, follow=follow)
+        newer = _newer(folder, launch) if follow and cell_id is None else None
+        if newer is None:
+            break
+        launch = newer
+    if not shown.lines:
+        console.note("nothing was printed")
+    return 0
+
+
+class _Shown:
+    """Prints lines under the names of their files, as `tail` does."""
+
+    def __init__(self, study: Study, console: Console, rank: int | None, run_id: str | None) -> None:
+        self._study, self._console = study, console
+        self._rank, self._run_id = rank, run_id
+        self._last: Path | None = None
+        self.lines = 0
+
+    def launch(self, launch: Launch, *, follow: bool) -> None:
+        """Print what a launch has printed; with `follow`, until it has ended."""
+        if self._rank is not None and not 0 <= self._rank < launch.placement.gpus:
+            ranks = f"ranks 0 to {launch.placement.gpus - 1}" if launch.placement.gpus > 1 else "rank 0 alone"
+            raise UsageError(f"--rank {self._rank}: launch {launch.launch_id} has {ranks}; name one of them")
+        tails: dict[Path, OutputTail] = {}
+        while True:
+            # Asked first: what was printed before the end is read after it.
+            ended = not follow or self._study.has_attempt(launch.launch_id)
+            for file in self._files(launch):
+                tail = tails.setdefault(file.path, OutputTail(file, self._run_id))
+                self._print(file, tail.lines(ended=ended))
+            if ended:
+                return
+            time.sleep(POLL_S)
+
+    def _files(self, launch: Launch) -> list[OutputFile]:
+        folder = self._study.launch_folder(launch.launch_id)
+        ranks = rank_output(folder, launch)
+        if self._rank is not None:
+            return [file for file in ranks if file.rank == self._rank]
+        return ranks if self._run_id is not None else [*launcher_output(folder), *ranks]
+
+    def _print(self, file: OutputFile, lines: Iterator[str]) -> None:
+        for line in lines:
+            if file.path != self._last:
+                self._console.text(
+                    f"{'' if self._last is None else chr(10)}==> {file.words}: {file.path} <=="
+                )
+                self._last = file.path
+            self._console.text(shortened(line, LINE_CHARACTERS))
+            self.lines += 1
+
+
+def _last_launch(study: Study) -> Launch:
+    launches = study.launches()
+    if launches:
+        return launches[-1]
+    logs = sorted(study.root.glob("jobs/*/job-*.log"))
+    jobs = JobStore(study.root).jobs()
+    raise UsageError(
+        f"no launch of {study.root} has begun"
+        + (f"; its jobs have printed {', '.join(map(str, logs))}" if logs else "")
+        + (f": bench status {study.root}" if jobs else "; bench matrix starts some")
+    )
+
+
+def _last_run(study: Study, cell_id: str) -> tuple[Launch, str]:
+    """The launch of the last run of a cell that has begun, and the run."""
+    begun = set(study.run_ids(cell_id))
+    for launch in reversed(study.launches()):
+        for slot in launch.slots:
+            if slot.cell_id == cell_id and slot.run_id in begun:
+                return launch, slot.run_id
+    raise UsageError(f"{cell_id} has not been run yet, or its launches are gone: bench status {study.root}")
+
+
+def _newer(study: Study, launch: Launch) -> Launch | None:
+    """The next launch, if one begins soon."""
+    end = time.monotonic() + NEXT_S
+    while time.monotonic() < end:
+        newer = [each for each in study.launches() if each.launch_id > launch.launch_id]
+        if newer:
+            return newer[0]
+        time.sleep(POLL_S)
+    return None

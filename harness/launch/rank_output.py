@@ -1,0 +1,117 @@
+"""What the processes of a launch print: the files, whose they are, and their lines, also while they grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.launch import Launch
+from results.launch_files import RUN_MARK, rank_log_paths, rank_output_paths
+
+STREAMS = ("stdout", "stderr")
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFile:
+    """A file that somebody prints to."""
+
+    path: Path
+    rank: int | None
+    """Whose it is; None: of what starts the ranks, or of a rank that has not said which it is."""
+    stream: str
+
+    @property
+    def words(self) -> str:
+        """Such as `rank 3, stderr`."""
+        return self.path.name if self.rank is None else f"rank {self.rank}, {self.stream}"
+
+
+def launcher_output(folder: Path) -> list[OutputFile]:
+    """What torchrun and the agents of nodes print to, in the folder of a launch."""
+    return [OutputFile(path=path, rank=None, stream="log") for path in sorted(folder.glob("*.log"))]
+
+
+def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
+    """What the ranks of a launch print to: by rank, and last those that have not come as far as to say it."""
+    told = _told(folder)
+    found = []
+    for path in rank_output_paths(folder):
+        rank = told.get(path.relative_to(folder).as_posix())
+        if rank is None and launch.placement.nodes == 1:
+            # On one node the number in the path is the rank's.
+            rank = int(path.parent.name)
+        found.append(OutputFile(path=path, rank=rank, stream=path.stem))
+    last = launch.placement.gpus
+    # stderr after stdout: a failure is told there.
+    return sorted(
+        found,
+        key=lambda file: (
+            last if file.rank is None else file.rank,
+            file.path.parent,
+            file.stream == "stderr",
+        ),
+    )
+
+
+def _told(folder: Path) -> Mapping[str, int]:
+    """Rank by file, as each rank says in the first line of its log."""
+    found: dict[str, int] = {}
+    for log in rank_log_paths(folder).values():
+        with log.open("rb") as file:
+            line = file.readline(_CHUNK)
+        try:
+            event = json.loads(line)
+            found |= {str(event[stream]): int(event["rank"]) for stream in STREAMS if stream in event}
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+class OutputTail:
+    """The new whole lines of one file, each time it is asked."""
+
+    def __init__(self, file: OutputFile, run_id: str | None = None) -> None:
+        """With `run_id`, those alone that a rank printed while it was at this run."""
+        self.file = file
+        self._run_id = run_id
+        self._offset = 0
+        self._within = run_id is None
+
+    def lines(self, *, ended: bool = False) -> Iterator[str]:
+        """Those since the last call; a last line without its end is given when everything has ended."""
+        try:
+            with self.file.path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    # The rank has cut the middle out of it, and goes on at its new end.
+                    self._offset = file.tell()
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data if ended else data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.startswith(RUN_MARK) and self._run_id is not None:
+                self._within = line == f"{RUN_MARK}{self._run_id}"
+            elif self._within:
+                yield line
+
+
+def last_lines(files: Sequence[OutputFile], run_id: str, most: int) -> tuple[OutputFile, list[str]] | None:
+    """The last lines of the first of these that has words of a run, and which file it is.
+
+    Of a run that never began, the end of what was printed before the first one. None: nothing was printed.
+    """
+    for file in files:
+        lines = [line for line in OutputTail(file, run_id).lines(ended=True) if line.strip()]
+        if not lines:
+            every = list(OutputTail(file).lines(ended=True))
+            lines = (
+                [] if any(line.startswith(RUN_MARK) for line in every) else [x for x in every if x.strip()]
+            )
+        if lines:
+            return file, lines[-most:]
+    return None

@@ -1,0 +1,100 @@
+"""What a rank prints, kept in bounds while it prints: of each file the beginning and the end.
+
+torchrun gives each rank a file for stdout and one for stderr, and a model that prints in each step would fill
+the disk. The words before a crash matter most, and must be in the file whoever ends the process. So nothing
+is held back: a thread looks at the sizes, and cuts the middle out of a file that is too long.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+from results.launch_files import RUN_MARK
+
+MOST_BYTES = 8 * 2**20
+"""A file is cut when it is longer than this."""
+KEPT_BYTES = 2 * 2**20
+"""What is kept of its beginning, and of its end."""
+LOOK_S = 1.0
+
+
+def bound_output(descriptors: tuple[int, ...] = (1, 2), *, look_s: float = LOOK_S) -> None:
+    """Keep the files that these descriptors of this process write to in bounds from now on.
+
+    Others than plain files (a terminal, a pipe) are left alone.
+    """
+    outputs = [_Output(each) for each in descriptors if stat.S_ISREG(os.fstat(each).st_mode)]
+    if outputs:
+        threading.Thread(target=_watch, args=(outputs, look_s), name="bound-output", daemon=True).start()
+
+
+def output_files(folder: Path) -> dict[str, str]:
+    """The files in `folder` that this process prints to, as paths below it, by `stdout` and `stderr`."""
+    found = {
+        name: Path(f"/proc/self/fd/{number}").resolve() for number, name in ((1, "stdout"), (2, "stderr"))
+    }
+    root = folder.resolve()
+    return {name: str(path.relative_to(root)) for name, path in found.items() if path.is_relative_to(root)}
+
+
+def _watch(outputs: list[_Output], look_s: float) -> None:
+    pause = threading.Event()
+    while not pause.wait(look_s):
+        for output in outputs:
+            # A file system that will not have it: the log grows, and the run goes on.
+            with suppress(OSError):
+                output.cut()
+
+
+class _Output:
+    """One file that this process and its children write to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._head: int | None = None
+        """Where the beginning that is kept ends; None while nothing was cut."""
+        self._left_out = 0
+        self._mark = b""
+        """The last line among those left out that says which run the next words are of."""
+        self._noted = 0
+        """Bytes of the note, which comes after the beginning."""
+        # Whoever writes goes on at the new end when the file gets shorter; torchrun opens it otherwise.
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def cut(self) -> None:
+        """Take the middle out of the file if it is too long."""
+        size = os.fstat(self._descriptor).st_size
+        if size <= MOST_BYTES:
+            return
+        # Through a descriptor of its own, because one that appends cannot write elsewhere.
+        with Path(f"/proc/self/fd/{self._descriptor}").open("r+b", buffering=0) as file:
+            with mmap(file.fileno(), size, access=ACCESS_READ) as text:
+                if self._head is None:
+                    self._head = text.rfind(b"\n", 0, KEPT_BYTES) + 1 or KEPT_BYTES
+                first = self._head + self._noted
+                end = text.find(b"\n", size - KEPT_BYTES) + 1 or size - KEPT_BYTES
+                mark = text.rfind(RUN_MARK.encode(), first, end)
+                if mark >= 0:
+                    self._mark = text[mark : text.find(b"\n", mark) + 1]
+                tail = text[end:]
+            self._left_out += end - first
+            note = b"--- %d bytes were left out here ---\n" % self._left_out + self._mark
+            self._rewrite(file.fileno(), self._head, note + tail, size)
+            self._noted = len(note)
+
+    @staticmethod
+    def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
+        """Put `data` in the place of what lies between `at` and `size`."""
+        at += os.pwrite(file, data, at)
+        # What was written meanwhile.
+        while more := os.pread(file, MOST_BYTES, size):
+            size += len(more)
+            at += os.pwrite(file, more, at)
+        os.ftruncate(file, at)

@@ -1,0 +1,30 @@
+"""Text that others wrote, such as a model's exception, made fit to be kept and to be shown.
+
+Records keep what was said, but for its length (`shortened`). What could act on a terminal or a page is
+replaced where text leaves for people, in the console, the page and Markdown (`visible`). So records that are
+there already are covered as well, and JSON and CSV have the text as it was.
+"""
+
+from __future__ import annotations
+
+import re
+
+MESSAGE_CHARACTERS = 400
+"""Of an exception's message, as records keep it."""
+REASON_CHARACTERS = 2000
+"""Of the reason of an outcome, which may have messages of several ranks in it."""
+
+_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tabs and line ends; marks that turn the direction of text; halves of characters."""
+
+
+def visible(text: str) -> str:
+    r"""The text with `\x1b` in the place of an escape character, and so on: nothing acts on a terminal."""
+    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """The beginning and the end of a text of more than `most` characters, with how many were left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} ... ({len(text) - most:,} characters left out) ... {text[-(most // 2) :]}"

@@ -1,0 +1,31 @@
+"""Text of others: nothing in it acts on a terminal, and what is kept of it has an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.foreign_text import shortened, visible
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("plain, \u00e4\u4e2d\U0001f600 and a\ttab\nand a line", None),
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("over\rwritten\x08", r"over\x0dwritten\x08".replace(r"\x0d", r"\r")),
+        # The eight-bit forms of escape sequences.
+        ("\x9b31m \x85", r"\x9b31m \x85"),
+        ("abc\u202edcba\u2066 \u200f\u061c", r"abc\u202edcba\u2066 \u200f\u061c"),
+        ("a\u2028b", r"a\u2028b"),
+        ("half of a pair \ud83d", r"half of a pair \ud83d"),
+        (r"already \x1b", None),
+    ],
+)
+def test_what_acts_on_a_terminal_is_shown_instead(said: str, shown: str | None) -> None:
+    assert visible(said) == (said if shown is None else shown)
+    assert visible(visible(said)) == visible(said)
+
+
+def test_of_a_long_text_the_beginning_and_the_end_are_kept() -> None:
+    assert shortened("x" * 400) == "x" * 400
+    assert shortened("ab" + "x" * 1_000_000 + "yz", most=4) == "ab ... (1,000,000 characters left out) ... yz"

@@ -1,0 +1,84 @@
+"""What ranks print stays in bounds while they print, with its beginning, its end, and what is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.worker.output import KEPT_BYTES, MOST_BYTES
+
+NOTE = re.compile(rb"--- (\d+) bytes were left out here ---\n")
+PRINTS = """
+import os, sys, time
+from harness.worker.output import MOST_BYTES, bound_output
+bound_output(look_s=0.01)
+print("--- run first", file=sys.stderr, flush=True)
+print("the first words", file=sys.stderr, flush=True)
+line = b"%07d " + b"x" * {width} + b"\\n"
+size = 0
+for number in range({lines}):
+    size += os.write(2, line % number)
+    if number == {lines} // 2:
+        size += os.write(2, b"--- run second\\n")
+    # A disk would have been filled before the other thread has looked once.
+    while os.fstat(2).st_size > 2 * MOST_BYTES:
+        time.sleep(0.01)
+while os.fstat(2).st_size > MOST_BYTES:
+    time.sleep(0.01)
+os.write(2, b"the last words\\n")
+print(size)
+os._exit(3)
+"""
+
+
+def printed(folder: Path, *, lines: int, width: int) -> tuple[bytes, int]:
+    """What such a process leaves in its stderr, which is opened as torchrun does, and how much it wrote."""
+    with (folder / "stderr.log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTS.format(lines=lines, width=width)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            timeout=200,
+        )
+    assert done.returncode == 3
+    mine = len("--- run first\nthe first words\nthe last words\n")
+    return (folder / "stderr.log").read_bytes(), int(done.stdout) + mine
+
+
+def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_path: Path) -> None:
+    text, written = printed(tmp_path, lines=60_000, width=1000)
+    assert len(text) <= MOST_BYTES + 2 * KEPT_BYTES
+    head, left_out, tail = NOTE.split(text)
+    assert head.startswith(b"--- run first\nthe first words\n0000000 ")
+    assert tail.endswith(b"the last words\n")
+    # The end is of the second run, though the line that said so is gone.
+    assert tail.startswith(b"--- run second\n")
+    lines = tail.removeprefix(b"--- run second\n").splitlines()[:-1]
+    assert [int(line[:7]) for line in lines] == list(range(60_000 - len(lines), 60_000))
+    # That line was left out and is said again; what comes amid the last step of a cut may be lost uncounted.
+    kept = len(head) + len(tail) - len("--- run second\n")
+    assert 0 <= written - kept - int(left_out) < 10_000
+
+
+def test_what_is_short_is_left_alone(tmp_path: Path) -> None:
+    text, written = printed(tmp_path, lines=100, width=1000)
+    assert (len(text), NOTE.search(text)) == (written, None)
+
+
+@pytest.mark.parametrize("target", ["pipe", "null"])
+def test_what_is_no_plain_file_is_left_alone(target: str) -> None:
+    code = (
+        "import threading, harness.worker.output as output; output.bound_output();"
+        "assert threading.active_count() == 1"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE if target == "pipe" else subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
