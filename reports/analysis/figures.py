@@ -75,7 +75,7 @@ class CellFigures:
         return self.proof.method if self.proof else NOT_CHECKED
 
 
-def figures(pool: Pool) -> CellFigures | None:
+def cell_figures(pool: Pool) -> CellFigures | None:
     """The figures of a pool; None if no run of it counts."""
     if not pool.runs:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reports.analysis.allocations import Drift, drift
 from reports.analysis.assumptions import Assumptions
-from reports.analysis.figures import CellFigures, figures
+from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.outcomes import (
     Failure,
     LostRun,
@@ -71,7 +71,7 @@ def analyse(
     """The figures of the study called `name`, from all its plans and the results of all its runs."""
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     pools = _pools(cells, plans, results)
-    found = {cell_id: one for cell_id, pool in pools.items() if (one := figures(pool)) is not None}
+    found = {cell_id: one for cell_id, pool in pools.items() if (one := cell_figures(pool)) is not None}
     drifted = drift(results)
     known = cells.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())

@@ -51,7 +51,7 @@ _LOOKS = {
 }
 
 
-def throughput(group: Group, styles: LineStyles) -> Drawing:
+def throughput_drawing(group: Group, styles: LineStyles) -> Drawing:
     """Throughput of all devices together, both axes logarithmic, so that the ideal is a straight line."""
     title = f"Throughput, {group.unit}"
     entries = _legend(group, styles, f"ideal from {group.start.short}")
@@ -112,7 +112,7 @@ def speed_up_drawing(group: Group, styles: LineStyles) -> Drawing:
         )
 
 
-def efficiency(group: Group, styles: LineStyles) -> Drawing:
+def efficiency_drawing(group: Group, styles: LineStyles) -> Drawing:
     """Efficiency against the best single device, or against the own smallest size where there is none."""
     title = "Efficiency, percent of the baseline"
     entries = _legend(group, styles, "ideal: 100 %")

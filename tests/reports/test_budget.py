@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from reports.analysis.budget import CellBudget, budget, lost, why_no_budget
-from reports.analysis.figures import CellFigures, figures
+from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.study import analyse
 from results.budget import StepBudget
 from results.statistics import Metric
@@ -59,7 +59,7 @@ def cell(planted) -> Callable[..., CellFigures]:
             msgspec.structs.replace(run, budget=own, **fields)
             for run, (_, own) in zip(pool.runs, runs, strict=True)
         ]
-        found = figures(replace(pool, runs=tuple(changed)))
+        found = cell_figures(replace(pool, runs=tuple(changed)))
         assert found is not None
         return found
 

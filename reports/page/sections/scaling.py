@@ -9,7 +9,7 @@ from markupsafe import Markup
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.page import tables
-from reports.page.curves import efficiency, speed_up_drawing, throughput
+from reports.page.curves import efficiency_drawing, speed_up_drawing, throughput_drawing
 from reports.page.groups import Group, LineStyles, line_styles
 from reports.page.section import Block, Bullets, Drawings, Heading, Paragraph, Section, Table
 from reports.page.svg import Drawing
@@ -47,7 +47,7 @@ def _section(study: StudyFigures, kind: Scaling) -> Section:
 
 def _part(study: StudyFigures, group: Group, styles: LineStyles) -> Iterator[Block]:
     yield Heading(group.title)
-    yield Drawings((throughput(group, styles), *_claims(group, styles)))
+    yield Drawings((throughput_drawing(group, styles), *_claims(group, styles)))
     data = tables.scaling_table(study, group.curves)
     yield Table(data, f"Baselines: {'; '.join(_baselines(group.curves))}")
     reasons = tables.no_claim_reasons(group.curves)
@@ -60,7 +60,7 @@ def _claims(group: Group, styles: LineStyles) -> tuple[Drawing, ...]:
     claims = [point.efficiency for curve in group.curves for point in curve.points]
     if not any(claim.metric is not None and not claim.is_baseline for claim in claims):
         return ()
-    return speed_up_drawing(group, styles), efficiency(group, styles)
+    return speed_up_drawing(group, styles), efficiency_drawing(group, styles)
 
 
 def _baselines(curves: Sequence[Curve]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from reports.analysis.figures import CellFigures, figures
+from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from results.budget import Communication, OperationSummary, RankColumns, StepBudget
@@ -99,7 +99,7 @@ def new_run() -> Callable[..., RunResult]:
 @pytest.fixture
 def figures_of() -> Callable[[Cell, Sequence[RunResult]], CellFigures]:
     def made(cell: Cell, runs: Sequence[RunResult]) -> CellFigures:
-        found = figures(pool(cell, list(runs), planned=len(runs)))
+        found = cell_figures(pool(cell, list(runs), planned=len(runs)))
         assert found is not None
         return found
 
