@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.launchers.registry import launchers
+from harness.plan.launchers import launchers_help, own_launchers
 from harness.plan.options import MOST, PlanOption
 from harness.plan.study_file import OPTIONS
 from results.value_types import takes
@@ -28,9 +29,14 @@ def reference() -> str:
 
 
 def _row(option: PlanOption) -> str:
-    rule = takes(option.type).replace(f" and at most {MOST}", "")
+    rule, meaning = takes(option.type).replace(f" and at most {MOST}", ""), option.help
+    if option.name == "launcher":
+        # The page is of bench alone, whatever is installed beside it.
+        own = own_launchers()
+        *names, last = (entry.name for entry in own)
+        rule, meaning = f"{', '.join(names)} or {last}", launchers_help(own)
     readers = ", ".join(each.name for each in launchers() if option.name in each.options)
-    return f"| `{option.flag}` | {rule} | {option.help} | {readers} |\n"
+    return f"| `{option.flag}` | {rule} | {meaning} | {readers} |\n"
 
 
 if __name__ == "__main__":

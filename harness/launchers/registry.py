@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.launchers.launcher import JobLauncher, Launcher
-from harness.plan.launchers import launcher_entries, launcher_entry, launcher_names
+from harness.plan.launchers import launcher_entry, launcher_names, own_launchers
 from results.errors import SchedulerError
 from results.registry import load
 
@@ -25,7 +25,7 @@ def launcher(name: str) -> Launcher:
 
 def launchers() -> list[Launcher]:
     """All that are registered, in their order. One of another package is imported by its name alone."""
-    return [launcher(name) for name, entry in launcher_entries().items() if entry.extension is None]
+    return [launcher(entry.name) for entry in own_launchers()]
 
 
 def job_launcher(name: str) -> JobLauncher:

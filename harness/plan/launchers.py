@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from results.errors import UsageError
@@ -65,6 +66,12 @@ def launcher_entry(name: str) -> LauncherEntry:
     return entries[name]
 
 
-def launchers_help() -> str:
-    """All of them in a line."""
-    return ", ".join(f"{entry.name} {entry.help}" for entry in launcher_entries().values())
+def own_launchers() -> tuple[LauncherEntry, ...]:
+    """Those of no other package."""
+    return tuple(entry for entry in launcher_entries().values() if entry.extension is None)
+
+
+def launchers_help(entries: Iterable[LauncherEntry] | None = None) -> str:
+    """These in a line; None: all of them."""
+    told = launcher_entries().values() if entries is None else entries
+    return ", ".join(f"{entry.name} {entry.help}" for entry in told)

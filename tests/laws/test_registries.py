@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.plan.launchers import launcher_names
+from harness.plan.launchers import own_launchers
 from reports.page.contents import SECTIONS
 from results.registry import load
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
@@ -103,7 +103,10 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
             ),
         },
     ),
-    "launcher": (launcher_names(), {"a word in the docs": mentioned("docs/clusters.md", "docs/guide.md")}),
+    "launcher": (
+        [launcher.name for launcher in own_launchers()],
+        {"a word in the docs": mentioned("docs/clusters.md", "docs/guide.md")},
+    ),
     "section": (
         list(SECTIONS),
         {"a place in the golden structure of the page": mentioned("tests/reports/golden/structure.txt")},

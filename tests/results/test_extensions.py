@@ -217,6 +217,17 @@ def test_the_help_of_matrix_names_launchers_and_imports_none(twenty: Path) -> No
     assert "launcher-19 is of dummy-19" in " ".join(done.stdout.split())
 
 
+def test_the_page_of_options_is_of_bench_alone(twenty: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.reference"],
+        env={**os.environ, "PYTHONPATH": str(twenty)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+
+
 def test_list_names_the_package_of_each(twenty: Path) -> None:
     done = bench(twenty, "list")
     assert done.stderr.split() == ["0", "1", "20"]
