@@ -9,7 +9,7 @@ from harness.console import GAP, Console, column_widths
 from reports.analysis.headline import headline_table
 from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.verdict import verdict
 from reports.table import TextTable
 from results import files
 from results.store import Study

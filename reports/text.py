@@ -6,7 +6,7 @@ Three significant digits unless an interval is so narrow that its ends would loo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from results.cell import Cell, Device
@@ -114,6 +114,13 @@ def metric(figure: Metric) -> MetricText:
     )
 
 
+def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
+    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` stands before the end."""
+    if len(items) > most:
+        items = [*items[: most - 1], f"{len(items) - most + 1} more"]
+    return last.join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
+
+
 def devices_word(devices: Collection[Device]) -> str:
     """What a size counts, as a table's heading: on a CPU device ranks, and it always says so."""
     kinds = set(devices)
@@ -125,6 +132,11 @@ def devices_word(devices: Collection[Device]) -> str:
 def devices(gpus: int, device: Device) -> str:
     """A size in a sentence: `8 GPUs`, `1 rank (CPU)`."""
     return count(gpus, "GPU") if device == "cuda" else f"{count(gpus, 'rank')} (CPU)"
+
+
+def device_word(device: Device) -> str:
+    """One of them: `GPU`, `rank (CPU)`."""
+    return "GPU" if device == "cuda" else "rank (CPU)"
 
 
 def batch(cell: Cell) -> str:

@@ -1,7 +1,7 @@
 """Where the time of a step went, for a whole run: its budget, its communication, its ranks. Derived.
 
-Times are of one step in nanoseconds. The formulas are in `results/accounts.py`
-and `results/communication.py`.
+Times are of one step in nanoseconds. The formulas are in `results/derivation/accounts.py`
+and `results/derivation/communication.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import msgspec
 
 from results import files, schemas
 from results.cell import Cell
-from results.derive import derive
+from results.derivation.run_result import derive
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch
 from results.outcome import Outcome

@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from results.intervals import Interval, intersection, length
+from results.derivation.intervals import Interval, intersection, length
 from results.recorded import KernelTimes
 
 PROFILED_STEPS = 3

@@ -1,6 +1,6 @@
 """A cell's budget: its step time in parts, the mean over its runs, and what of it is lost against a baseline.
 
-The parts of a run, and their formulas, are in `results/budget.py` and `results/accounts.py`.
+The parts of a run, and their formulas, are in `results/budget.py` and `results/derivation/accounts.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from reports.analysis.training import exchanges_by_nodes
 from reports.text import count, number
 from results.budget import OperationSummary
 from results.cell import Backend
-from results.communication import bus_factor
+from results.derivation.communication import bus_factor
 from results.recorded import POINT_TO_POINT
 from results.run import RunResult
 

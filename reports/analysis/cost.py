@@ -14,7 +14,7 @@ import msgspec
 from reports.analysis.assumptions import Assumptions, Quote, quote
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
-from reports.text import devices
+from reports.text import device_word
 from results.cell import Cell
 from results.outcome import Evidence
 from results.statistics import Metric, over_runs
@@ -170,10 +170,9 @@ def _why_no_cost(one: CellFigures) -> str:
     environment = one.newest.environment
     if environment is None:
         return "no device is known"
-    device = devices(1, one.cell.device).removeprefix("1 ")
     return (
-        f"no price is known of {environment.device_name}: give --price USD, of one {device} and hour, or "
-        f"--prices FILE.csv"
+        f"no price is known of {environment.device_name}: give --price USD, of one "
+        f"{device_word(one.cell.device)} and hour, or --prices FILE.csv"
     )
 
 

@@ -18,11 +18,10 @@ from reports.analysis.compression import (
     payload_ratio,
 )
 from reports.analysis.figures import CellFigures
-from reports.analysis.missing import listed
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import Setting, setting_of
 from reports.analysis.study import StudyFigures
-from reports.text import devices, number
+from reports.text import devices, listed, number
 from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Cell, Device
 from results.label import exchange_label
 from results.link import NO_LINK, read_link

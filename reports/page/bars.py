@@ -40,21 +40,22 @@ Painter = Callable[[Axes, Sequence[RowT], Sequence[RowT]], None]
 def exposed_dots(groups: Sequence[Group[CellFigures]], labels: Labels) -> list[Drawing]:
     """Exposed communication as a share of the step, with its interval."""
     with_share = [(name, [cell for cell in cells if cell.exposed_share]) for name, cells in groups]
-    return drawings(with_share, labels, "exposed communication, percent of the step", _exposed)
+    return drawings(with_share, labels, ("exposed communication", "percent of the step"), _exposed)
 
 
 def drawings(
-    groups: Sequence[Group[RowT]], labels: Labels, title: str, paint: Painter[RowT]
+    groups: Sequence[Group[RowT]], labels: Labels, drawn_in: tuple[str, str], paint: Painter[RowT]
 ) -> list[Drawing]:
-    """Each group in as many drawings as it needs; `title` is what is drawn, a comma, and its unit."""
+    """Each group in as many drawings as it needs; `drawn_in` is what is drawn, and its unit."""
+    quantity, unit = drawn_in
     drawn: list[Drawing] = []
     for common, rows, sheet in _sheets(groups):
         name = f"{paint.__name__.strip('_')}-{len(drawn)}"
-        full = f"{common}: {title}"
+        full = f"{common}: {quantity}, {unit}"
         with axes(width=_WIDTH, height=max(_LOWEST, _MARGINS + _ROW * len(sheet))) as plain:
             paint(plain, rows, sheet)
             _rows(plain, [labels[row.cell.id] for row in sheet])
-            plain.set_title(title.partition(", ")[2])
+            plain.set_title(unit)
             described = f"{full} of {len(sheet)} cells. The numbers are in the table below."
             svg = inline(plain, name=name, title=full, description=described)
         drawn.append(Drawing(title=full, svg=svg))

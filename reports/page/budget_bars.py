@@ -30,7 +30,7 @@ _COLOURS: dict[Part, str] = {
 
 def budget_bars(groups: Sequence[Group[CellBudget]], labels: Labels) -> list[Drawing]:
     """Stacked bars of the parts of a step."""
-    return drawings(groups, labels, "where a step's time goes, ms", _budget)
+    return drawings(groups, labels, ("where a step's time goes", "ms"), _budget)
 
 
 def _budget(drawn: Axes, budgets: Sequence[CellBudget], sheet: Sequence[CellBudget]) -> None:

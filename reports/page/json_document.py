@@ -12,7 +12,7 @@ import msgspec
 
 from reports.analysis.scaling import Efficiency, Point
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.verdict import verdict
 from reports.page.rows import CellRow, cell_rows
 from results.cell import Cell
 from results.schema import WRITER

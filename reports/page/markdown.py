@@ -9,7 +9,7 @@ from reports.analysis.headline import headline_table
 from reports.analysis.side_by_side import Comparison, compare
 from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.verdict import verdict
 from reports.page.conditions import environment_table
 from reports.page.sections.comparison import comparison_table
 from reports.table import TextTable

@@ -12,7 +12,7 @@ import pytest
 
 from reports.analysis.headline import headline
 from reports.analysis.study import StudyFigures, analyse
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page import export
 from reports.page.export import frame_of, table, text

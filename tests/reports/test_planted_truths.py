@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from reports.analysis.study import analyse
-from reports.analysis.verdict import Verdict, verdict
+from reports.analysis.verdict.verdict import Verdict, verdict
 from reports.page.render import render
 from results.recorded import LinkPeak, Operations, Recorded
 

@@ -9,10 +9,10 @@ import pytest
 
 from harness.console import Console
 from harness.report import print_verdict
-from reports.analysis.missing import listed
 from reports.analysis.study import StudyFigures, analyse
-from reports.analysis.verdict import NOTHING, Verdict, verdict
+from reports.analysis.verdict.verdict import NOTHING, Verdict, verdict
 from reports.page.sections.verdict import verdict_section
+from reports.text import listed
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 

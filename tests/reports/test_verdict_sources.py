@@ -6,7 +6,7 @@ import pytest
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import analyse
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.verdict import verdict
 from results.catalogue.prices import Price
 from results.outcome import Evidence, Outcome
 

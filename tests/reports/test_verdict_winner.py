@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from reports.analysis.scalability import Dominant
 from reports.analysis.study import analyse
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.scalability import Dominant
+from reports.analysis.verdict.verdict import verdict
 from results.training import Training
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from results.cell import Cell
-from results.derive import derive
+from results.derivation.run_result import derive
 from results.environment import CodeVersion, Environment
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work

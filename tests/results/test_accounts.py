@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from results.budget import StepBudget
 from results.cell import Cell
-from results.derive import derive
+from results.derivation.run_result import derive
 from results.errors import SchemaError
 from results.record import Quads, RankRecord, StepColumns
 from results.recorded import KernelTimes, Operations, Recorded

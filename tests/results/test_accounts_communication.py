@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from results.budget import Communication, OperationSummary
 from results.cell import Cell
-from results.communication import bus_factor, communication
-from results.derive import derive
+from results.derivation.communication import bus_factor, communication
+from results.derivation.matching import Matched, match
+from results.derivation.run_result import derive
 from results.errors import SchemaError
-from results.matching import Matched, match
 from results.record import RankRecord
 from results.recorded import KernelTimes, LinkPeak, Operations, Recorded
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from results.cell import Cell
-from results.derive import block_walls, derive, exposed_time, step_time
+from results.derivation.run_result import block_walls, derive, exposed_time, step_time
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from results.cell import Cell
-from results.derive import derive, mean_losses
+from results.derivation.run_result import derive, mean_losses
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from results.cell import Cell
-from results.derive import derive
+from results.derivation.run_result import derive
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.intervals import intersection, length, length_of_columns, union
+from results.derivation.intervals import intersection, length, length_of_columns, union
 
 Intervals = list[tuple[int, int]]
 POINTS = 40

@@ -9,9 +9,9 @@ from markupsafe import Markup
 from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.compression import FEWEST_RUNS
 from reports.analysis.knee import PAYS_FROM
-from reports.analysis.scalability import LITTLE
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict import verdict
+from reports.analysis.verdict.scalability import LITTLE
+from reports.analysis.verdict.verdict import verdict
 from reports.page.section import Block, Bullets, Definition, Heading, Paragraph, Section
 from reports.text import percent
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from results.budget import Communication, OperationSummary
 from results.cell import Backend
+from results.derivation.intervals import length_of_columns
+from results.derivation.matching import Flags, Floats, Matched, recorded_of
 from results.errors import SchemaError
-from results.intervals import length_of_columns
-from results.matching import Flags, Floats, Matched, recorded_of
 from results.record import RankRecord
 from results.recorded import POINT_TO_POINT, LinkPeak, Recorded
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, cheapest_within, frontiers
-from reports.analysis.scaling_sentences import unlike
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training
+from reports.analysis.verdict.scaling_sentences import unlike
 from reports.text import devices, duration, metric
 from results.label import label
 

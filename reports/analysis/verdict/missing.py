@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from reports.analysis.outcomes import NOT_RUN, words
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
+from reports.text import listed
 from results.cell import BASELINE_STRATEGY
 from results.label import label
 from results.outcome import Evidence, Outcome
@@ -101,10 +102,3 @@ def _texts(points: Iterable[Named], *, outcomes: dict[str, str] | None = None) -
         f"{name} on {listed([f'{size:,}' for size in sorted(those)])}{endings.get(name, '')}"
         for name, those in sizes.items()
     )
-
-
-def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
-    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` stands before the end."""
-    if len(items) > most:
-        items = [*items[: most - 1], f"{len(items) - most + 1} more"]
-    return last.join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]

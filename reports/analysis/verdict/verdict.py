@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.communication import communication_finding, slow_links
-from reports.analysis.cost_sentences import cost_sentences
 from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
-from reports.analysis.made_from import MadeFrom, made_from
-from reports.analysis.missing import Missing, listed, missing
 from reports.analysis.peaks import link_peaks
-from reports.analysis.scalability import Dominant, Scalability, scalability
-from reports.analysis.scaling_sentences import scaling_sentences
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures
-from reports.text import count, devices
+from reports.analysis.verdict.cost_sentences import cost_sentences
+from reports.analysis.verdict.made_from import MadeFrom, made_from
+from reports.analysis.verdict.missing import Missing, missing
+from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
+from reports.analysis.verdict.scaling_sentences import scaling_sentences
+from reports.text import count, devices, listed
 from results.label import label
 from results.outcome import Evidence
 

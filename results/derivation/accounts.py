@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from results.budget import RankColumns, StepBudget
-from results.communication import blocked_by_step, bubble_by_step
+from results.derivation.communication import blocked_by_step, bubble_by_step
+from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
-from results.matching import Floats, Matched, recorded_of
 from results.record import Quads, RankRecord
 from results.statistics import Metric, differences, within_run
 

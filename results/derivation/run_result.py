@@ -10,20 +10,20 @@ from typing import TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from results.accounts import rank_columns, step_budget, why_no_budget
 from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
-from results.communication import communication
+from results.derivation.accounts import rank_columns, step_budget, why_no_budget
+from results.derivation.communication import communication
+from results.derivation.matching import match
+from results.derivation.telemetry import device_energy, telemetry_means, why_no_energy
 from results.environment import Environment, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
-from results.matching import match
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
 from results.run import PHASES, RunResult
 from results.statistics import Metric, differences, slow_steps, within_run
-from results.telemetry import device_energy, telemetry_means, why_no_energy
 
 Ints = npt.NDArray[np.int64]
 N = TypeVar("N", int, float)
@@ -270,7 +270,7 @@ def _accounts(
     phases: Mapping[str, float],
     absent: Mapping[str, str],
 ) -> tuple[_Accounts, dict[str, str]]:
-    """The accounts of a step, and why one is None; formulas: `results.accounts`, `results.communication`."""
+    """The accounts of a step, and why one is None; formulas: `accounts` and `communication` beside this."""
     matched = match(ranks)
     budget = step_budget(ranks, step_ns, phases, matched)
     found = communication(ranks, matched, cell.backend)

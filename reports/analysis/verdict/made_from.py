@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reports.analysis.missing import listed, outcome_text
 from reports.analysis.outcomes import UNUSABLE
 from reports.analysis.study import StudyFigures
-from reports.text import count
+from reports.analysis.verdict.missing import outcome_text
+from reports.text import count, listed
 from results.label import label
 from results.outcome import Evidence, Outcome
 from results.run import RunResult

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from reports.analysis.budget import Part, change
 from reports.analysis.compression import FEWEST_RUNS
-from reports.analysis.missing import listed
-from reports.analysis.scalability import Configuration, Dominant, Reach, Scalability
-from reports.text import MetricText, count, devices, duration, metric, percent
+from reports.analysis.verdict.scalability import Configuration, Dominant, Reach, Scalability
+from reports.text import MetricText, count, devices, duration, listed, metric, percent
 
 PART_WORDS: dict[Part, str] = {
     "input": "input: waiting for data and moving it",

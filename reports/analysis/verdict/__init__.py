@@ -1,0 +1,1 @@
+"""What a study comes to, as facts and as sentences."""
