@@ -21,6 +21,7 @@ from harness.launchers.registry import launcher, launchers
 from harness.packages import with_packages
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
+from harness.plan.limit import Limit
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
 from harness.plan.request import make_request
@@ -125,7 +126,10 @@ class Matrix:
         self._call.show(study, plan, with_packages(code_version(), plan.cells))
 
     def run(self, *, report: bool) -> int:
-        """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C."""
+        """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C.
+
+        1 says that a cell lacks a run, that nothing could be measured, or that `require` is not met.
+        """
         # Once before anything is written: a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
         plan = self._plan(study)
@@ -137,7 +141,7 @@ class Matrix:
             plan = self._kept_plan(study)
             exit_code = self._call.run(study, plan, code, lock)
             if exit_code is not None:
-                return exit_code
+                return exit_code or self._without_cells(plan)
             results = study.collect()
         return self._finish(study, plan, results, report=report)
 
@@ -148,15 +152,43 @@ class Matrix:
                 f"{study.root} holds the study {earlier[0].study!r}, not {self._name!r}; choose another "
                 f"folder with --out, or extend that one with --name {earlier[0].study}"
             )
-        limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
         return expand(
             self._request,
             study=earlier[0].study if earlier else self._name or study.name,
             created_at=utc_now(),
             earlier=earlier,
-            limit=self._machine.limit(self._request.device, _offer()) if limited else None,
-            link_obstacle=link_obstacle() if self._request.has_links else None,
+            limit=self._limit(),
+            link_obstacle=self._link_obstacle(),
         )
+
+    def _limit(self) -> Limit | None:
+        """What cells of this machine may need; None: they run elsewhere, or share its devices."""
+        limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
+        return self._machine.limit(self._request.device, _offer()) if limited else None
+
+    def _link_obstacle(self) -> str | None:
+        return link_obstacle() if self._request.has_links else None
+
+    def _without_cells(self, plan: Plan) -> int:
+        """The exit code for points that were skipped: 1 if nothing is left, or all were required.
+
+        A point that no machine could run, or that was excluded, is not required.
+        """
+        if not plan.cells:
+            self._console.note(
+                f"nothing was measured: {count(len(plan.skips), 'point')} skipped, no cell left"
+            )
+            return 1
+        limit, obstacle = self._limit(), self._link_obstacle()
+        left_out = [
+            skip.reason for skip in plan.skips if skip.reason in (obstacle, limit and limit.reason(skip.gpus))
+        ]
+        if self._options.require is None or not left_out:
+            return 0
+        self._console.note(
+            f"--require all: {count(len(left_out), 'point')} of the matrix cannot run here: {left_out[0]}"
+        )
+        return 1
 
     def _kept_plan(self, study: Study) -> Plan:
         """The plan of this call: the one that is kept already, if nothing new was asked for."""
@@ -185,7 +217,7 @@ class Matrix:
             self._console.note(
                 f"{count(missing, 'cell')} of {len(plan.cells)} without all runs: bench status {study.root}"
             )
-        return 1 if missing else 0
+        return max(int(missing > 0), self._without_cells(plan))
 
 
 def _run_options(options: StudyFile) -> RunOptions:

@@ -119,6 +119,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Switch, option("leave out cells whose smaller batch ran out of memory (the default)")
     ] = None
     rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
+    require: Annotated[
+        Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")
+    ] = None
     trace: Annotated[
         Counts, option("ranks that keep the profiler's trace of 3 steps after each run: 0,3", ge=0)
     ] = None

@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 import yaml
 
 from harness.cli import COMMANDS, run
-from harness.plan.study_file import OPTIONS
+from harness.launch.machine import Machine
+from harness.matrix import Matrix
+from harness.plan.study_file import OPTIONS, StudyFile
+from results.plan import Pattern
 from results.store import Study
 
 
@@ -153,6 +157,39 @@ def test_a_plan_that_was_cut_off_is_named(capsys: pytest.CaptureFixture[str], tm
     code, error = _error(capsys, "status", "torn")
     assert code == 1
     assert "torn/plan-0001.json is not a readable plan" in error
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_matrix_of_which_nothing_can_be_measured_here_is_no_success(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, device: str
+) -> None:
+    points = ("--workload", "mlp", "--strategy", "ddp", "--gpus", "2048,4096", "--device", device)
+    code = run(["matrix", *points, "--no-report", "--out", str(tmp_path / "s")], debug=False)
+    assert code == 1
+    assert "nothing was measured: 2 points skipped, no cell left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "excluded", "code"),
+    # ddp needs two ranks, and what was excluded was not asked for.
+    [("1,4096", None, 1), ("1,2", None, 0), ("1,4096", Pattern(gpus=4096), 0)],
+)
+def test_all_points_that_a_machine_could_hold_may_be_required(
+    tmp_path: Path, gpus: str, excluded: Pattern | None, code: int
+) -> None:
+    options = StudyFile(
+        workload="mlp",
+        strategy="single,ddp",
+        gpus=gpus,
+        device="cpu",
+        out=str(tmp_path),
+        require="all",
+        exclude=[excluded] if excluded else None,
+    )
+    for given, expected in ((options, code), (msgspec.structs.replace(options, require=None), 0)):
+        matrix = Matrix(given, study_file=None)
+        matrix._machine = Machine(cores=2, gpu_names=())
+        assert matrix._without_cells(matrix._plan(Study(tmp_path))) == expected
 
 
 def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

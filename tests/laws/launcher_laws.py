@@ -241,6 +241,7 @@ class JobLaws(LauncherLaws):
         for done in (self.call(gpus="1", strategy="ddp", dry_run=True), self.call(gpus="1", strategy="ddp")):
             said = done.out + done.errors
             assert "1 point skipped" in said
+            assert done.code == int("nothing was measured" in said)
             assert "no jobs are left to submit" in said
             assert "defect" not in said
         assert self.starts() == set()

@@ -103,6 +103,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     oversubscribe: false
     max_time: 2h
     rerun: failed
+    require: all
     trace: [0, 3]
     tensorboard: true
     out: runs/nightly
