@@ -24,7 +24,9 @@ def _flat(cell: Cell, size: int) -> str | None:
     if not collective.by_nodes or 1 < size < cell.gpus:
         return None
     here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
-    return f"{collective.name} goes inside of nodes and across them, and {here}; give --node-size"
+    # Two nodes of two ranks are the least that have both.
+    way_out = "give --node-size" if cell.gpus >= 4 else "use at least 4 ranks"
+    return f"{collective.name} goes inside of nodes and across them, and {here}; {way_out}"
 
 
 def _grouped(cell: Cell, size: int) -> str | None:

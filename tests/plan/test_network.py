@@ -24,12 +24,14 @@ def reason_of(plan: Plan) -> str | None:
         ({"node_size": 4}, "and 4 ranks are one node; give --node-size"),
         ({"node_size": 1}, "and here every rank is a node; give --node-size"),
         ({"link": "1gbit"}, "and here every rank is a node; give --node-size"),
+        ({"gpus": 2, "node_size": 1}, "and here every rank is a node; use at least 4 ranks"),
     ],
 )
 def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
     plan_of: MakePlan, options: dict[str, object], reason: str
 ) -> None:
-    plan = plan_of(workload="mlp", strategy="ddp", collective="hierarchical", gpus=4, **options)
+    point = {"workload": "mlp", "strategy": "ddp", "collective": "hierarchical", "gpus": 4, **options}
+    plan = plan_of(**point)
     assert reason_of(plan) == f"hierarchical goes inside of nodes and across them, {reason}"
 
 
