@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -49,14 +50,55 @@ def code_version() -> CodeVersion:
 
 
 def code_hash(folder: Path) -> str:
-    """16 hex digits over the source of everything that runs inside the measured process."""
+    """16 hex digits over everything that runs inside the measured process, as `what_runs` reads it."""
     digest = hashlib.sha256()
     for part in _MEASURED:
         place = folder / part
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\0".encode())
-            digest.update(path.read_bytes())
+            digest.update(what_runs(path.read_bytes()))
     return digest.hexdigest()[:16]
+
+
+_TOKEN = re.compile(
+    rb"""
+    (?P<string> [rRbBuUfF]{0,2} (?:
+        \"{3} (?:\\.|[^\\])*? \"{3} | '{3} (?:\\.|[^\\])*? '{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+    ))
+    | (?P<comment> \#[^\n]*) | (?P<open> [(\[{]) | (?P<close> [)\]}])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+_LINE_BREAKS = re.compile(rb"[ \t]*\n(?:[ \t]*\n)*")
+
+
+def what_runs(source: bytes) -> bytes:
+    """Python source without comments, blank lines and strings that stand alone (docstrings).
+
+    The code, in which each string is a NUL, and after it the strings, with a NUL between all of them. Not a
+    dump of the syntax tree: that differs between versions of Python, and a host compares its own with that of
+    a container; and to parse all files takes half a second.
+    """
+    code, strings, end, depth = [], [], 0, 0
+    for token in _TOKEN.finditer(source):
+        code.append(source[end : token.start()])
+        end, kind = token.end(), token.lastgroup
+        depth += (kind == "open") - (kind == "close")
+        if kind in ("open", "close"):
+            code.append(token[0])
+        elif kind == "string" and (depth or not _stands_alone(source, token)):
+            code.append(b"\0")
+            strings.append(token[0])
+    code.append(source[end:])
+    return b"\0".join([_LINE_BREAKS.sub(b"\n", b"".join(code)).strip(b"\n"), *strings])
+
+
+def _stands_alone(source: bytes, token: re.Match[bytes]) -> bool:
+    """Whether nothing but blanks and a comment is on its lines."""
+    before = source[source.rfind(b"\n", 0, token.start()) + 1 : token.start()]
+    after = _REST_OF_LINE.match(source, token.end())
+    return not before.strip() and after is not None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -15,7 +15,7 @@ from harness.costs import CostFlags, assumptions
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
 from harness.launch.supervise import ending_signals
-from harness.launch.tally import Conditions, tally
+from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.packages import with_packages
@@ -123,7 +123,11 @@ class Matrix:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
         plan = self._plan(study)
-        self._call.show(study, plan, with_packages(code_version(), plan.cells))
+        code = with_packages(code_version(), plan.cells)
+        conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
+        for sentence in uncounted(study.results(), plan, conditions):
+            self._console.note(sentence)
+        self._call.show(study, plan, code)
 
     def run(self, *, report: bool) -> int:
         """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C.

@@ -70,8 +70,8 @@ def progress(
 
 
 def _kind(run: RunResult, so_far: Tally) -> str:
-    other = run.outcome is Outcome.OK and not so_far.allows(run)
-    return OTHER_CONDITIONS if other else str(run.outcome)
+    changes = so_far.changes(run) if run.outcome is Outcome.OK else ""
+    return f"{OTHER_CONDITIONS} ({changes})" if changes else str(run.outcome)
 
 
 def _with_reason(others: str, runs: Sequence[RunResult]) -> str:

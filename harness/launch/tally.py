@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -10,6 +11,7 @@ from importlib import metadata
 from harness.device import nccl_settings
 from harness.launch.machine import Machine
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
+from reports.text import count
 from results.environment import CodeVersion
 from results.job import Isolation
 from results.outcome import Evidence, Outcome
@@ -55,23 +57,36 @@ class Conditions:
         and so do not count as done; on `virtual` nodes all are emulated. Of a run that left no record
         nothing is known, and it counts.
         """
+        return not self.changes(result, virtual=virtual)
+
+    def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
+        """Which conditions are others than those of a run: `torch 2.12.0 then, 2.13.0 now`."""
         environment = result.environment
         if environment is None:
-            return True
+            return []
+        pairs: dict[str, tuple[object, object]] = {
+            "code of bench": (environment.code.code_hash, self.code_hash),
+            "Python": (environment.python, self.python),
+            "torch": (environment.torch, self.torch),
+            "NCCL settings": (environment.nccl_settings, self.nccl_settings),
+        }
+        for name, code in environment.code.packages.items():
+            pairs[f"code of {name}"] = code, self.packages.get(name, "not installed")
         shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
         needed = environment.gpus_per_node * environment.threads
         if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
-            return False
-        used = environment.code.packages.items()
-        if any(self.packages.get(name) != code for name, code in used):
-            return False
-        pairs = (
-            (self.code_hash, environment.code.code_hash),
-            (self.python, environment.python),
-            (self.torch, environment.torch),
-            (self.nccl_settings, environment.nccl_settings),
-        )
-        return all(now is None or now == then for now, then in pairs)
+            pairs["ranks"] = "on shared cores", "on cores of their own"
+        return [
+            f"{name} {_fact(then)} then, {_fact(now)} now"
+            for name, (then, now) in pairs.items()
+            if now is not None and now != then
+        ]
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={value[key]}" for key in sorted(value)) or "none"
+    return str(value)
 
 
 def _installed(distribution: str) -> str | None:
@@ -115,6 +130,10 @@ class Tally:
     def allows(self, result: RunResult) -> bool:
         """Whether the run is comparable with the next ones."""
         return self.conditions.allow(result, virtual=result.cell_id in self._virtual)
+
+    def changes(self, result: RunResult) -> str:
+        """Which conditions are others than those of a run that does not count; else empty."""
+        return "; ".join(self.conditions.changes(result, virtual=result.cell_id in self._virtual))
 
     def take(self, result: RunResult) -> None:
         """Learn from one run; one that could not be pooled with new ones counts for nothing."""
@@ -164,3 +183,16 @@ def tally(
             if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell):
                 so_far.close(cell, outcome)
     return so_far
+
+
+def uncounted(results: Sequence[RunResult], plan: Plan, conditions: Conditions) -> list[str]:
+    """How many good runs of the plan's cells do not count, and which conditions have changed since."""
+    so_far, cells = Tally(plan=plan, conditions=conditions), {cell.id for cell in plan.cells}
+    found = Counter(
+        changes
+        for result in results
+        if result.cell_id in cells and result.outcome is Outcome.OK and (changes := so_far.changes(result))
+    )
+    return [
+        f"{count(number, 'run')} of these cells do not count: {changes}" for changes, number in found.items()
+    ]

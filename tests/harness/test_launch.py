@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import platform
+import tokenize
 from importlib import metadata
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from harness import device
-from harness.code import checkout, code_version
+from harness.code import checkout, code_hash, code_version, what_runs
 from harness.console import Standing
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
@@ -20,8 +24,9 @@ from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
-from harness.launch.tally import Conditions, tally
+from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import LaunchEstimate
+from results.cell import Cell
 from results.environment import CodeVersion, Environment
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
@@ -336,6 +341,66 @@ def test_the_packages_come_from_one_folder() -> None:
     assert len(code_version().code_hash) == 16
 
 
+def significant(source: bytes) -> list[str]:
+    """By Python's own readers: the tokens of a source but comments and strings that are statements."""
+    alone = {
+        (node.lineno, node.col_offset)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    return [
+        token.string
+        for token in tokenize.tokenize(io.BytesIO(source).readline)
+        if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+        and not (token.type == tokenize.STRING and token.start in alone)
+    ]
+
+
+def test_the_code_hash_is_over_all_that_runs_and_no_comment_or_docstring() -> None:
+    folder = checkout()
+    for path in [*sorted((folder / "strategies").rglob("*.py")), folder / "harness/code.py"]:
+        parts = what_runs(source := path.read_bytes()).split(b"\0")
+        code, strings = parts[: len(parts) // 2 + 1], parts[len(parts) // 2 + 1 :]
+        joined = b"".join(chain.from_iterable(zip_longest(code, strings, fillvalue=b"")))
+        found = [
+            token.string
+            for token in tokenize.tokenize(io.BytesIO(joined).readline)
+            if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+        ]
+        assert found == significant(source), path
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ('def f(x):\n    """Doc."""\n\n    # Why.\n    return g("#", x)  # what\n', True),
+        ('"""Module."""\n\n\ndef f(x):\n    """Other\n\n    words."""  # why\n    return g("#", x)', True),
+        ('def f(x):\n    return g("", x)\n', False),
+        ('def f(x):\n    return g("#" "a", x)\n', False),
+        ('def f(x):\n    return g(\n        "#",\n        x)\n', False),
+        ('def f(x):\n  return g("#", x)\n', False),
+    ],
+)
+def test_a_comment_or_a_docstring_makes_no_other_code(other: str, same: bool) -> None:
+    code = b'def f(x):\n    return g("#", x)\n'
+    assert (what_runs(other.encode()) == what_runs(code)) is same
+
+
+def test_a_comment_in_a_strategy_makes_no_other_hash(tmp_path: Path) -> None:
+    file = tmp_path / "strategies/one.py"
+    file.parent.mkdir()
+    hashes = []
+    for text in ("x = 1\n", "# Why.\nx = 1  # what\n", "x = 2\n"):
+        file.write_text(text)
+        for name in ("harness/device.py", "harness/kernel.py", "harness/launch/virtual_network.py"):
+            (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / name).touch()
+        hashes.append(code_hash(tmp_path))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
     def run(cell: str, outcome: Outcome) -> RunResult:
         return RunResult(
@@ -425,6 +490,33 @@ def test_what_is_not_known_of_the_next_run_rules_no_run_out() -> None:
     assert not Conditions(code_hash="c", torch="0.1").allow(result, virtual=False)
     assert not Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).allow(result, virtual=False)
     assert Conditions(code_hash="c").allow(result, virtual=False)
+
+
+def test_what_has_changed_is_named_with_old_and_new() -> None:
+    result = _measured(code_hash="c")
+    assert result.environment is not None
+    then = result.environment.torch
+    conditions = Conditions(code_hash="d", torch="0.1", nccl_settings={"NCCL_ALGO": "Tree"})
+    assert conditions.changes(result, virtual=False) == [
+        "code of bench c then, d now",
+        f"torch {then} then, 0.1 now",
+        "NCCL settings none then, NCCL_ALGO=Tree now",
+    ]
+
+
+def test_a_dry_run_counts_the_runs_that_a_change_costs() -> None:
+    cell = Cell(
+        workload="mlp", dataset="synthetic", strategy="single", gpus=1, micro_batch=8, device="cpu",
+        backend="gloo", optimizer="sgd",
+    )  # fmt: skip
+    plan = msgspec.structs.replace(EMPTY, cells=(cell,))
+    ours = msgspec.structs.replace(_measured(code_hash="c"), cell_id=cell.id)
+    failed = msgspec.structs.replace(ours, outcome=Outcome.CRASHED)
+    results = [ours, ours, failed, _measured(code_hash="c")]
+    assert uncounted(results, plan, Conditions(code_hash="c")) == []
+    assert uncounted(results, plan, Conditions(code_hash="d")) == [
+        "2 runs of these cells do not count: code of bench c then, d now"
+    ]
 
 
 def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() -> None:
