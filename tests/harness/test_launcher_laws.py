@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launcher_laws import PATIENCE_S, CampaignLaws, Done, JobLaws, LauncherLaws
+from packages import install
 
 from harness.matrix import Matrix
-from harness.plan import launchers
 from harness.plan.launchers import own_launchers, register
 from harness.plan.study_file import StudyFile
 from results.errors import UsageError
+from results.extensions import forget_packages
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SSH = """\
@@ -25,14 +28,6 @@ while [ "$1" = -o ]; do shift 2; done
 echo "$1" >> "$HOSTS"
 shift
 exec sh -c "$*"
-"""
-WITH_SSH = """\
-from harness.plan.launchers import register
-
-register("ssh", "ssh_launcher:SshLauncher", "starts torchrun on each host over ssh")
-from harness.cli import main
-
-main()
 """
 
 
@@ -62,24 +57,30 @@ class TestManual(LauncherLaws):
 
 
 class TestSsh(CampaignLaws):
-    """The example of a launcher from another package."""
+    """The example of a launcher from another package, by its entry point."""
 
     name = "ssh"
     gpus = "2"
 
     @pytest.fixture(autouse=True)
-    def _hosts(self, _folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(EXAMPLES))
-        monkeypatch.setattr(launchers, "_ENTRIES", dict(launchers._ENTRIES))
-        register("ssh", "ssh_launcher:SshLauncher", "starts torchrun on each host over ssh")
+    def _hosts(self, _folder: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        site = self.folder / "site"
+        site.mkdir()
+        shutil.copy(EXAMPLES / "ssh_launcher.py", site)
+        install(site, "bench-ssh", {"bench.launchers": {"ssh": "ssh_launcher:SshLauncher"}})
+        monkeypatch.syspath_prepend(str(site))
+        forget_packages()
         (self.folder / "bin").mkdir()
         (self.folder / "bin" / "ssh").write_text(SSH)
         (self.folder / "bin" / "ssh").chmod(0o755)
         self.variables = {
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": str(EXAMPLES),
+            "PYTHONPATH": str(site),
             "HOSTS": str(self.folder / "hosts"),
         }
+        yield
+        sys.modules.pop("ssh_launcher", None)
+        forget_packages()
 
     def options(self) -> dict[str, object]:
         (self.folder / "hosts.yaml").write_text(
@@ -88,11 +89,8 @@ class TestSsh(CampaignLaws):
         )
         return {"site": "hosts.yaml"}
 
-    def command(self) -> list[str]:
-        return [sys.executable, "-c", WITH_SSH]
-
     def bench(self, *arguments: str) -> Done:
-        """As a process: the flags of this one were made before the launcher was registered."""
+        """As a process: the flags of this one were made before the package was installed."""
         done = subprocess.run(
             [*self.command(), *arguments],
             env={**os.environ, **self.variables},
