@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,8 @@ GROUPS = MappingProxyType(
     }
 )
 """Groups of entry points, and what one of each is called."""
+CODE = frozenset((".py", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h"))
+"""Files of a package that are its code: Python, and what is compiled beforehand or when it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,32 +133,50 @@ def forget_packages() -> None:
 
 
 def source_hash(extension: Extension) -> str:
-    """16 hex digits over the source of the top-level module or package that an entry point names.
+    """16 hex digits over the code of the package that adds an entry point: the top-level module that the
+    entry point names, and the others of its distribution.
 
-    Raises ExtensionError if it is not found. Nothing of it is imported.
+    Raises ExtensionError if the first is not found. Nothing of it is imported.
     """
-    from importlib.util import find_spec
-
     top = extension.point.module.partition(".")[0]
-    spec = find_spec(top)
-    if spec is None:
+    files = _files(top)
+    if files is None:
         raise ExtensionError(
             f"{extension}: there is no module {top!r}; repair the package, or uninstall it: "
             f"pip uninstall {extension.package}"
         )
+    others = sorted(_modules(extension) - {top})
+    files += [(f"{other}/{name}", path) for other in others for name, path in _files(other) or ()]
     digest = hashlib.sha256()
-    for name, path in _files(spec.origin, spec.submodule_search_locations):
+    for name, path in files:
         digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _files(origin: str | None, folders: Collection[str] | None) -> Iterator[tuple[str, Path]]:
-    """The files of a module, or of a package in its folders, each with its name inside of it."""
-    if folders is None:
-        assert origin is not None
-        yield Path(origin).name, Path(origin)
-        return
-    for folder in sorted(folders):
-        for path in sorted(Path(folder).rglob("*.py")):
-            yield path.relative_to(folder).as_posix(), path
+def _modules(extension: Extension) -> set[str]:
+    """The top-level modules of a distribution: of its entry points, of `top_level.txt`, and of the files that
+    were installed, which of an editable install are a hook alone."""
+    found = {one.point.module.partition(".")[0] for one in _every() if one.package == extension.package}
+    if extension.point.dist is not None:
+        found |= set((extension.point.dist.read_text("top_level.txt") or "").split())
+        installed = [path for path in extension.point.dist.files or () if path.suffix in CODE]
+        found |= {path.parts[0].partition(".")[0] for path in installed}
+    return {name for name in found if not name.startswith("__editable__")}
+
+
+def _files(module: str) -> list[tuple[str, Path]] | None:
+    """The code of a top-level module, each file with its name inside of it; None if there is no module."""
+    from importlib.util import find_spec
+
+    spec = find_spec(module) if module.isidentifier() else None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        return [] if spec.origin is None else [(Path(spec.origin).name, Path(spec.origin))]
+    return [
+        (path.relative_to(folder).as_posix(), path)
+        for folder in sorted(spec.submodule_search_locations)
+        for path in sorted(Path(folder).rglob("*"))
+        if path.suffix in CODE
+    ]

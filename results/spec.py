@@ -14,7 +14,7 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Literal
 
-from results.errors import SpecError, nearest
+from results.errors import ExtensionError, SpecError, nearest
 from results.extensions import Extension, extensions
 
 Value = int | float | bool | str
@@ -159,6 +159,17 @@ class Catalog:
     def admit(self, extension: Extension) -> None:
         """Import and register what another package adds. Raises ExtensionError if it is not of this kind."""
         raise NotImplementedError
+
+    def admit_all(self) -> dict[str, ExtensionError]:
+        """Import and register what other packages add. Returns the errors by the names that cannot be."""
+        failed = {}
+        for name, extension in self.offered.items():
+            if name not in self.entries:
+                try:
+                    self.admit(extension)
+                except ExtensionError as error:
+                    failed[name] = error
+        return failed
 
     def parse(self, text: str) -> Spec:
         """The spec that `text` names. Raises SpecError, which lists what exists and the nearest name.

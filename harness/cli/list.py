@@ -6,7 +6,6 @@ import click
 
 from harness.console import Console
 from harness.plan.launchers import launcher_entries
-from results.errors import ExtensionError
 from results.extensions import GROUPS, Extension, extensions, stray_groups
 from results.spec import Catalog, Entry, Option
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
@@ -41,21 +40,9 @@ def _show(console: Console, kind: str, rows: list[tuple[str, str, str]]) -> None
 
 
 def _catalog_rows(catalog: Catalog) -> list[tuple[str, str, str]]:
-    broken = [
-        (name, "", str(error)) for name, each in catalog.offered.items() if (error := _admit(catalog, each))
-    ]
+    broken = [(name, "", str(error)) for name, error in catalog.admit_all().items()]
     rows = [row for entry in catalog for row in _rows(entry, catalog.offered.get(entry.name))]
     return rows + broken
-
-
-def _admit(catalog: Catalog, extension: Extension) -> ExtensionError | None:
-    """Import the facts of a name of another package; the error if they cannot be."""
-    try:
-        if extension.name not in catalog.entries:
-            catalog.admit(extension)
-    except ExtensionError as error:
-        return error
-    return None
 
 
 def _plural(noun: str) -> str:

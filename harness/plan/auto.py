@@ -207,7 +207,8 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     point = AutoPoint(
         cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
     )
-    candidates, refused = [], []
+    candidates = []
+    refused = [(name, str(error)) for name, error in STRATEGIES.admit_all().items()]
     for proposal in proposals(point):
         strategy = STRATEGIES.parse(proposal.strategy).text
         there = Reason("strategy", proposal.refused) if proposal.refused else made(strategy)

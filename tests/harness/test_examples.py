@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from packages import install
+from packages import first_on_the_path, install
 
 from results.outcome import Outcome
 from results.run import RunResult
@@ -39,7 +39,7 @@ def installed(tmp_path: Path) -> Path:
 def bench(folder: Path, *arguments: str, code: int = 0) -> str:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("bench")), *arguments],
-        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         cwd=folder.parent,

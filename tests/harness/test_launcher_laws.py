@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launcher_laws import PATIENCE_S, CampaignLaws, Done, JobLaws, LauncherLaws
-from packages import install
+from packages import first_on_the_path, install
 
 from harness.matrix import Matrix
 from harness.plan.launchers import own_launchers, register
@@ -75,7 +75,7 @@ class TestSsh(CampaignLaws):
         (self.folder / "bin" / "ssh").chmod(0o755)
         self.variables = {
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": str(site),
+            "PYTHONPATH": first_on_the_path(site),
             "HOSTS": str(self.folder / "hosts"),
         }
         yield

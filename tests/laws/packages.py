@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,3 +23,8 @@ def install(
         for line in (f"[{group}]", *(f"{name} = {place}" for name, place in named.items()))
     ]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def first_on_the_path(folder: Path) -> str:
+    """PYTHONPATH of a process that imports from `folder`, and else what this one's children do."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from packages import install
 
 from harness.plan import expand as expanding
 from harness.plan.auto import COLUMNS, NUMERIC, Candidate, Choice, choose, rows
@@ -16,6 +18,7 @@ from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
 from results.errors import SpecError
+from results.extensions import forget_packages
 from results.parts import ModelParts
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
@@ -301,6 +304,39 @@ def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
     ]
     refused = [name for name, _ in choice.refused if "pipeline" in name]
     assert refused == ["pipeline:gpipe:dp=16:microbatches=16"]
+
+
+PROPOSING = """
+from strategies.facts import Proposal
+from strategies.single.facts import Single
+
+class Elsewhere(Single):
+    name = "elsewhere"
+
+    @classmethod
+    def proposals(cls, point):
+        yield Proposal(strategy="elsewhere", complexity=(-1,))
+"""
+
+
+def test_strategies_of_other_packages_are_weighed(
+    plan_of: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"elsewhere": "elsewhere:Elsewhere", "broken": "no_such_module:Facts"}
+    install(tmp_path, "a-package", {"bench.strategies": points})
+    (tmp_path / "elsewhere.py").write_text(PROPOSING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(STRATEGIES, "_offered", None)
+    forget_packages()
+    try:
+        plan = plan_of(strategy="auto", workload="gpt-nano", gpus=1)
+        choice = weighed(plan)
+    finally:
+        forget_packages()
+        STRATEGIES.forget("elsewhere")
+    assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
+    assert "single" in [candidate.strategy for candidate in choice.candidates]
+    assert "cannot be imported" in dict(choice.refused)["broken"]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:

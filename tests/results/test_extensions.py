@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from packages import install
+from packages import first_on_the_path, install
 
 from results.errors import ExtensionError, SpecError
 from results.extensions import extensions, forget_packages, source_hash
@@ -154,6 +154,34 @@ def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Pac
     assert "many" not in sys.modules
 
 
+def test_the_hash_is_over_all_code_of_the_distribution(tmp_path: Path, package: Package) -> None:
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    metadata = tmp_path / "elsewhere-1.0.dist-info"
+    (metadata / "top_level.txt").write_text("elsewhere\nlisted\n")
+    (metadata / "RECORD").write_text(
+        "recorded/model.py,,\nrecorded/data.csv,,\nelsewhere.py,,\n../../bin/tool.py,,\n__editable__x.py,,\n"
+    )
+    named = ("listed.py", "recorded/__init__.py", "recorded/kernel.cu", "named_by_another.py")
+    ignored = ("recorded/data.csv", "unrelated.py", "__editable__x.py")
+    for name in (*named, *ignored):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    points = {"fast": "elsewhere:Fast", "faster": "named_by_another:Facts"}
+    (metadata / "entry_points.txt").write_text(
+        "[bench.strategies]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
+    )
+    forget_packages()
+    fast = extensions(GROUP)["fast"]
+    hashes = [source_hash(fast)]
+    for name in named:
+        (tmp_path / name).write_text("edited = True\n")
+        hashes.append(source_hash(fast))
+    assert len(set(hashes)) == 1 + len(named)
+    for name in ignored:
+        (tmp_path / name).write_text("edited = True\n")
+    assert source_hash(fast) == hashes[-1]
+
+
 TWENTY = """
 import importlib.metadata, sys, time
 real, asked = importlib.metadata.entry_points, []
@@ -200,7 +228,7 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", TWENTY, *arguments],
-        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=True,
@@ -259,7 +287,7 @@ def test_facts_that_import_torch_are_refused(tmp_path: Path) -> None:
             "1",
             "--dry-run",
         ],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": first_on_the_path(tmp_path)},
         capture_output=True,
         text=True,
         cwd=tmp_path,
