@@ -19,6 +19,7 @@ from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts
 from results.plan import Rule
+from results.spec import split
 from results.unknown import Unknown
 from strategies.auto.facts import Auto
 from strategies.catalog import STRATEGIES
@@ -208,7 +209,8 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
     )
     candidates = []
-    refused = [(name, str(error)) for name, error in STRATEGIES.admit_all().items()]
+    broken = STRATEGIES.admit_all()
+    refused = [(name, Reason("strategy", str(error))) for name, error in broken.items()]
     for proposal in proposals(point):
         strategy = STRATEGIES.parse(proposal.strategy).text
         there = Reason("strategy", proposal.refused) if proposal.refused else made(strategy)
@@ -246,7 +248,7 @@ def rows(choice: Choice) -> list[list[str]]:
     reasons: dict[tuple[str, Rule], list[tuple[str, str]]] = {}
     for strategy, reason in choice.refused:
         # One strategy with other numbers.
-        reasons.setdefault((STRATEGIES.parse(strategy).name, reason.rule), []).append((strategy, reason.text))
+        reasons.setdefault((split(strategy)[0], reason.rule), []).append((strategy, reason.text))
     blank = [""] * (len(COLUMNS) - 2)
     for refused in reasons.values():
         [(strategy, why), *others] = refused

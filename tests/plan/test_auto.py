@@ -336,7 +336,8 @@ def test_strategies_of_other_packages_are_weighed(
         STRATEGIES.forget("elsewhere")
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
-    assert "cannot be imported" in dict(choice.refused)["broken"]
+    assert "cannot be imported" in dict(choice.refused)["broken"].text
+    assert "broken" in [row[0] for row in rows(choice)]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
