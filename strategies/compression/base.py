@@ -45,7 +45,8 @@ class Compressor(ABC):
 
         `residual`, as long as the values, is overwritten by what this rank's share has beyond what was sent
         for it; None if nobody asks. An error that a rank makes for all (rounding the sum again, say)
-        belongs to that rank's `residual`. All ranks end with the same bits.
+        belongs to that rank's `residual`. All ranks end with the same bits. Of values that are not all zero
+        something is sent, the largest at least: the proof fails a step of which nothing was applied.
         """
 
     def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
