@@ -104,7 +104,7 @@ def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder:
     )
     merged = msgspec.structs.replace(
         kept,
-        saved_at=at,
+        measured_at=side.measured_at,
         commit=side.commit,
         dirty=side.dirty,
         subjects=tuple((before | chosen).values()),

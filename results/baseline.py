@@ -53,7 +53,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """What was accepted, on which machine, at which commit."""
 
     name: str
-    saved_at: str
+    measured_at: str
+    """When its newest run began, as ISO 8601 text in UTC."""
     commit: str | None = None
     dirty: bool | None = None
     subjects: tuple[Subject, ...] = ()

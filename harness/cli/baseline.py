@@ -54,13 +54,13 @@ def _list(folder: Path) -> int:
         (
             one.name,
             (one.commit or "-")[:12],
-            moment(one.saved_at),
+            moment(one.measured_at),
             str(len(one.subjects)),
             str(len(one.accepted)),
         )
         for one in kept
     ]
-    heads = ("baseline", "commit", "saved", "cells", "accepted changes")
+    heads = ("baseline", "commit", "measured", "cells", "accepted changes")
     console.table(heads, rows, numeric=[False, False, False, True, True])
     return 0
 
@@ -75,7 +75,7 @@ def _show(name: str, folder: Path) -> int:
     from reports.gate.text import CONTENTS, contents
 
     kept, console = read_side(name, folder), Console()
-    console.result(f"{kept.name}: commit {kept.commit or 'unknown'}, saved {kept.saved_at}")
+    console.result(f"{kept.name}: commit {kept.commit or 'unknown'}, measured {kept.measured_at}")
     console.table(CONTENTS, contents(kept), numeric=[False, False, True, True])
     for one in kept.accepted:
         changes = "; ".join(f"{name} {change}" for name, change in one.changes.items())

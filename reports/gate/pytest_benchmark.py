@@ -57,7 +57,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     known = {fact: value for fact, value in facts.items() if value is not None}
     return Baseline(
         name=name,
-        saved_at=newest.datetime,
+        measured_at=newest.datetime,
         commit=newest.commit_info.id,
         dirty=newest.commit_info.dirty,
         subjects=tuple(

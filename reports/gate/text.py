@@ -6,10 +6,12 @@ from collections import Counter
 
 from reports.gate.comparison import ORDER, Comparison, Finding, Verdict
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from reports.gate.trends import Step, Trend
 from reports.text import NOTHING, count, duration, number, percent, size
 from results.baseline import Baseline, Exact, exact_text
 
 HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
+TRENDS = ("machine", "cell", "metric", "nights", "first", "last")
 CONTENTS = ("cell", "metric", "figure", "runs")
 QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
 
@@ -96,6 +98,31 @@ def contents(kept: Baseline) -> list[tuple[str, ...]]:
             text = _figure(TIMED[metric], sum(runs) / len(runs))
             found.append((subject.label, title(metric), text, str(len(runs))))
     return found
+
+
+def trend_row(trend: Trend) -> tuple[str, ...]:
+    """By `TRENDS`."""
+    first, last = trend.nights[0], trend.nights[-1]
+    return (
+        trend.machine,
+        trend.label,
+        trend.metric.title,
+        f"{len(trend.nights):,}",
+        _figure(trend.metric, first.value),
+        _figure(trend.metric, last.value),
+    )
+
+
+def step_sentence(trend: Trend, step: Step) -> str:
+    """`step time of mlp, ddp, 2 x 32: worse, +10.1 % from 2026-01-09 on, commits abc to def, torch ...`."""
+    facts = "".join(f", {name} {before} to {after}" for name, (before, after) in step.facts.items())
+    commits = [(night.commit or "unknown")[:12] for night in (step.before, step.after)]
+    return (
+        f"{trend.metric.title} of {trend.label}: {'worse' if step.is_worse else 'better'}, "
+        f"{_signed(step.effect)} from {step.after.measured_at[:10]} on "
+        f"(the night before was {step.before.measured_at[:10]}, seen on {step.seen.measured_at[:10]}), "
+        f"commits {commits[0]} to {commits[1]}{facts or ', nothing changed in the environment'}"
+    )
 
 
 def _markdown_row(cells: tuple[str, ...]) -> str:

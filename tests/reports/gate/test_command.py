@@ -141,3 +141,34 @@ def test_bad_input_gets_one_line_with_the_fix(
     errors = capsys.readouterr().err
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_a_history_names_the_night_the_commits_and_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for night in range(20):
+        slower = 1.2 if night >= 12 else 1.0
+        found = {
+            "machine_info": {
+                "cpu": {"brand_raw": "Example"},
+                "python_version": "3.12" if night >= 12 else "3.11",
+            },
+            "commit_info": {"id": f"c{night:02d}", "dirty": False},
+            "benchmarks": [{"fullname": "sum", "stats": {"median": slower * (1 + 0.001 * (night % 3))}}],
+            "datetime": f"2026-01-{night + 1:02d}T03:00:00+00:00",
+        }
+        Path("night.json").write_text(json.dumps(found))
+        assert run(["history", "add", "night.json"]) == 0
+    assert run(["history", "add", "night.json"]) == 2
+    assert "this night was added before" in capsys.readouterr().err
+    (torn,) = Path("history").glob("*/20260105*.json")
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert run(["history", "show"]) == 0
+    printed = capsys.readouterr()
+    assert "was damaged or edited" in printed.err
+    (sentence,) = [line for line in printed.out.splitlines() if line.startswith("time of sum")]
+    assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12, " in sentence
+    assert "commits c11 to c12, python 3.11 to 3.12" in sentence
+    assert run(["history", "show", "--metric", "step"]) == 2
+    assert run(["history", "show", "--folder", "none"]) == 2

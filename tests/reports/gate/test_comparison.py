@@ -31,7 +31,7 @@ def times(factor: float) -> dict[str, tuple[float, ...]]:
 
 def held(base: Subject | None, new: Subject | None, rules: Rules = PLAIN) -> Comparison:
     sides = [
-        Baseline(name=name, saved_at="2026-01-01T00:00:00Z", subjects=() if one is None else (one,))
+        Baseline(name=name, measured_at="2026-01-01T00:00:00Z", subjects=() if one is None else (one,))
         for name, one in (("before", base), ("after", new))
     ]
     return compare(*sides, rules)
@@ -128,16 +128,16 @@ def test_a_metric_without_a_margin_is_shown_and_judged_where_one_is_given() -> N
 
 def test_the_confidence_grows_with_the_number_of_judged_rows() -> None:
     base = Baseline(
-        name="before", saved_at="", subjects=tuple(subject(key=str(number)) for number in range(5))
+        name="before", measured_at="", subjects=tuple(subject(key=str(number)) for number in range(5))
     )
     assert compare(base, base, PLAIN).confidence == pytest.approx(1 - 2 * 0.01 / 5)
 
 
 def test_what_must_be_seen_first_stands_first() -> None:
     base = Baseline(
-        name="before", saved_at="", subjects=(subject(key="a", label="a"), subject(key="b", label="b"))
+        name="before", measured_at="", subjects=(subject(key="a", label="a"), subject(key="b", label="b"))
     )
-    new = Baseline(name="after", saved_at="", subjects=(subject(key="a", label="a"),))
+    new = Baseline(name="after", measured_at="", subjects=(subject(key="a", label="a"),))
     assert [finding.verdict for finding in compare(base, new, PLAIN).findings] == [
         Verdict.MISSING,
         Verdict.UNCHANGED,

@@ -21,7 +21,7 @@ def side(name: str, factor: float, subjects: int = 1, **fields: object) -> Basel
         Subject(key=f"{n}", label=f"mlp, ddp | {n}", timed={"step_time": times}, **fields)
         for n in range(subjects)
     ]
-    return Baseline(name=name, saved_at="", subjects=tuple(found))
+    return Baseline(name=name, measured_at="", subjects=tuple(found))
 
 
 @pytest.fixture
