@@ -27,6 +27,7 @@ from harness.plan.options import read_counts, read_duration_s
 from harness.plan.request import make_request
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
+from harness.studies import warn_of_losses
 from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
@@ -122,6 +123,7 @@ class Matrix:
     def show(self) -> None:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
+        warn_of_losses(study, self._console)
         plan = self._plan(study)
         code = with_packages(code_version(), plan.cells)
         conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
@@ -142,6 +144,7 @@ class Matrix:
         with study_lock(self._root) as lock, _signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
+            warn_of_losses(study, self._console)
             plan = self._kept_plan(study)
             exit_code = self._call.run(study, plan, code, lock)
             if exit_code is not None:
@@ -213,7 +216,7 @@ class Matrix:
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         granted = assumptions(study, CostFlags(), self._console)
-        figures = analyse(study.name, study.plans(), results, granted)
+        figures = analyse(study.name, study.told_plans(), results, granted)
         if report:
             write_report(study, figures, self._console)
         missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))

@@ -15,6 +15,7 @@ from harness.costs import CostFlags, assumptions
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
+from reports.text import count
 from results.errors import UsageError
 from results.job_store import JobStore
 from results.run import RunResult
@@ -36,14 +37,33 @@ def read_figures(
     Writes nothing but what is derived, and that only where the study may be written.
     """
     studies = [Study.existing(Path(path)) for path in paths]
+    for study in studies:
+        warn_of_losses(study, console)
     names = study_names([study.root for study in studies])
     read = [
-        _Read(study, Told(name, study.plans(), read_results(study)), assumptions(study, flags, console))
+        _Read(study, Told(name, study.told_plans(), read_results(study)), assumptions(study, flags, console))
         for study, name in zip(studies, names, strict=True)
     ]
     if redact:
         read = _redacted(read)
     return [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+
+
+def warn_of_losses(study: Study, console: Console) -> None:
+    """Tell which plans and cells of a study are lost, and how they come back."""
+    unplanned = study.unplanned_cells()
+    if unplanned:
+        damaged = "; ".join(study.damaged_plans()) or "a plan is not there any more"
+        console.warn(
+            f"{count(len(unplanned), 'cell')} of {study.root} are in no plan that can be read ({damaged}): "
+            f"they are told from their own files, and the same bench matrix command plans them anew"
+        )
+    lost = study.lost_cells()
+    if lost:
+        console.warn(
+            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json, and no plan has them: "
+            f"the bench matrix command that planned them brings them back"
+        )
 
 
 def study_names(roots: Sequence[Path]) -> list[str]:

@@ -31,6 +31,7 @@ from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch
 from results.outcome import Outcome
 from results.plan import Plan
+from results.rebuild import rebuilt_plan
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
@@ -62,7 +63,7 @@ class Study:
     def existing(cls, root: Path) -> Study:
         """The study at `root`. Raises UsageError if there is none."""
         study = cls(root)
-        if not study.plan_paths():
+        if not study.is_there:
             raise UsageError(f"{root} is not a study: it has no plan-0001.json; name a folder under runs/")
         return study
 
@@ -73,23 +74,63 @@ class Study:
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
         visible = root.is_dir() and any(not path.name.startswith(".") for path in root.iterdir())
-        if visible and not study.plan_paths():
+        if visible and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study
 
     # Plans
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder holds a study: a plan, or cells whose plan was lost."""
+        return bool(self.plan_paths() or any(self.root.glob("cells/*/")))
+
     def plan_paths(self) -> list[Path]:
         return sorted(self.root.glob("plan-[0-9][0-9][0-9][0-9].json"))
 
     def plans(self) -> list[Plan]:
-        return [schemas.PLAN.read(path) for path in self.plan_paths()]
+        """The plans that can be read, oldest first."""
+        return list(self.numbered_plans().values())
+
+    def numbered_plans(self) -> dict[int, Plan]:
+        """Those by their numbers, from 1."""
+        found = {_number(path): _readable(schemas.PLAN, path) for path in self.plan_paths()}
+        return {number: plan for number, plan in found.items() if plan is not None}
+
+    def plan(self, number: int) -> Plan:
+        """One plan. Raises SchemaError if it is damaged, and StoreError if it is not there."""
+        return schemas.PLAN.read(self.root / f"plan-{number:04d}.json")
+
+    @property
+    def next_plan(self) -> int:
+        """The number of the plan to come: those of damaged ones and of lost ones before it stay theirs."""
+        return max(map(_number, self.plan_paths()), default=0) + 1
+
+    def damaged_plans(self) -> list[str]:
+        """Why plans cannot be read, in words that name each file."""
+        found = (_damage(schemas.PLAN, path) for path in self.plan_paths())
+        return [why for why in found if why is not None]
+
+    def told_plans(self) -> list[Plan]:
+        """The plans that can be read and, for cells that are in none of them, one that is rebuilt."""
+        plans, cells = self.plans(), self.unplanned_cells()
+        if not cells:
+            return plans
+        found = [self.cell(cell) for cell in cells]
+        return [*plans, rebuilt_plan(self.name, found, self.launches())]
+
+    def unplanned_cells(self) -> list[str]:
+        """Ids of cells that were planned, and are in no plan that can be read."""
+        jobs = [job for path in self.root.glob("jobs/*/job.json") if (job := _readable(schemas.JOB, path))]
+        # A job's baseline is a cell of its own, and in no plan.
+        baselines = {job.baseline for job in jobs} - {cell for job in jobs for cell in job.cells}
+        return [cell for cell in self.cell_ids() if cell not in {*self._planned_cells(), *baselines}]
 
     def add_plan(self, plan: Plan) -> Path:
         """Keep a new plan, its cells first, so that a plan that is there has all its cells."""
         for cell in plan.cells:
             self.add_cell(cell)
-        path = self.root / f"plan-{len(self.plan_paths()) + 1:04d}.json"
+        path = self.root / f"plan-{self.next_plan:04d}.json"
         files.write_once(path, schemas.PLAN.encode(plan))
         return path
 
@@ -114,15 +155,40 @@ class Study:
             files.write_once(path, schemas.CELL.encode(cell))
 
     def cell(self, cell_id: str) -> Cell:
-        """A cell by its id. Raises SchemaError if its file does not hold that cell."""
+        """A cell by its id, from its file, or from a plan if the file is lost or damaged.
+
+        Raises SchemaError if the file holds another cell, and if it is damaged and no plan has the cell.
+        """
         path = self.cell_folder(cell_id) / "cell.json"
-        cell = schemas.CELL.read(path)
+        try:
+            cell = schemas.CELL.read(path)
+        except NewerSchemaError:
+            raise
+        except StoreError:
+            planned = self._planned_cells().get(cell_id)
+            if planned is None:
+                raise
+            return planned
         if cell.id != cell_id:
-            raise SchemaError(f"{path} holds the cell {cell.id}: it was edited; run the same command again")
+            raise SchemaError(
+                f"{path} holds the cell {cell.id}: it was edited; move it away, and its plan tells the cell"
+            )
         return cell
 
+    def _planned_cells(self) -> dict[str, Cell]:
+        return {cell.id: cell for plan in self.plans() for cell in plan.cells}
+
     def cell_ids(self) -> list[str]:
-        return sorted(path.parent.name for path in self.root.glob("cells/*/cell.json"))
+        """The cells that are known: by their own files, or by a plan."""
+        return sorted(self._cell_folders() - set(self.lost_cells()))
+
+    def lost_cells(self) -> list[str]:
+        """The folders of runs whose cell neither its own file nor a plan tells."""
+        bare = {name for name in self._cell_folders() if not (self.cell_folder(name) / "cell.json").exists()}
+        return sorted(bare - self._planned_cells().keys()) if bare else []
+
+    def _cell_folders(self) -> set[str]:
+        return {path.name for path in self.root.glob("cells/*/")}
 
     def run_ids(self, cell_id: str) -> list[str]:
         return sorted(path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
@@ -265,6 +331,22 @@ def _kept(path: Path) -> RunResult | None:
         return schemas.RUN_RESULT.decode(path.read_bytes(), path)
     except (OSError, SchemaError):
         return None
+
+
+def _number(path: Path) -> int:
+    """The number in plan-0012.json."""
+    return int(path.stem.removeprefix("plan-"))
+
+
+def _damage(schema: Schema[T], path: Path) -> str | None:
+    """Why a file is damaged; None if it is not. Raises NewerSchemaError."""
+    try:
+        schema.read(path)
+    except NewerSchemaError:
+        raise
+    except SchemaError as error:
+        return str(error)
+    return None
 
 
 def _readable(schema: Schema[T], path: Path) -> T | None:

@@ -16,6 +16,7 @@ def command(study: str) -> int:
     """
     from harness.console import Console
     from harness.launchers.study_jobs import job_statuses
+    from harness.studies import warn_of_losses
     from reports.text import count
     from results.errors import SchedulerError
     from results.lock import study_lock
@@ -28,6 +29,7 @@ def command(study: str) -> int:
         except SchedulerError as error:
             # A study that was copied here has jobs that this machine cannot ask about.
             console.warn(f"the scheduler was not asked: {error}")
+        warn_of_losses(folder, console)
         folder.forget_derived()
         results = folder.collect()
     console.result(f"{count(len(results), 'run')} in {folder.root / 'index.jsonl'}")

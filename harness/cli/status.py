@@ -17,6 +17,7 @@ from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
 from harness.packages import with_packages
+from harness.studies import warn_of_losses
 from results.errors import SchedulerError
 from results.job_store import JobStore
 from results.store import Study
@@ -37,9 +38,10 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
     counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
     """
     folder, console = Study.existing(Path(study)), Console()
+    warn_of_losses(folder, console)
     while True:
         jobs = _jobs(folder, console)
-        cells = progress(folder, folder.plans(), _conditions(folder), jobs)
+        cells = progress(folder, folder.told_plans(), _conditions(folder), jobs)
         if as_json:
             console.result(json.dumps(_json(cells, jobs)))
         else:
@@ -61,7 +63,7 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
 
 def _conditions(study: Study) -> Conditions:
     """A study of jobs ran on other machines than this one."""
-    code = with_packages(code_version(), [cell for plan in study.plans() for cell in plan.cells])
+    code = with_packages(code_version(), [cell for plan in study.told_plans() for cell in plan.cells])
     return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
 
 

@@ -43,10 +43,10 @@ class JobMaker:
     def __init__(
         self, study: Study, plan: Plan, launcher: str, options: RunOptions, code: CodeVersion
     ) -> None:
-        plans = study.plans()
+        plans = study.numbered_plans()
         self.root = study.root.resolve()
         self._plan = plan
-        self._number = plans.index(plan) + 1 if plan in plans else len(plans) + 1
+        self._number = next((number for number, one in plans.items() if one == plan), study.next_plan)
         self._launcher = launcher
         self._options = options
         self._code = code

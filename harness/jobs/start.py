@@ -80,7 +80,7 @@ class JobStart:
                 if reason is not None:
                     return Stopped(outcome=Outcome.CANCELLED, reason=reason)
                 self._close_earlier_start()
-                plan = self._study.plans()[self._job.plan - 1]
+                plan = self._study.plan(self._job.plan)
                 campaign = Campaign(
                     self._study, plan, self._job.options, self._console, deadline=self._deadline
                 )

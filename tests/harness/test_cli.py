@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,3 +260,37 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "GpuCountsError" in done.stderr
+
+
+def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
+    small_study: tuple[Study, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(small_study[0].root, tmp_path / "study")
+    monkeypatch.chdir(tmp_path)
+    raw = {path: path.read_bytes() for path in tmp_path.glob("study/cells/*/*/rank-*.json")}
+    runs = len(Study(Path("study")).results())
+    path = tmp_path / "study" / "plan-0001.json"
+    path.write_bytes(path.read_bytes()[:100])
+    advice = "is not a readable plan"
+    assert run(["status", "study"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count(" done ") == len(Study(Path("study")).cell_ids())
+    assert advice in said.err
+    # And where the advice was followed.
+    path.rename(tmp_path / "moved away")
+    assert run(["collect", "study"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{runs} runs in ")
+    assert "in no plan that can be read (a plan is not there any more)" in said.err
+    assert run(["report", "study"]) == 0
+    words = ["matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2"]
+    words += ["--device", "cpu", "--budget", "0", "--block-steps", "2", "--quads", "1"]
+    words += ["--scaling", "weak,strong", "--repeats", "2", "--out", "study"]
+    capsys.readouterr()
+    assert run(words) == 0
+    assert f"; 0 of {runs} runs to do" in capsys.readouterr().err
+    assert Study(Path("study")).unplanned_cells() == []
+    assert {path: path.read_bytes() for path in raw} == raw
