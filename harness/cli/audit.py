@@ -9,7 +9,7 @@ import click
 
 from harness.console import Console
 from reports.audit.audit import audit
-from reports.audit.rows import Table, read_csv
+from reports.audit.rows import AuditedTable, read_csv
 from reports.audit.study import read_study
 from reports.audit.text import json_text, lines
 from results.errors import UsageError
@@ -35,7 +35,7 @@ def command(table: str, *, mapping: tuple[str, ...], as_json: bool) -> int:
     return int(bool(found.findings))
 
 
-def _read(path: Path, mapping: Sequence[str]) -> Table:
+def _read(path: Path, mapping: Sequence[str]) -> AuditedTable:
     if not path.is_dir():
         return read_csv(path, _pairs(mapping))
     if mapping:

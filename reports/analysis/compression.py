@@ -17,7 +17,7 @@ from results.derivation.communication import bus_factor
 from results.recorded import POINT_TO_POINT
 from results.run import RunResult
 
-Verdict = Literal["faster", "no gain", "slower"]
+Gain = Literal["faster", "no gain", "slower"]
 
 FEWEST_RUNS = 3
 """Of each side for a verdict: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)! of the times,
@@ -109,7 +109,7 @@ def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
     return BreakEven(mbit_per_s=bytes_per_ns * 8e3, reason=None)
 
 
-def judged(found: BreakEven, verdict: Verdict | None) -> BreakEven:
+def judged(found: BreakEven, verdict: Gain | None) -> BreakEven:
     """A break-even as far as the runs bear it out; without a verdict for want of runs there is none.
 
     That no fewer bytes are sent, or that they are not known, needs no runs.

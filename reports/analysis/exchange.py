@@ -10,8 +10,8 @@ from reports.analysis.compression import (
     FEW_RUNS,
     FEWEST_RUNS,
     BreakEven,
+    Gain,
     LossGuard,
-    Verdict,
     break_even,
     judged,
     loss_guard,
@@ -56,7 +56,7 @@ class ExchangeRow:
         return exchange_label(self.cell)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Gain | None:
         """Whether its runs are apart from those of the dense exchange, and on which side; None: unknown."""
         if self.reason is not None or self.speed_up is None:
             return None
@@ -141,16 +141,16 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
 
 
 Names = Mapping[str, str]
-Point = tuple[Setting, int, int]
+WorkAtSize = tuple[Setting, int, int]
 """What cells must share before their exchanges are compared: setting, size and batch per replica."""
 
 
-def _point(cell: Cell) -> Point:
+def _point(cell: Cell) -> WorkAtSize:
     return setting_of(cell), cell.gpus, cell.batch_per_replica
 
 
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
-    points: dict[Point, list[CellFigures]] = {}
+    points: dict[WorkAtSize, list[CellFigures]] = {}
     for one in cells:
         points.setdefault(_point(one.cell), []).append(one)
     for point in sorted(points):
@@ -219,7 +219,7 @@ def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
     return f"{nothing}; within the spread of it: {', '.join(even)}{told}"
 
 
-def _times(rows: Sequence[ExchangeRow], verdict: Verdict, names: Names) -> str:
+def _times(rows: Sequence[ExchangeRow], verdict: Gain, names: Names) -> str:
     """`topk:0.01 (up to 2.10 times, from 16), bf16 (1.20 times)`, the largest first."""
     found = {
         row.name: [one for one in rows if one.name == row.name] for row in rows if row.verdict == verdict
@@ -231,7 +231,7 @@ def _times(rows: Sequence[ExchangeRow], verdict: Verdict, names: Names) -> str:
     )
 
 
-def _at(points: Sequence[ExchangeRow], verdict: Verdict) -> str:
+def _at(points: Sequence[ExchangeRow], verdict: Gain) -> str:
     """`, from 16`: where an exchange has a verdict that it does not have at all of its points."""
     those = _with(points, verdict)
     if len(those) == len(points):
@@ -243,7 +243,7 @@ def _at(points: Sequence[ExchangeRow], verdict: Verdict) -> str:
 
 def _by_size(points: Sequence[ExchangeRow]) -> str:
     """`slower (up to 1.15 times) up to 32 GPUs and faster (up to 3.43 times) from 64`, small sizes first."""
-    verdicts: list[Verdict] = ["slower", "faster"]
+    verdicts: list[Gain] = ["slower", "faster"]
     verdicts.sort(key=lambda verdict: min(row.cell.gpus for row in _with(points, verdict)))
     device = points[0].cell.device
     first, second = (
@@ -277,13 +277,13 @@ def _where(those: Sequence[ExchangeRow], points: Sequence[ExchangeRow], unit: De
     return f"on {listed([*(f'{gpus:,}' for gpus in sizes[:-1]), named(sizes[-1])])}"
 
 
-def _up_to(points: Sequence[ExchangeRow], verdict: Verdict) -> str:
+def _up_to(points: Sequence[ExchangeRow], verdict: Gain) -> str:
     """`up to 3.43 times`."""
     factors = [_factor(row) for row in _with(points, verdict)]
     return f"{'up to ' if len(factors) > 1 else ''}{number(max(factors))} times"
 
 
-def _with(points: Sequence[ExchangeRow], verdict: Verdict) -> list[ExchangeRow]:
+def _with(points: Sequence[ExchangeRow], verdict: Gain) -> list[ExchangeRow]:
     return [row for row in points if row.verdict == verdict]
 
 

@@ -42,7 +42,7 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CellInStudy:
     """A cell's figures in one study."""
 
     study: str
@@ -72,7 +72,7 @@ class Entry:
 class SharedCell:
     """The same work in two studies or more."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CellInStudy, ...]
     """In the order of the studies; the first is what the others are compared with."""
 
     @property
@@ -81,7 +81,7 @@ class SharedCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class SideBySide:
     """What several studies have in common, and what they do not."""
 
     studies: tuple[str, ...]
@@ -91,7 +91,7 @@ class Comparison:
     findings: tuple[str, ...]
 
 
-def compare(studies: Sequence[StudyFigures]) -> Comparison:
+def compare(studies: Sequence[StudyFigures]) -> SideBySide:
     """The studies beside each other; the first that has a cell is what others are compared with."""
     works: dict[Work, dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
@@ -100,7 +100,7 @@ def compare(studies: Sequence[StudyFigures]) -> Comparison:
     shared = [
         SharedCell(entries=_entries(list(found.values()))) for found in works.values() if len(found) > 1
     ]
-    return Comparison(
+    return SideBySide(
         studies=tuple(study.name for study in studies),
         cells=tuple(shared),
         unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
@@ -115,17 +115,17 @@ def _work(cell: Cell) -> Work:
     return tuple(getattr(cell, name) for name in cell.__struct_fields__ if name != "steps")
 
 
-def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[Entry, ...]:
+def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[CellInStudy, ...]:
     first = found[0][1]
     return tuple(_entry(study, one, None if one is first else first) for study, one in found)
 
 
-def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> Entry:
+def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> CellInStudy:
     absent = None if first is None else _why_not(one, first)
     ratio = None if first is None or absent else ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
     if ratio is not None and ratio.samples < FEWEST_RUNS:
         absent = FEW_RUNS
-    return Entry(
+    return CellInStudy(
         study=study.name,
         figures=one,
         efficiency=_efficiency(study, one.cell),
@@ -196,7 +196,7 @@ def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> 
     if not shared:
         yield "No cell of one study does the same work as a cell of another."
         return
-    pairs: dict[tuple[str, str], list[Entry]] = {}
+    pairs: dict[tuple[str, str], list[CellInStudy]] = {}
     for cell in shared:
         for entry in cell.entries[1:]:
             pairs.setdefault((cell.entries[0].study, entry.study), []).append(entry)
@@ -213,7 +213,7 @@ def _shared_cells(study: str, shared: Sequence[SharedCell]) -> int:
     return sum(entry.study == study for cell in shared for entry in cell.entries)
 
 
-def _told(entries: Sequence[Entry], first: str, other: str) -> str:
+def _told(entries: Sequence[CellInStudy], first: str, other: str) -> str:
     """`faster in 2 (1.1 to 1.3 times as fast); they differ in torch (2.12 in before, 2.13 in after)`."""
     parts = [text for change in CHANGES if (text := _changed(entries, change))]
     absent = dict.fromkeys(entry.absent for entry in entries if entry.change is None and entry.absent)
@@ -224,7 +224,7 @@ def _told(entries: Sequence[Entry], first: str, other: str) -> str:
     return f"{', '.join(parts)}; {'; '.join(conditions)}"
 
 
-def _differing(entries: Sequence[Entry], first: str, other: str) -> Iterator[str]:
+def _differing(entries: Sequence[CellInStudy], first: str, other: str) -> Iterator[str]:
     """The conditions that differ, and how many runs of each side others on the machine disturbed."""
     differs = dict.fromkeys(
         f"{name} ({there} in {first}, {here} in {other})"
@@ -243,7 +243,7 @@ def _all(some: Iterable[Disturbed]) -> Disturbed:
     return Disturbed(runs=sum(one.runs for one in counted), of=sum(one.of for one in counted))
 
 
-def _changed(entries: Sequence[Entry], change: Change) -> str:
+def _changed(entries: Sequence[CellInStudy], change: Change) -> str:
     factors = sorted(entry.ratio.value for entry in entries if entry.change == change and entry.ratio)
     if not factors:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.audit.comparisons import (
-    Entry,
+    DerivedRow,
     neighbours,
     printed_efficiency,
     proportions,
@@ -17,9 +17,9 @@ from reports.audit.comparisons import (
     units,
 )
 from reports.audit.derived import derived
-from reports.audit.findings import CHECKS, Check, Finding
+from reports.audit.findings import CHECKS, Check, Disagreement
 from reports.audit.relations import row_findings
-from reports.audit.rows import Table
+from reports.audit.rows import AuditedTable
 
 _THROUGHPUT: frozenset[Check] = frozenset({"value", "work", "batch", "repeats", "units"})
 """Checks whose findings leave open what a row's throughput is."""
@@ -30,9 +30,9 @@ class Audit:
     """What there is to say of a table."""
 
     rows: int
-    findings: tuple[Finding, ...]
+    findings: tuple[Disagreement, ...]
     """Numbers that do not agree as printed; by check, then by line."""
-    notes: tuple[Finding, ...]
+    notes: tuple[Disagreement, ...]
     """What does not make a table wrong: digits cut off, rows that stand twice."""
     not_checked: tuple[str, ...]
     unreadable: Mapping[str, int]
@@ -40,13 +40,13 @@ class Audit:
     """How many rows hold each quantity."""
 
 
-def audit(table: Table) -> Audit:
+def audit(table: AuditedTable) -> Audit:
     """Every check over every row.
 
     A row whose throughput is in doubt takes no part in comparisons with other rows: one mistake is to be
     told once.
     """
-    entries = [Entry(row=row, values=derived(row)) for row in table.rows]
+    entries = [DerivedRow(row=row, values=derived(row)) for row in table.rows]
     said = list(table.findings)
     for entry in entries:
         said += row_findings(entry.row, entry.values)
@@ -67,7 +67,7 @@ def audit(table: Table) -> Audit:
     )
 
 
-def _without(entries: Sequence[Entry], findings: Iterable[Finding]) -> list[Entry]:
+def _without(entries: Sequence[DerivedRow], findings: Iterable[Disagreement]) -> list[DerivedRow]:
     """The entries whose throughput no finding casts doubt on."""
     doubtful = {
         line

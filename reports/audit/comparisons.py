@@ -20,9 +20,9 @@ from itertools import pairwise
 
 from reports.analysis.scaling import SINGLE_RUN_NOISE
 from reports.audit.columns import HEADERS, UNITS
-from reports.audit.findings import CUT, Finding, Value, difference, ends, reading
+from reports.audit.findings import CUT, Disagreement, Value, difference, ends, reading
 from reports.audit.intervals import Interval, hull
-from reports.audit.rows import Row
+from reports.audit.rows import AuditedRow
 
 PROPORTION = 0.005
 PROPORTION_WHY = "both come from one step time: 0.5 % allows that one was averaged over other steps"
@@ -38,10 +38,10 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class DerivedRow:
     """A row with everything that follows from it."""
 
-    row: Row
+    row: AuditedRow
     values: Mapping[str, Value]
 
     @property
@@ -84,22 +84,22 @@ class Size:
 
     gpus: float
     per_device: Interval
-    entry: Entry
+    entry: DerivedRow
 
 
-def repeats(entries: Sequence[Entry]) -> Iterator[Finding]:
+def repeats(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
     """Rows of one identity with other measured numbers; as a note, rows that stand twice."""
     for same in _groups(entries, lambda entry: entry.row.identity).values():
         for first, second in pairwise(same):
             yield _repeat(first, second)
 
 
-def _repeat(first: Entry, second: Entry) -> Finding:
+def _repeat(first: DerivedRow, second: DerivedRow) -> Disagreement:
     both = [name for name in first.row.values if name in second.row.values and name in _MEASURED]
     apart = [name for name in both if not first.values[name].rounded.meets(second.values[name].rounded)]
     name = apart[0] if apart else (both[0] if both else None)
     one, other = (first.values[name], second.values[name]) if name else (None, None)
-    return Finding(
+    return Disagreement(
         check="repeats",
         lines=(second.line, first.line),
         formula="rows that differ in measured numbers alone have the same numbers",
@@ -116,7 +116,7 @@ def _repeat(first: Entry, second: Entry) -> Finding:
     )
 
 
-def units(entries: Sequence[Entry]) -> Iterator[Finding]:
+def units(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
     """Throughput a device about 1000 or 1024 times that of its peers: rows of one model on one device."""
     for peers in _groups(_with_rate(entries), _model).values():
         if len(peers) < 3:
@@ -128,9 +128,9 @@ def units(entries: Sequence[Entry]) -> Iterator[Finding]:
                 yield _far(entry, middle, len(peers))
 
 
-def _far(entry: Entry, middle: float, peers: int) -> Finding:
+def _far(entry: DerivedRow, middle: float, peers: int) -> Disagreement:
     found, expected = _per_device(entry), Interval(middle, middle)
-    return Finding(
+    return Disagreement(
         check="units",
         lines=(entry.line,),
         formula="throughput a GPU is of the order of its peers' median",
@@ -144,7 +144,7 @@ def _far(entry: Entry, middle: float, peers: int) -> Finding:
     )
 
 
-def proportions(entries: Sequence[Entry]) -> Iterator[Finding]:
+def proportions(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
     """FLOPs a token by each row, against the median row of the same model, length, precision and device."""
     for name in ("mfu", "flops_per_s_device"):
         there = [
@@ -156,7 +156,7 @@ def proportions(entries: Sequence[Entry]) -> Iterator[Finding]:
             yield from _disproportionate(name, group)
 
 
-def _disproportionate(name: str, group: Sequence[Entry]) -> Iterator[Finding]:
+def _disproportionate(name: str, group: Sequence[DerivedRow]) -> Iterator[Disagreement]:
     ordered = sorted(group, key=lambda entry: _quotient(entry, name).middle)
     reference = ordered[(len(ordered) - 1) // 2]
     constant = _quotient(reference, name)
@@ -170,7 +170,7 @@ def _disproportionate(name: str, group: Sequence[Entry]) -> Iterator[Finding]:
             .widened(PROPORTION)
             .meets(found.loose)
         )
-        yield Finding(
+        yield Disagreement(
             check="utilisation",
             lines=(entry.line, reference.line),
             formula=f"{name} in proportion to throughput a GPU",
@@ -185,12 +185,12 @@ def _disproportionate(name: str, group: Sequence[Entry]) -> Iterator[Finding]:
         )
 
 
-def _quotient(entry: Entry, name: str, *, loose: bool = False) -> Interval:
+def _quotient(entry: DerivedRow, name: str, *, loose: bool = False) -> Interval:
     value = entry.values[name]
     return (value.loose if loose else value.rounded) / _per_device(entry)
 
 
-def series(entries: Sequence[Entry]) -> list[list[Size]]:
+def series(entries: Sequence[DerivedRow]) -> list[list[Size]]:
     """The curves of a table: sizes of one configuration, at one batch a replica (weak) or in all (strong)."""
     there = _with_rate(entries)
     weak = _groups([entry for entry in there if _share(entry) is not None], _weak)
@@ -198,7 +198,7 @@ def series(entries: Sequence[Entry]) -> list[list[Size]]:
     return [sizes for group in (*weak.values(), *strong.values()) if len(sizes := _sizes(group)) > 1]
 
 
-def scaling(curves: Iterable[Sequence[Size]]) -> Iterator[Finding]:
+def scaling(curves: Iterable[Sequence[Size]]) -> Iterator[Disagreement]:
     """Points above the line through the smallest size, and printed efficiencies above 1."""
     for curve in curves:
         first = curve[0]
@@ -208,7 +208,7 @@ def scaling(curves: Iterable[Sequence[Size]]) -> Iterator[Finding]:
                 yield _super_linear(size.entry, first.entry, efficiency)
 
 
-def printed_efficiency(entries: Iterable[Entry]) -> Iterator[Finding]:
+def printed_efficiency(entries: Iterable[DerivedRow]) -> Iterator[Disagreement]:
     """Efficiencies that the table itself prints, above 1."""
     for entry in entries:
         value = entry.row.values.get("efficiency")
@@ -216,9 +216,9 @@ def printed_efficiency(entries: Iterable[Entry]) -> Iterator[Finding]:
             yield _super_linear(entry, None, value.rounded)
 
 
-def _super_linear(entry: Entry, first: Entry | None, efficiency: Interval) -> Finding:
+def _super_linear(entry: DerivedRow, first: DerivedRow | None, efficiency: Interval) -> Disagreement:
     shown = (entry.row.values["efficiency"].shown,) if first is None else (_shown(entry), _shown(first))
-    return Finding(
+    return Disagreement(
         check="scaling",
         lines=(entry.line,) if first is None else (entry.line, first.line),
         formula="throughput a GPU over that at the smallest size <= 1",
@@ -232,7 +232,7 @@ def _super_linear(entry: Entry, first: Entry | None, efficiency: Interval) -> Fi
     )
 
 
-def neighbours(curves: Iterable[Sequence[Size]], flagged: Collection[int]) -> Iterator[Finding]:
+def neighbours(curves: Iterable[Sequence[Size]], flagged: Collection[int]) -> Iterator[Disagreement]:
     """Sizes that stick out of both neighbours; `flagged` lines have been found before."""
     for curve in curves:
         for before, size, after in zip(curve, curve[1:], curve[2:], strict=False):
@@ -243,11 +243,11 @@ def neighbours(curves: Iterable[Sequence[Size]], flagged: Collection[int]) -> It
                 yield _outlier(before, size, after, around)
 
 
-def _outlier(before: Size, size: Size, after: Size, around: Interval) -> Finding:
+def _outlier(before: Size, size: Size, after: Size, around: Interval) -> Disagreement:
     nearest = min(
         (before.per_device, after.per_device), key=lambda one: abs(one.middle - size.per_device.middle)
     )
-    return Finding(
+    return Disagreement(
         check="neighbours",
         lines=(size.entry.line, before.entry.line, after.entry.line),
         formula="throughput a GPU lies between those of the sizes before and after",
@@ -261,33 +261,33 @@ def _outlier(before: Size, size: Size, after: Size, around: Interval) -> Finding
     )
 
 
-def _groups(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, list[Entry]]:
-    groups: dict[Key, list[Entry]] = defaultdict(list)
+def _groups(entries: Iterable[DerivedRow], key: Callable[[DerivedRow], Key]) -> dict[Key, list[DerivedRow]]:
+    groups: dict[Key, list[DerivedRow]] = defaultdict(list)
     for entry in entries:
         groups[key(entry)].append(entry)
     return groups
 
 
-def _work(entry: Entry) -> Key:
+def _work(entry: DerivedRow) -> Key:
     unit = "samples" if "samples_per_s" in entry.values or "tokens_per_s" not in entry.values else "tokens"
     return (tuple(sorted(entry.row.facts.items())), *entry.counts(_SHAPE), unit)
 
 
-def _model(entry: Entry) -> Key:
+def _model(entry: DerivedRow) -> Key:
     names = ("source", "model", "precision", "hardware", "device")
     unit = _work(entry)[-1]
     return (*(entry.row.facts.get(name) for name in names), *entry.counts(_SHAPE), unit)
 
 
-def _weak(entry: Entry) -> Key:
+def _weak(entry: DerivedRow) -> Key:
     return (*_work(entry), *entry.counts((*_SPLIT, "accumulation")), _share(entry))
 
 
-def _strong(entry: Entry) -> Key:
+def _strong(entry: DerivedRow) -> Key:
     return (*_work(entry), *entry.counts((*_SPLIT, "global_batch")))
 
 
-def _share(entry: Entry) -> float | None:
+def _share(entry: DerivedRow) -> float | None:
     """Samples of a step for one replica."""
     if "replicas" not in entry.values:
         return entry.count("batch_per_replica")
@@ -295,8 +295,8 @@ def _share(entry: Entry) -> float | None:
     return None if batch is None or not replicas else round(batch / replicas, 9)
 
 
-def _sizes(group: Sequence[Entry]) -> list[Size]:
-    by_gpus: dict[float, list[Entry]] = defaultdict(list)
+def _sizes(group: Sequence[DerivedRow]) -> list[Size]:
+    by_gpus: dict[float, list[DerivedRow]] = defaultdict(list)
     for entry in group:
         by_gpus[entry.values["gpus"].rounded.middle].append(entry)
     return [
@@ -305,17 +305,17 @@ def _sizes(group: Sequence[Entry]) -> list[Size]:
     ]
 
 
-def _with_rate(entries: Iterable[Entry]) -> list[Entry]:
+def _with_rate(entries: Iterable[DerivedRow]) -> list[DerivedRow]:
     return [entry for entry in entries if entry.per_device is not None]
 
 
-def _per_device(entry: Entry) -> Interval:
+def _per_device(entry: DerivedRow) -> Interval:
     rate = entry.per_device
     assert rate is not None
     return rate
 
 
-def _shown(entry: Entry) -> str:
+def _shown(entry: DerivedRow) -> str:
     rate = entry.rate
     assert rate is not None
     return f"{rate.shown} on {entry.values['gpus'].shown}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reports.audit.findings import Value
 from reports.audit.hardware import peaks
 from reports.audit.intervals import Interval, exactly
-from reports.audit.rows import Row
+from reports.audit.rows import AuditedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ _RULES = (
 DEGREES = ("tensor", "pipeline", "context")
 
 
-def derived(row: Row) -> dict[str, Value]:
+def derived(row: AuditedRow) -> dict[str, Value]:
     """The row's values and what follows from them."""
     values = dict(row.values)
     _sizes(values)

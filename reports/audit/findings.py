@@ -33,7 +33,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Disagreement:
     """Numbers that do not agree as printed; or, as a note, that agree if digits were cut off."""
 
     check: Check
@@ -85,7 +85,7 @@ _NEAR = 0.01
 CUT = "the last digit was cut off, not rounded"
 
 
-def compare(relation: Relation, lines: tuple[int, ...], values: Mapping[str, Value]) -> Finding | None:
+def compare(relation: Relation, lines: tuple[int, ...], values: Mapping[str, Value]) -> Disagreement | None:
     """What there is to say of a row by a relation: nothing if its numbers meet, or are not all there."""
     if relation.found not in values or any(name not in values for name in relation.needs):
         return None
@@ -95,7 +95,7 @@ def compare(relation: Relation, lines: tuple[int, ...], values: Mapping[str, Val
     if expected.widened(relation.tolerance).meets(found.rounded):
         return None
     loose = relation.expected(*(value.loose for value in inputs)).widened(relation.tolerance)
-    return Finding(
+    return Disagreement(
         check=relation.check,
         lines=lines,
         formula=relation.formula,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from reports.audit.findings import Finding, Relation, Value, compare, difference, ends
+from reports.audit.findings import Disagreement, Relation, Value, compare, difference, ends
 from reports.audit.intervals import Interval, exactly
-from reports.audit.rows import Row
+from reports.audit.rows import AuditedRow
 
 MEANS = 0.01
 MEANS_WHY = "the mean of a rate and that of a time differ by their squared variation: 1 % allows one of 10 %"
@@ -165,7 +165,7 @@ _BUS_FACTORS: Mapping[str, Callable[[float], float]] = {
 """Bus bandwidth over algorithm bandwidth for n ranks, by the collective's first word."""
 
 
-def row_findings(row: Row, values: Mapping[str, Value]) -> Iterator[Finding]:
+def row_findings(row: AuditedRow, values: Mapping[str, Value]) -> Iterator[Disagreement]:
     """What the equations say of one row."""
     factor = bus_factor(row.facts.get("collective", ""), values)
     known = values if factor is None else {**values, "bus_factor": factor}
@@ -191,7 +191,7 @@ def bus_factor(collective: str, values: Mapping[str, Value]) -> Value | None:
     return Value(shown=f"factor of {name} over {ranks:g} ranks {exact.low:.6g}", rounded=exact, loose=exact)
 
 
-def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Finding | None:
+def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Disagreement | None:
     """Global batch / (micro-batch x replicas) is a whole number where the accumulation is not printed."""
     if "accumulation" in values or any(
         name not in values for name in ("global_batch", "micro_batch", "replicas")
@@ -202,7 +202,7 @@ def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Finding | Non
     nearest = exactly(max(1, round(min(steps.middle, 1e15))))
     if nearest.widened(1e-9).meets(steps):
         return None
-    return Finding(
+    return Disagreement(
         check="batch",
         lines=(line,),
         formula="global batch / (micro-batch x replicas) = a whole number of accumulated micro-batches",
@@ -216,12 +216,12 @@ def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Finding | Non
     )
 
 
-def _above_peak(line: int, values: Mapping[str, Value]) -> Finding | None:
+def _above_peak(line: int, values: Mapping[str, Value]) -> Disagreement | None:
     """MFU <= 1."""
     if "mfu" not in values or values["mfu"].rounded.low <= 1:
         return None
     found = values["mfu"].rounded
-    return Finding(
+    return Disagreement(
         check="utilisation",
         lines=(line,),
         formula="MFU <= 1",
@@ -246,7 +246,7 @@ _FLOPS = Relation(
 )
 
 
-def _model_flops(line: int, values: Mapping[str, Value]) -> Finding | None:
+def _model_flops(line: int, values: Mapping[str, Value]) -> Disagreement | None:
     """Model FLOP/s a GPU against 6 N a token, with the attention as far as it is known."""
     if "parameters" not in values or "seq_len" not in values:
         return None

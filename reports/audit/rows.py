@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.audit.columns import HEADERS, Meaning, meaning, unit_meaning
-from reports.audit.findings import Finding, Value
+from reports.audit.findings import Disagreement, Value
 from reports.audit.intervals import Printed, printed
 from reports.audit.phrases import phrases, precision
 from results.errors import UsageError
@@ -23,7 +23,7 @@ _DELIMITERS = (",", ";", "\t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class AuditedRow:
     """One line of a table."""
 
     line: int
@@ -35,15 +35,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class AuditedTable:
     """A table that was read, and what of it was not."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[AuditedRow, ...]
     not_checked: tuple[str, ...]
     """Columns whose names are not on the list."""
     unreadable: Mapping[str, int]
     """Cells that should be numbers and are none, by column (or unit)."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Disagreement, ...]
     """Numbers that no such quantity can be."""
 
 
@@ -56,7 +56,7 @@ class _Cells:
     facts: dict[str, str] = field(default_factory=dict)
     identity: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Disagreement] = field(default_factory=list)
 
     def add(self, meant: Meaning, number: Printed | float, shown: str) -> None:
         """Keep a number; the first of a quantity stays."""
@@ -71,7 +71,7 @@ class _Cells:
         self.values.setdefault(meant.name, Value.of(number.scaled(meant.scale), shown))
 
 
-def read_csv(path: Path, mapping: Mapping[str, str]) -> Table:
+def read_csv(path: Path, mapping: Mapping[str, str]) -> AuditedTable:
     """The table of a CSV file. Raises UsageError if it is none, or holds no column that is recognised."""
     text = _text(path)
     head = next(iter(text.splitlines()), "")
@@ -101,11 +101,11 @@ def table(
     mapping: Mapping[str, str],
     *,
     commas: bool = True,
-) -> Table:
+) -> AuditedTable:
     """The table of these cells; `commas`: whether a comma in a number may part thousands."""
     meanings = _meanings(headers, mapping)
-    rows: list[Row] = []
-    findings: list[Finding] = []
+    rows: list[AuditedRow] = []
+    findings: list[Disagreement] = []
     unreadable: Counter[str] = Counter()
     for line, cells in lines:
         if len(cells) > len(headers):
@@ -113,10 +113,12 @@ def table(
         if not any(cell.strip() for cell in cells):
             continue
         found = _read(line, dict(zip(headers, cells, strict=False)), meanings, commas=commas)
-        rows.append(Row(line=line, values=found.values, facts=found.facts, identity=tuple(found.identity)))
+        rows.append(
+            AuditedRow(line=line, values=found.values, facts=found.facts, identity=tuple(found.identity))
+        )
         findings += found.findings
         unreadable.update(found.unreadable)
-    return Table(
+    return AuditedTable(
         rows=tuple(rows),
         not_checked=tuple(name for name in headers if meanings[name] is None),
         unreadable=dict(unreadable),
@@ -224,8 +226,8 @@ def _number_in_words(found: _Cells, meant: Meaning, column: str, text: str) -> N
         found.unreadable.append(column)
 
 
-def _impossible(line: int, shown: str) -> Finding:
-    return Finding(
+def _impossible(line: int, shown: str) -> Disagreement:
+    return Disagreement(
         check="value",
         lines=(line,),
         formula="a quantity is a number from 1e-30 to 1e30, or 0 (a count of devices is not 0)",

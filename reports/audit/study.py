@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from reports.audit.rows import Table, table
+from reports.audit.rows import AuditedTable, table
 from results.cell import Cell
 from results.outcome import Outcome
 from results.run import RunResult
@@ -44,7 +44,7 @@ _RUN: Mapping[str, Callable[[RunResult], object]] = {
 }
 
 
-def read_study(study: Study) -> Table:
+def read_study(study: Study) -> AuditedTable:
     """The runs of a study that ended well; a run's number stands in the place of a line's. Writes nothing."""
     runs = [run for run in study.results() if run.outcome == Outcome.OK]
     lines = [(number, _cells(study.cell(run.cell_id), run)) for number, run in enumerate(runs, start=2)]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from reports.audit.audit import Audit
-from reports.audit.findings import CHECKS, Finding
+from reports.audit.findings import CHECKS, Disagreement
 from reports.text import count
 
 MOST_SHOWN = 20
@@ -37,14 +37,14 @@ def json_text(audit: Audit) -> str:
     return json.dumps(_finite(dataclasses.asdict(audit)), allow_nan=False)
 
 
-def _check_lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _check_lines(findings: Sequence[Disagreement]) -> Iterator[str]:
     for finding in findings[:MOST_SHOWN]:
         yield from finding_lines(finding)
     if len(findings) > MOST_SHOWN:
         yield f"... and {len(findings) - MOST_SHOWN} more of {findings[0].check}; --json has all"
 
 
-def finding_lines(finding: Finding) -> Iterator[str]:
+def finding_lines(finding: Disagreement) -> Iterator[str]:
     """One finding: where, the formula, the numbers, how far apart they are, and why that is too far."""
     first, *others = finding.lines
     against = f" (with {', '.join(map(str, others))})" if others else ""
@@ -58,7 +58,7 @@ def finding_lines(finding: Finding) -> Iterator[str]:
         yield f"    likeliest reading: {finding.reading}"
 
 
-def _note_lines(notes: Sequence[Finding]) -> Iterator[str]:
+def _note_lines(notes: Sequence[Disagreement]) -> Iterator[str]:
     kinds = Counter((note.formula, note.reading) for note in notes)
     first = {(note.formula, note.reading): note for note in reversed(notes)}
     for (formula, reading), rows in kinds.items():
@@ -76,7 +76,7 @@ def _range(ends: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _difference(finding: Finding) -> str:
+def _difference(finding: Disagreement) -> str:
     if finding.difference is None:
         return ""
     if finding.difference > 10:

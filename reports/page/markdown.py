@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from reports.analysis.headline import headline_table
-from reports.analysis.side_by_side import Comparison, compare
+from reports.analysis.side_by_side import SideBySide, compare
 from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
 from reports.analysis.verdict.verdict import verdict
@@ -58,7 +58,7 @@ def _study(study: StudyFigures) -> Iterator[str]:
     yield f"Environment: {plain(_environment(study))}"
 
 
-def _comparison(comparison: Comparison) -> Iterator[str]:
+def _comparison(comparison: SideBySide) -> Iterator[str]:
     yield "\n".join(f"- {plain(finding)}" for finding in comparison.findings)
     table = comparison_table(comparison)
     if table.rows:

@@ -45,7 +45,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StudyPart:
     """One study of a page of several."""
 
     anchor: str
@@ -119,7 +119,7 @@ def render_studies(studies: Sequence[StudyFigures]) -> str:
         return render_figures(studies[0])
     comparison = comparison_section(compare(studies))
     parts = [
-        Part(f"study-{number}", study.name, summary(study), (*contents(study), *appendix(study)))
+        StudyPart(f"study-{number}", study.name, summary(study), (*contents(study), *appendix(study)))
         for number, study in enumerate(studies, start=1)
     ]
     sections = [comparison, *(section for part in parts for section in part.sections)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reports import fields
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.series import Setting, setting_labels, setting_of
-from reports.analysis.side_by_side import Comparison, Entry
+from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
 from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
 from reports.table import Shown, TextTable, figures, table, words
@@ -34,10 +34,10 @@ DEFINITION = Definition(
 @dataclass(frozen=True, slots=True)
 class _Row:
     cell: Cell
-    entry: Entry
+    entry: CellInStudy
 
 
-def comparison_section(comparison: Comparison) -> Section:
+def comparison_section(comparison: SideBySide) -> Section:
     """What the studies share, and what they do not."""
     blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
     shared = comparison_table(comparison)
@@ -51,7 +51,7 @@ def comparison_section(comparison: Comparison) -> Section:
     )
 
 
-def comparison_table(comparison: Comparison) -> TextTable:
+def comparison_table(comparison: SideBySide) -> TextTable:
     """One row a shared cell and study, those of one cell together."""
     rows = [_Row(shared.cell, entry) for shared in comparison.cells for entry in shared.entries]
     settings = setting_labels(row.cell for row in rows)
@@ -93,7 +93,7 @@ def _ratio(row: _Row) -> Field:
     return Field(f"{text.value} ({ends}{_interval(entry)}), {told}", entry.ratio.value, entry.ratio.unit)
 
 
-def _interval(entry: Entry) -> str:
+def _interval(entry: CellInStudy) -> str:
     """What the interval is over: fewer runs on one side do not make it a range of so few."""
     there, here = (side.of for side in entry.disturbed)
     if there == here == 1:

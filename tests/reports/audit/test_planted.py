@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from reports.audit.audit import Audit
-from reports.audit.findings import Finding
+from reports.audit.findings import Disagreement
 
 Cells = dict[str, str]
 Audited = Callable[..., Audit]
@@ -18,7 +18,7 @@ def told(audit: Audit) -> set[tuple[str, int]]:
     return {(finding.check, finding.lines[0]) for finding in audit.findings}
 
 
-def only(audit: Audit) -> Finding:
+def only(audit: Audit) -> Disagreement:
     (finding,) = audit.findings
     return finding
 
