@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.jobs.documents import Document
+from harness.jobs.gpu_hours import gpu_hours
 from harness.jobs.job_status import JobStatus
 from reports.text import count, duration
-from results.errors import UsageError
 from results.plan import Placement
 from slurm.site import Price
 
@@ -54,36 +54,6 @@ def cost_lines(documents: Sequence[Document], price: Price | None, *, gpus: bool
             f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
         )
     return lines
-
-
-def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: float | None) -> None:
-    """Raises UsageError if the jobs may take more GPU-hours than are allowed (None: any number)."""
-    if gpu_hours_allowed is None:
-        return
-    expected, most = gpu_hours(documents)
-    if expected is None or most is None:
-        raise UsageError(
-            "--max-gpu-hours cannot be held: the site is exclusive and its profile has no gpus_per_node, "
-            "so that what whole nodes cost is not known; add it"
-        )
-    if most > gpu_hours_allowed:
-        raise UsageError(
-            f"--max-gpu-hours {gpu_hours_allowed:g}: the jobs may take {most:.2f} by their time limits "
-            f"({expected:.2f} expected); ask for fewer sizes or repeats, a shorter --time, or more "
-            f"hours. Nothing was submitted"
-        )
-
-
-def gpu_hours(documents: Sequence[Document]) -> tuple[float | None, float | None]:
-    """Expected and at most, of all jobs; None if that of one is not known."""
-    expected = [document.gpu_hours_expected for document in documents]
-    most = [document.gpu_hours_at_most for document in documents]
-    return _sum(expected), _sum(most)
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _price(expected: float, most: float, price: Price | None) -> str:

@@ -6,9 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence, Set
 
 from harness.jobs.documents import Document
+from harness.jobs.gpu_hours import require_within_budget
 from harness.jobs.left import left
 from harness.jobs.planned import PlannedJob
-from harness.jobs.words import cost_lines, require_within_budget
+from harness.jobs.words import cost_lines
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion

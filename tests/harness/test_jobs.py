@@ -14,11 +14,12 @@ from harness.code import checkout, code_hash
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches
 from harness.jobs.documents import Document
+from harness.jobs.gpu_hours import gpu_hours, require_within_budget
 from harness.jobs.job_environment import obstacle, stranger_to
 from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
 from harness.jobs.planned import planned_jobs
 from harness.jobs.progress import progress
-from harness.jobs.words import cost_lines, cost_rows, gpu_hours, require_within_budget
+from harness.jobs.words import cost_lines, cost_rows
 from harness.launch.ending import Stopped
 from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.environment import PodEnvironment

@@ -9,9 +9,10 @@ import msgspec
 
 from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import Document
+from harness.jobs.gpu_hours import require_within_budget
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.planned import PlannedJob
-from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows, require_within_budget
+from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows
 from harness.launchers.job_call import JobCall
 from harness.launchers.kubernetes.apply import apply
 from harness.launchers.kubernetes.documents import MANIFEST, KubernetesDocuments

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from harness.jobs.baseline import baseline_of
 from harness.jobs.documents import Document
+from harness.jobs.gpu_hours import require_within_budget
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.planned import PlannedJob
-from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows, require_within_budget
+from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows
 from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.slurm.documents import SlurmDocuments
