@@ -106,6 +106,7 @@ def job_script(site: SiteProfile, job: Job) -> str:
         directives=_lines(_directives(site, job)),
         command=job.command,
         python_path=job.python_path,
+        folder=job.folder,
         first_port=FIRST_PORT,
         jobs=JOBS,
         launches=LAUNCHES,
@@ -128,7 +129,11 @@ def follow_up_script(site: SiteProfile, job: FollowUp) -> str:
         "requeue" if job.requeue else "no-requeue": True,
     }
     return _TEMPLATES.get_template("base.sh.j2").render(
-        site=site, directives=_lines(options), command=job.command, python_path=job.python_path
+        site=site,
+        directives=_lines(options),
+        command=job.command,
+        python_path=job.python_path,
+        folder=job.folder,
     )
 
 

@@ -175,6 +175,16 @@ def test_bash_reads_back_what_was_written(words: list[str], value: str) -> None:
     assert done.stdout.decode().split("\0") == [value, *words, ""]
 
 
+def test_a_follow_up_reads_relative_paths_where_the_call_was_made(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    (folder / "study.yaml").write_text("found")
+    site = SiteProfile(setup=("cd /",))
+    script = follow_up_script(site, follow_up(folder=folder, command=("cat", "study.yaml")))
+    done = subprocess.run(["bash"], input=script.encode(), capture_output=True, check=True)
+    assert done.stdout == b"found"
+
+
 @pytest.mark.parametrize(
     ("answer", "address"),
     [

@@ -21,6 +21,8 @@ trap '' USR1
 set +u
 source "$HOME/bench/.venv/bin/activate"
 set -u
+# Relative paths of the command are of this folder, wherever these lines have gone.
+cd -- /home/me/bench
 
 # A folder where the job happens to stand must not shadow an installed package.
 export PYTHONSAFEPATH=1

@@ -20,6 +20,8 @@ trap '' USR1
 set +u
 echo 'as it stands: $HOME {{ x }} {% y %}'
 set -u
+# Relative paths of the command are of this folder, wherever these lines have gone.
+cd -- '/it'"'"'s a "$(touch pwned)" `id` \ #1; 50% && <x>'
 
 # A folder where the job happens to stand must not shadow an installed package.
 export PYTHONSAFEPATH=1
