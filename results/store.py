@@ -1,4 +1,4 @@
-"""The folder of a study: the only place that knows its file names.
+"""The folder of a study, and the names of its files; `job_store` has those of jobs, `launch_files` the logs.
 
 ::
 
