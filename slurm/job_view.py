@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from results.outcome import Outcome
@@ -79,6 +80,16 @@ class JobView:
         if self.phase in (Phase.WAITING, Phase.RUNNING):
             return None
         return states.outcome(self.state, self.reason, self.exit_code)
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds from `now` (as `time.time` counts) to the end that Slurm says; None if it says none.
+
+        Slurm's commands write local times, by the same clock and zone as this process has.
+        """
+        try:
+            return None if self.end is None else datetime.fromisoformat(self.end).timestamp() - now
+        except ValueError:
+            return None
 
     @property
     def is_held(self) -> bool:

@@ -29,7 +29,10 @@ class JobEnvironment(Protocol):
 
     @property
     def notice_s(self) -> float | None:
-        """Between SIGUSR1 and the end of the job's time; None: there is no SIGUSR1 before it."""
+        """Between SIGUSR1 and the end of the job's time, at least; None: there is no SIGUSR1 before it."""
+
+    def left_s(self) -> float | None:
+        """Seconds to the end of the job, as the scheduler says now; None if it does not say."""
 
     @property
     def starter(self) -> Starter: ...

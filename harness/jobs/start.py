@@ -1,12 +1,14 @@
 """What a job does when its scheduler has started it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
-SIGUSR1 says that its time is nearly over, SIGTERM that it is over now.
+SIGUSR1 says that the job's end is near: the scheduler is asked when it is. SIGTERM says that it is now.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -113,6 +115,17 @@ class JobStart:
             first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
         )
 
+    def _ask_for_end(self) -> None:
+        """Learn when the job ends: a scheduler's signal may come earlier than it was asked to.
+
+        Slurm sends it up to 60 s early (--signal in its manual). Without an answer it counts as punctual.
+        """
+        heard = time.monotonic()
+        left_s = self._environment.left_s()
+        if left_s is None:
+            left_s = (self._environment.notice_s or 0.0) - (time.monotonic() - heard)
+        self._end_before(left_s)
+
     def _end_before(self, left_s: float) -> None:
         """The job's time is over in so many seconds: leave some of them for the end itself."""
         self._deadline.bring_forward(max(0.0, left_s - END_S), "the job's time limit was near")
@@ -120,7 +133,8 @@ class JobStart:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def near(number: int, frame: object) -> None:
-            self._end_before(self._environment.notice_s or 0.0)
+            # The answer may take a while, and the launch in hand is watched meanwhile.
+            threading.Thread(target=self._ask_for_end, name="ask-for-end", daemon=True).start()
 
         def over(number: int, frame: object) -> None:
             raise KeyboardInterrupt

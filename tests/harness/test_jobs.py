@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +23,7 @@ from harness.jobs.job_environment import obstacle, stranger_to
 from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
 from harness.jobs.planned import planned_jobs
 from harness.jobs.progress import progress
+from harness.jobs.start import JobStart
 from harness.jobs.words import cost_lines, cost_rows
 from harness.launch.ending import Stopped
 from harness.launch.tally import Conditions
@@ -521,6 +526,49 @@ def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(
     log = path.parent / "rank-00000.jsonl"
     log.write_text(f'{{"event": "run", "run": "of-{second}", "cell": "{second}"}}\n')
     assert found([status]) == {first: later, second: ("running", "")}
+
+
+class Near:
+    """The environment of a job whose scheduler says that it ends in so many seconds."""
+
+    scheduler_id, start, nodes, notice_s = "17", 0, ("n1",), 60.0
+
+    def __init__(self, left_s: float | None) -> None:
+        self._left_s = left_s
+
+    def left_s(self) -> float | None:
+        return self._left_s
+
+
+@pytest.mark.parametrize(
+    ("left_s", "launches_end_in_s"),
+    # Slurm was 55 s early; it was later than asked, because the end was brought forward; it does not answer.
+    [(115.0, 95.0), (30.0, 10.0), (None, 40.0)],
+)
+def test_a_notice_has_the_scheduler_asked_when_the_job_ends(
+    tmp_path: Path, left_s: float | None, launches_end_in_s: float
+) -> None:
+    start = JobStart(Study(tmp_path), job_of(), Near(left_s))  # type: ignore[arg-type]
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    began = time.monotonic()
+    try:
+        with start._signals():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while (found := start._deadline.left_s) is None:
+                assert time.monotonic() < began + 60
+                time.sleep(0.01)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert launches_end_in_s - (time.monotonic() - began) <= found <= launches_end_in_s
+
+
+def test_the_time_left_is_that_to_slurms_local_time() -> None:
+    view = view_of("RUNNING", end="2026-11-22T10:00:00")
+    at = datetime(2026, 11, 22, 9, 58, 30).timestamp()
+    assert view.left_s(at) == 90
+    assert view_of("PENDING").left_s(at) is None
+    assert view_of("RUNNING", end="soon").left_s(at) is None
 
 
 def test_a_status_says_what_is_held() -> None:

@@ -6,13 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.code import PACKAGES, checkout
+from harness.jobs.start import END_S
 from harness.launch.ending import Signs, asked_to_end, inferred_outcome, killed_on_a_node
 from harness.launchers.slurm import call as slurm_call
 from results.job_store import JobStore
@@ -51,6 +54,8 @@ class Scene:
         self._model = model
         self.raw: Mapping[Path, bytes] = {}
         self.job_id = 0
+        self.told_at = 0.0
+        """When Slurm was told of another end of its job."""
 
     def submit(self, *faults: str) -> None:
         """Submit the study's one job."""
@@ -110,6 +115,8 @@ def scene(bench: Bench, faulty_model: Callable[..., tuple[str, ...]]) -> Scene:
 # Jobs that run beside each other: each study meets a fault of its own.
 
 SITE = "{{gpu_request: none, directives: {{{where}}}, time: {{signal: 22s}}}}"
+NEAR_S = 60
+"""To the end of a job that is told so; its profile asks for a notice 22 s before it."""
 STANDING = ("cancelled", "requeued", "preempted", "near its limit", "past its limit", "killed", "copied")
 """Studies whose rank stands still while something happens to their jobs."""
 
@@ -155,7 +162,8 @@ def _disturb(lab: Any, found: dict[str, Scene]) -> None:
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     lab.command("sbatch", *urgent)
     # The controller looks every 30 seconds, and gives a notice up to 30 seconds early.
-    for name, end in (("near its limit", 50), ("past its limit", 1)):
+    for name, end in (("near its limit", NEAR_S), ("past its limit", 1)):
+        found[name].told_at = time.time()
         lab.command("scontrol", "update", f"JobId={found[name].job_id}", f"EndTime=now+{end}")
     (program,) = [p for p in found["killed"].bench.processes() if "harness.launchers.program" in p.cmdline()]
     program.kill()
@@ -233,6 +241,15 @@ def test_a_job_that_was_ended_goes_on_with_the_same_command(
     assert ended[name].code == 0
     assert len(again[name].bench.jobs()) == 2
     again[name].must_be_whole(expected)
+
+
+@pytest.mark.slow
+def test_a_job_whose_notice_comes_early_uses_its_time(again: dict[str, Scene]) -> None:
+    near = again["near its limit"]
+    (lost,) = near.lost()
+    attempt = near.bench.study().attempts()[lost.run_id]
+    # Slurm was to tell 22 s before the end, and may do so as soon as it hears of that.
+    assert datetime.fromisoformat(attempt.ended_at).timestamp() >= near.told_at + NEAR_S - END_S - 2
 
 
 @pytest.mark.slow

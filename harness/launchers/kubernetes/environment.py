@@ -29,6 +29,9 @@ class PodEnvironment:
         self.nodes = (platform.node(),)
         self.starter = PodStarter(meeting_of(job))
 
+    def left_s(self) -> float | None:
+        return None
+
     def conditions(self, code: CodeVersion) -> Conditions:
         return Conditions.here(code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from harness.launch.ending import Stopped
 from harness.launch.tally import Conditions
 from harness.launchers.slurm.allocation import Allocation
@@ -10,7 +12,12 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import Job
 from results.job_store import JobStore
+from slurm.client import Client
+from slurm.runner import SlurmError
 from slurm.site import SITE_FILE
+
+ANSWER_S = 10.0
+"""How long Slurm may take to say when the job ends: less than it has by its own notice."""
 
 
 class SlurmEnvironment:
@@ -28,6 +35,14 @@ class SlurmEnvironment:
         self.nodes = allocation.nodes
         self.notice_s: float | None = float(site.time.signal_s(job.time_limit_s))
         self.starter = SlurmStarter(site, allocation, store.folder(job.job_id))
+
+    def left_s(self) -> float | None:
+        number = self._allocation.slurm_id
+        try:
+            view = Client(timeout_s=ANSWER_S).query([number]).get(number)
+        except SlurmError:
+            return None
+        return None if view is None else view.left_s(time.time())
 
     def conditions(self, code: CodeVersion) -> Conditions:
         # What is in the image is not seen from outside of it.
