@@ -9,7 +9,7 @@ import msgspec
 
 
 class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Which code measured."""
+    """The code that measured."""
 
     code_hash: str
     """Hash over the source of the packages that run inside the measured process."""

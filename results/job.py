@@ -14,7 +14,7 @@ Isolation = Literal["launch", "cell"]
 Purpose = Literal["run", "feed", "report"]
 
 SILENCE_S = 900.0
-"""Without a word from any rank for this long, a launch counts as hung."""
+"""Seconds without progress of any rank after which a launch counts as hung."""
 RETRIES = 2
 
 

@@ -14,7 +14,7 @@ class LinearSplit(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the module."""
     by: Literal["outputs", "inputs"]
-    """Which of its features each rank has a part of: `outputs` leave results split, `inputs` take them so."""
+    """Which features are split over the ranks: `outputs` gives split results, `inputs` takes split inputs."""
     parts: int = 1
     """Matrices one under another in the weight (query, key and value: 3): each is split by itself."""
 

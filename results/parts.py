@@ -21,14 +21,14 @@ class Weight:
     columns: int = 1
     """Values of a row."""
     split: Literal["rows", "columns"] | None = None
-    """What tensor parallelism deals out of it; None: it is whole on every rank."""
+    """What of it tensor parallelism splits; None: every rank has all of it."""
 
     @property
     def values(self) -> int:
         return self.rows * self.columns
 
     def over(self, tensor: int) -> Weight:
-        """What one of `tensor` ranks has of it."""
+        """The part of one of `tensor` ranks."""
         if self.split == "rows":
             return Weight(rows=self.rows // tensor, columns=self.columns)
         return Weight(rows=self.rows, columns=self.columns // (tensor if self.split else 1))

@@ -312,7 +312,9 @@ class Study:
             for path in derived:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot renew {self.root}: {error.strerror}") from error
+            raise StoreError(
+                f"cannot delete derived files of {self.root}: {error.strerror}; make the folder writable"
+            ) from error
 
 
 def _still_holds(kept: RunResult, path: Path) -> bool:

@@ -31,7 +31,7 @@ _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
 _SURPRISING = re.compile(r"[-+]?(0[0-7_]+|0[xb][0-9a-fA-F_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
-"""Numbers of YAML 1.1 that are others to their readers: 010 is 8, 1:30 is 90."""
+"""Numbers that YAML 1.1 reads differently from their writer: 010 is 8, 1:30 is 90."""
 _NESTED = re.compile(r"(?P<head>[\s-]*[\w-]+:\s+)(?P<value>[^#]*[^#\s])")
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
@@ -244,11 +244,11 @@ def _colon_advice(line: str) -> str:
 
 
 class _Refusal(yaml.MarkedYAMLError):
-    """What YAML would take silently."""
+    """Refuses what YAML would take silently."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which nothing surprises: no key given twice, no 1:30 that is 90, no bottomless nesting."""
+    """YAML that refuses what PyYAML takes silently: keys given twice, 1:30 as 90, deep nesting."""
 
     _depth = 0
 

@@ -1,6 +1,7 @@
-"""What a reader grants beside what was measured: prices, the size of an epoch, the time that is allowed.
+"""What a report assumes beside what was measured: prices, the size of an epoch, the time for it.
 
-They are no part of a study's records. Whoever writes a report gives them; the same ones give the same page.
+They are no part of a study's records: the call that writes the report gives them. Equal assumptions give an
+equal page.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Assumptions:
     site: Price | None = None
     """Of the site profile, for runs in a scheduler's allocation."""
     epoch_samples: int | None = None
-    """Samples of one epoch of whatever is trained on."""
+    """Samples of one epoch, of any data set."""
     dataset_samples: Mapping[str, int] = field(default_factory=dict)
     """Samples of data sets whose size is known, by name."""
     within_s: float | None = None
     """Time in which an epoch is to be finished."""
 
     def epoch_of(self, cell: Cell) -> int | None:
-        """Samples of one epoch of a cell's data; None if nobody says."""
+        """Samples of one epoch of a cell's data; None if not known."""
         return self.epoch_samples or self.dataset_samples.get(cell.dataset.partition(":")[0])
 
 
@@ -86,7 +87,7 @@ def quote(assumptions: Assumptions, run: RunResult, *, gpus_per_node: int) -> Qu
 
 
 def study_day(runs: Iterable[RunResult]) -> datetime.date | None:
-    """The day of the newest run, which ages are counted to; None if no run says when it was."""
+    """The day of the newest run, to which the ages of prices are counted; None if no run has a date."""
     started = [run.started_at for run in runs if run.started_at is not None]
     return datetime.date.fromisoformat(max(started)[:10]) if started else None
 

@@ -1,4 +1,4 @@
-"""What a way to exchange gradients spares and costs beside the dense one: bytes, loss, break-even."""
+"""What a way to exchange gradients saves and costs against the dense one: bytes, loss, break-even."""
 
 from __future__ import annotations
 

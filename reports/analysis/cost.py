@@ -62,7 +62,7 @@ class Frontier:
     costs: tuple[CellCost, ...]
     """All that have a cost, in reading order; one at least."""
     best: tuple[CellCost, ...]
-    """The frontier, the fastest first, and so the dearest first."""
+    """The frontier, the fastest and most expensive first."""
 
     @property
     def fastest(self) -> CellCost:
@@ -214,7 +214,7 @@ def _undominated(costs: Sequence[CellCost]) -> Iterator[CellCost]:
 
 
 def _time_and_usd(cost: CellCost) -> tuple[float, float]:
-    """To nine digits: what equals on paper must not be told apart by the last bit of a product."""
+    """To nine digits: equal figures must not differ by the last bit of a product."""
     assert cost.usd_per_million_samples is not None
     time_ns, usd = cost.million_samples_ns.value, cost.usd_per_million_samples.value
     return float(f"{time_ns:.9g}"), float(f"{usd:.9g}")

@@ -40,11 +40,11 @@ class ExchangeRow:
 
     figures: CellFigures
     dense: CellFigures | None
-    """What it is compared with; None for what others are compared with, and where there is nothing."""
+    """The dense exchange it is compared with; None for that exchange itself, and where there is none."""
     speed_up: Metric | None
     """Step time of the dense exchange over its own: above 1 it is faster."""
     reason: str | None
-    """Why there is no speed-up, or none that can be judged; None for what others are compared with."""
+    """Why there is no speed-up, or none that can be judged; None for the dense exchange itself."""
 
     @property
     def cell(self) -> Cell:

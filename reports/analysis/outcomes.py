@@ -15,7 +15,7 @@ from results.run import RunResult
 NOT_RUN = "not run"
 """The state of a cell that was planned and has no run."""
 UNUSABLE = "unusable"
-"""The state of a cell whose newest run ended well and can still not be counted."""
+"""The state of a cell whose newest run succeeded and still has no figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRun:
-    """A run that failed in a cell that has others that did not."""
+    """A failed run of a cell that has successful ones too."""
 
     cell: Cell
     run: RunResult

@@ -1,4 +1,4 @@
-"""What networks of a study give: the best that plain all-reduces reached alone, and how far it varied."""
+"""The peak bandwidth of a study's networks: the best of plain all-reduces alone, and how far it varied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reports.analysis.figures import CellFigures
 from results.outcome import Evidence
 
 UNSTEADY_ABOVE = 2.0
-"""Times that the peaks of cells on one network may differ before it is not known what the link can do."""
+"""Factor between the peaks of cells on one network above which the link's peak counts as unknown."""
 
 Network = tuple[str, str, str, Evidence, int, int | None, int | None]
 """Device, backend, link, evidence, ranks, ranks of a virtual node and nodes: what cells of one peak share."""
@@ -26,7 +26,7 @@ class LinkPeak:
 
     @property
     def steady(self) -> bool:
-        """Whether the cells agree on what the link can do."""
+        """Whether the cells' peaks are near enough to each other to divide by."""
         return self.bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
 
 

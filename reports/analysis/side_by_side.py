@@ -27,7 +27,7 @@ Change = Literal["faster", "slower", "no difference shown"]
 CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
 NO_ENVIRONMENT = "the environment is unknown"
 _POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
-"""What two cells share that a reader would take for the same."""
+"""Fields by which a reader takes two cells for the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

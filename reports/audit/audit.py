@@ -27,7 +27,7 @@ _THROUGHPUT: frozenset[Check] = frozenset({"value", "work", "batch", "repeats", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What there is to say of a table."""
+    """The findings of a table."""
 
     rows: int
     findings: tuple[Disagreement, ...]

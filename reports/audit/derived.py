@@ -54,7 +54,7 @@ _RULES = (
     ),
     Rule(name="flops_per_s_device", needs=("mfu", "peak"), of=Interval.__mul__, words="MFU x peak"),
 )
-"""In this order: a rule may need what one before it gave."""
+"""In this order: a rule may need the result of an earlier one."""
 DEGREES = ("tensor", "pipeline", "context")
 
 

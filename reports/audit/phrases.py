@@ -1,6 +1,6 @@
 """Numbers in words: `GBS 4096`, `TP8 x PP8`, `2115 tok/s/GPU`. A positive list, as that of the columns.
 
-A phrase that stands twice in one cell with different numbers says nothing. A number inside a range
+A phrase that is twice in one cell with different numbers is not read. A number inside a range
 (`MFU 33-39%`) is no phrase.
 """
 

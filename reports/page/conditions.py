@@ -137,7 +137,7 @@ def warnings_table(study: StudyFigures) -> TextTable:
 
 
 def _own_warnings(run: RunResult) -> list[str]:
-    """What a record says without calling it a warning."""
+    """Facts of a record that a reader should know as warnings."""
     warnings = []
     if run.warmup_steady is False:
         warnings.append("warm-up ended at its limit before the step time was steady")

@@ -31,7 +31,7 @@ def runs_frame(study: StudyFigures) -> pd.DataFrame:
 
 
 def ranks_frame(study: StudyFigures) -> pd.DataFrame:
-    """Every rank of every counted run, as far as runs know their ranks."""
+    """Every rank of every counted run that recorded its ranks."""
     return _frame(rank_rows(study), RANKS)
 
 

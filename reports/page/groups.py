@@ -83,7 +83,7 @@ class Group:
 
     @property
     def description(self) -> str:
-        """The drawing in a sentence for who cannot see it; the table has the numbers."""
+        """The drawing in a sentence, for readers who cannot see it; the table has the numbers."""
         texts = [
             f"{curve.key.label} at {', '.join(str(point.gpus) for point in curve.points)} {self.devices_word}"
             for curve in self.curves

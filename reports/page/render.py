@@ -1,4 +1,4 @@
-"""The report: a study's figures as one HTML file that needs no network and is whole without its script.
+"""The report: a study's figures as one HTML file that needs no network and is complete without its script.
 
 The same study gives the same bytes: nothing in the page comes from the time or the place of its making.
 """

@@ -33,7 +33,7 @@ DISTURBED_ABOVE = 0.05
 RESIDUAL_ABOVE = 0.05
 """Share of a step outside of its phases above which the run carries a warning."""
 MOST_LOSSES = 60
-"""Points of a run's course of the loss."""
+"""Points of a run's loss curve."""
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
@@ -360,7 +360,7 @@ def _mean_loss(ranks: Sequence[RankRecord], position: int) -> float | None:
 
 
 def mean_losses(ranks: Sequence[RankRecord]) -> tuple[tuple[float, ...], int]:
-    """A course of the loss in at most 60 points, and the steps that each is the mean of.
+    """The loss curve of a run in at most 60 points, and how many steps each is the mean of.
 
     Means over ranks and that many steps in a row (the last point may have fewer), from the first step of
     the warm-up until a loss of any rank is not finite.

@@ -27,7 +27,7 @@ class Missing:
     not_run: tuple[str, ...]
     """Planned, and the study ended before them."""
     emulated: tuple[str, ...]
-    """They have figures, of which nothing is claimed."""
+    """They have figures, which make no claim."""
     unproved: int
     """Cells whose training was not checked."""
     cells: int
@@ -49,7 +49,7 @@ def missing(study: StudyFigures, workload: str) -> Missing:
 
 
 def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
-    """Without what is no loss: what the user left out, one device of what exchanges, several of `single`."""
+    """Without points that nobody misses: excluded ones, one device of an exchange, several of `single`."""
     for group in study.skipped:
         if group.skip.excluded or group.skip.strategy == BASELINE_STRATEGY:
             continue
@@ -60,7 +60,7 @@ def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Ite
 
 
 def _sizes(curves: Iterable[Curve]) -> set[int]:
-    """What was to run."""
+    """Sizes that were planned to run."""
     points = {point.gpus for curve in curves for point in curve.points}
     return points | {gap.gpus for curve in curves for gap in curve.gaps if not gap.skipped}
 

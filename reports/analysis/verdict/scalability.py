@@ -58,7 +58,7 @@ class Dominant:
     shown: bool
     """Whether the part is above zero by more than its interval."""
     other_ns: float
-    """By how much the parts miss the step."""
+    """Step time less the sum of its parts."""
     method: BudgetMethod
     against: str
     """Whose computation is the ideal: `single on 1`."""
@@ -75,7 +75,7 @@ class Dominant:
 
     @property
     def blames(self) -> bool:
-        """Whether a part is to blame: it is not, if what the parts miss is no small matter beside it."""
+        """Whether a part is to blame: not if the parts miss the step by much against it."""
         off = abs(self.other_ns)
         return self.part is not None and not (off > RESIDUAL_ABOVE * self.step_ns and off > self.part_ns / 2)
 
@@ -109,7 +109,7 @@ class Scalability:
     largest: Reach | None
     """The fastest at the largest measured size; None where one size alone was measured."""
     dense: Reach | None
-    """The fastest of plain data parallelism, at its largest size; None where the largest is that itself."""
+    """The fastest of plain data parallelism, at its largest size; None where it is `largest` already."""
     super_linear: tuple[str, ...]
     """`ddp on 4`."""
     others: int

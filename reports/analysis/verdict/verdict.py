@@ -105,7 +105,7 @@ def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
 def _network(
     study: StudyFigures, scaled: Iterable[Scalability | None], cells: Sequence[CellFigures]
 ) -> Iterator[str]:
-    """The slow link of the largest size, and what limits where most is lost to exposed communication."""
+    """The slow link of the largest size, and the limit of the cell with most exposed communication."""
     peaks = link_peaks(study.cells.values())
     links = slow_links(cells, peaks)
     if links:
