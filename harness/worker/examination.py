@@ -35,6 +35,7 @@ from harness.worker.findings import (
 from harness.worker.fingerprints import compare_prints, compare_random_state
 from harness.worker.measure import DivergedError
 from harness.worker.partners import Partners
+from harness.worker.promised import Witness, compare_promises
 from harness.worker.reference import (
     History,
     Reference,
@@ -51,7 +52,7 @@ from harness.worker.reference import (
 from harness.worker.sampler import Draws, batch_print, relabelled
 from harness.worker.seeds import seed_step
 from results.cell import Cell
-from strategies.catalog import STRATEGIES
+from strategies.catalog import COMPRESSIONS, STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
 
@@ -100,7 +101,11 @@ class Examination:
         self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
         self._findings: list[Finding] = []
         self._given: list[Finding] = []
-        """Of what steps began with: batches, and random state."""
+        """Of batches and random state that steps began with."""
+        self._promised: list[Finding] = []
+        """Of what a compressor promises."""
+        self.witness: Witness | None = None
+        """Who sees what goes through the compressor."""
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
         self.first = FirstStep()
@@ -144,9 +149,16 @@ class Examination:
         """
         step = self.step
         seed_step(self._setup.cell.seed, step, self._setup.replica)
-        if by_each or not self._promise.averages_all_gradients(step):
-            return self._by_each(step)
-        return self._by_first(step)
+        take = self._by_each if by_each or not self._promise.averages_all_gradients(step) else self._by_first
+        if self.witness is None:
+            return take(step)
+        self.witness.watching = True
+        try:
+            return take(step)
+        finally:
+            self.witness.watching = False
+            facts = COMPRESSIONS.facts(self._setup.cell.compression)
+            self._promised += compare_promises(facts.name, facts.promises, self.witness.taken())
 
     def begin_period(self) -> None:
         """The replicas are equal now, and the next step is the first of a period."""
@@ -157,10 +169,11 @@ class Examination:
         """What all ranks found; collective."""
         agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
         wrong_start = [finding for finding in self._given if not finding.passed]
-        different = wrong_start or any(not finding.passed for finding in self._findings)
+        broken = [finding for finding in self._promised if not finding.passed]
+        different = wrong_start or broken or any(not finding.passed for finding in self._findings)
         failed, stale = self._control.largest([float(bool(different or self._stale)), float(self._stale)])
         return Examined(
-            findings=[*wrong_start, *self._findings],
+            findings=[*wrong_start, *self._findings, *broken],
             agreed=agreed,
             failed=bool(failed),
             stale=bool(stale),

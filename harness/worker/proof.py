@@ -36,11 +36,13 @@ from harness.worker.exactness import exact_arithmetic
 from harness.worker.examination import Examination
 from harness.worker.measure import DivergedError
 from harness.worker.own_code import own_code_cause
+from harness.worker.promised import Witness
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
 from harness.worker.verdict import failure, verdict, weaker
 from results.record import Proof
 from strategies.catalog import STRATEGIES
+from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
@@ -98,8 +100,9 @@ def prove(
     and gathered beside it.
     """
     checked = sum(first_steps(trainer.model))
-    with setup.memory.lifted(), _audited(setup, trainer):
+    with setup.memory.lifted(), _audited(setup, trainer, after_ramp=False) as witness:
         examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / checked)
+        examination.witness = witness
         if first is not None:
             examination.first = first
         obstacle = None
@@ -146,8 +149,9 @@ def prove_late(
     promise = STRATEGIES.facts(setup.cell.strategy).promise
     before, trainer.observer = trainer.observer, SilentObserver()
     try:
-        with setup.memory.lifted(), _audited(setup, trainer):
+        with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
             examination = Examination(setup, trainer, batches, control, longest_s=max(longest_s, 1.0))
+            examination.witness = witness
             examination.relabels = not exact_arithmetic(setup.cell)
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
             fewest = 1
@@ -202,13 +206,20 @@ def _late(examination: Examination, fewest: int, longest_s: float, beat: Beat) -
 
 
 @contextmanager
-def _audited(setup: CellSetup, trainer: Trainer) -> Iterator[None]:
-    """What a lossy exchange does not send is kept meanwhile, with feedback or without."""
+def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
+    """What a lossy exchange does not send is kept meanwhile, with feedback or without, and a witness sees
+    what goes through a compressor of ours. Not under a memory limit, which the witness would use up."""
     exchange = trainer.model.gradient_exchange
-    if exchange is not None:
-        exchange.audited = setup.cell.compresses
+    if exchange is None or not setup.cell.compresses:
+        yield None
+        return
+    witness = None
+    exchange.audited = True
+    if isinstance(exchange, GradientExchange) and setup.cell.memory_limit_mb is None:
+        witness = exchange.compressor = Witness(exchange.compressor, after_ramp=after_ramp)
     try:
-        yield
+        yield witness
     finally:
-        if exchange is not None:
-            exchange.audited = False
+        exchange.audited = False
+        if isinstance(exchange, GradientExchange) and witness is not None:
+            exchange.compressor = witness.inner

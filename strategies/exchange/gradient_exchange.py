@@ -60,7 +60,8 @@ class GradientExchange:
         Raises SpecError for a compressor or a collective that does not exist.
         """
         self._link = link = Link(settings.group)
-        self._compressor = build_compressor(settings.compression, seed=settings.seed, rank=link.rank)
+        self.compressor = build_compressor(settings.compression, seed=settings.seed, rank=link.rank)
+        """What buckets go through; a check may put a witness in its place meanwhile."""
         self._route = build_route(settings.collective, link, node_size=settings.node_size or link.size)
         # What the backend does by itself beside the computation needs no lane.
         self._direct = settings.is_plain
@@ -77,13 +78,13 @@ class GradientExchange:
     @audited.setter
     def audited(self, value: bool) -> None:
         self._audited = value
-        if not value and not self._compressor.feedback:
+        if not value and not self.compressor.feedback:
             self._residuals = BucketMemory()
 
     @property
     def ramp_steps(self) -> int:
         """Steps at the start that are compressed otherwise than all later ones."""
-        return self._compressor.ramp_steps
+        return self.compressor.ramp_steps
 
     @property
     def size(self) -> int:
@@ -101,10 +102,10 @@ class GradientExchange:
 
     def sum_shares(self, bucket: Bucket) -> None:
         """What `start` begins, on the calling thread; returns when it is done."""
-        residual = self._residuals.of(bucket) if self._compressor.feedback or self.audited else None
-        if residual is not None and self._compressor.feedback:
-            self._compressor.compensate(bucket, residual)
-        self._route.sum_shares(bucket, residual, self._compressor)
+        residual = self._residuals.of(bucket) if self.compressor.feedback or self.audited else None
+        if residual is not None and self.compressor.feedback:
+            self.compressor.compensate(bucket, residual)
+        self._route.sum_shares(bucket, residual, self.compressor)
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradients of those `parameters` that are trained by their mean over the ranks.
@@ -128,9 +129,9 @@ class GradientExchange:
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the next exchange adds to this rank's share; nothing without feedback."""
-        if self._compressor.feedback:
+        if self.compressor.feedback:
             for index, pieces, residual in self._residuals.vectors():
-                carried = self._compressor.carried(index, residual)
+                carried = self.compressor.carried(index, residual)
                 yield from ((piece.name, piece.of(carried)) for piece in pieces)
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
@@ -140,15 +141,15 @@ class GradientExchange:
 
     def rescale(self, factor: float) -> None:
         self._residuals.scale(factor)
-        self._compressor.rescale(factor)
+        self.compressor.rescale(factor)
 
     def state_dict(self) -> State:
-        return {"kept": self._residuals.state_dict(), "compressor": self._compressor.state_dict()}
+        return {"kept": self._residuals.state_dict(), "compressor": self.compressor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
         self._residuals.load_state_dict(cast(State, state["kept"]))
-        self._compressor.load_state_dict(cast(State, state["compressor"]))
+        self.compressor.load_state_dict(cast(State, state["compressor"]))
 
 
 def _take_share(gradient: Tensor | None, view: Tensor, size: int) -> None:

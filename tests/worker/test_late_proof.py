@@ -232,7 +232,9 @@ def _feedback_dropped(period: int) -> AbstractContextManager[object]:
 
     def number(self: GradientExchange, bucket: Any) -> None:
         # One bucket a step is enough.
-        self._compressor.dropped = bucket.index == 0 and next(exchanges) % period == 5
+        getattr(self.compressor, "inner", self.compressor).dropped = (
+            bucket.index == 0 and next(exchanges) % period == 5
+        )
         exchange(self, bucket)
 
     def wrong(self: Any, bucket: Any, residual: Tensor) -> None:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from harness.worker.proof import first_steps
 from strategies.collectives.link import Link
+from strategies.collectives.wire import Wire
+from strategies.compression import selection
 from strategies.compression.base import Compressor
+from strategies.compression.casts import compressor as casts
+from strategies.compression.int8.compressor import Int8
 from strategies.compression.memory import BucketMemory
-from strategies.compression.topk.compressor import TopK
+from strategies.compression.powersgd import compressor as powersgd
+from strategies.compression.randomk import compressor as randomk
+from strategies.compression.selection import count_sent
+from strategies.compression.signsgd.compressor import ScaledSign
+from strategies.compression.topk import compressor as topk
+from strategies.compression.topk.compressor import TopK, sum_chosen
 from strategies.exchange.buckets import Bucket
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
@@ -257,6 +267,162 @@ def _momentum_lost_on_the_last_rank(rank: int, size: int) -> AbstractContextMana
 
 def _differences_divided_by_one_more(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(GradientExchange, "size", property(lambda self: size + 1))
+
+
+def _the_smallest_are_sent(rank: int, size: int) -> AbstractContextManager[object]:
+    """Top-k finds the k smallest."""
+
+    def wrong(self: TopK, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        k = count_sent(self._ratio, bucket.values.numel())
+        sum_chosen(bucket.values, bucket.values.abs().argsort()[:k], residual, wire)
+
+    return patch.object(TopK, "sum_shares", wrong)
+
+
+def _the_first_are_sent(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(self: TopK, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        sum_chosen(bucket.values, torch.arange(count_sent(0.01, len(bucket.values))), residual, wire)
+
+    return patch.object(TopK, "sum_shares", wrong)
+
+
+def _twice_as_many_are_sent(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(topk, "count_sent", lambda ratio, n: count_sent(2 * ratio, n))
+
+
+def _indices_travel_as_int64(rank: int, size: int) -> AbstractContextManager[object]:
+    """As many bytes again as are declared for an index."""
+    original = Link.all_gather
+
+    def wrong(self: Link, values: Tensor) -> Tensor:
+        return original(self, values)
+
+    def wide(values: Tensor, indices: Tensor, residual: Tensor | None, wire: Wire) -> None:
+        sum_chosen(values, indices, residual, wire)
+        wire.all_gather(indices.to(torch.int32))
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(Link, "all_gather", wrong))
+    stack.enter_context(patch.object(topk, "sum_chosen", wide))
+    return stack
+
+
+def _blocks_send_their_first(rank: int, size: int) -> AbstractContextManager[object]:
+    def wrong(values: Tensor, k: int, generator: object) -> Tensor:
+        return torch.cat([run.starts(values.device) for run in selection.equal_blocks(len(values), k)])
+
+    return patch.dict(topk.__dict__, SELECTIONS={"block": wrong})
+
+
+def _rounded_down(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(Int8, "_uniform", lambda self, like: torch.zeros_like(like))
+
+
+def _rounded_up_for_positive(rank: int, size: int) -> AbstractContextManager[object]:
+    """A draw that is never below a fifth."""
+    original = Int8._uniform
+    return patch.object(Int8, "_uniform", lambda self, like: original(self, like) * 0.8 + 0.2)
+
+
+def _not_rescaled(rank: int, size: int) -> AbstractContextManager[object]:
+    """Random-k without feedback sends values as they are."""
+    original = randomk.draw
+
+    def wrong(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        indices, lengths = original(n, k, generator)
+        return indices, torch.ones_like(lengths)
+
+    return patch.object(randomk, "draw", wrong)
+
+
+def _rescaled_with_feedback(rank: int, size: int) -> AbstractContextManager[object]:
+    original = torch.Tensor.index_select
+    return patch.object(
+        randomk.RandomK,
+        "sum_shares",
+        _doubling(randomk.RandomK.sum_shares, original),
+    )
+
+
+def _doubling(right: Callable[..., None], select: Callable[..., Tensor]) -> Callable[..., None]:
+    def wrong(self: Compressor, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        with patch.object(torch.Tensor, "index_select", lambda *chosen: 2 * select(*chosen)):
+            right(self, bucket, residual, wire)
+
+    return wrong
+
+
+def _momentum_not_masked(rank: int, size: int) -> AbstractContextManager[object]:
+    """What dgc has sent goes on in its momentum."""
+    original = BucketMemory.of
+
+    class Unmasked(torch.Tensor):
+        def index_fill_(self, *_: object) -> Tensor:
+            return self
+
+    def wrong(self: BucketMemory, bucket: Bucket) -> Tensor:
+        return original(self, bucket).as_subclass(Unmasked)
+
+    return patch.object(BucketMemory, "of", wrong)
+
+
+def _signs_of_twice_the_mean(rank: int, size: int) -> AbstractContextManager[object]:
+    original = ScaledSign.encode
+
+    def wrong(self: ScaledSign, shards: Tensor, filled: Tensor) -> Tensor:
+        return original(self, shards, filled // 2)
+
+    return patch.object(ScaledSign, "encode", wrong)
+
+
+def _basis_not_orthonormal(rank: int, size: int) -> AbstractContextManager[object]:
+    original = powersgd._orthonormal
+    return patch.object(powersgd, "_orthonormal", lambda matrix: 0.7 * original(matrix))
+
+
+def _cut_off_to_bfloat16(rank: int, size: int) -> AbstractContextManager[object]:
+    """bf16 cuts the last bits off where it should round."""
+
+    def wrong(values: Tensor, residual: Tensor | None, wire: Wire, dtype: torch.dtype) -> None:
+        cut = (values.view(torch.int32) & -65536).view(torch.float32)
+        if residual is not None:
+            torch.sub(values, cut, out=residual)
+        short = cut.to(dtype)
+        wire.all_reduce(short)
+        values.copy_(short)
+
+    return patch.object(casts, "_sum_rounded", wrong)
+
+
+BROKEN = "does not keep its promise: "
+MANY: Fields = SCRATCH | {"workload": "py:proof_models:wide"}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "compression", "detail"),
+    [
+        (_the_smallest_are_sent, "topk:0.9", "what it sent has an energy of"),
+        (_the_first_are_sent, "topk:0.01:select=sampled", "what it sent has an energy of"),
+        (_twice_as_many_are_sent, "topk:0.05", r"it sent \d+ bytes of \d+ values"),
+        (_indices_travel_as_int64, "topk:0.01", r"it sent \d+ bytes of \d+ values"),
+        (_blocks_send_their_first, "topk:0.05:select=block:feedback=false", "what it sent has an energy of"),
+        (_rounded_down, "int8", r"the errors of \d+ values add up to"),
+        (_rounded_down, "int8:feedback=true", r"the errors of \d+ values add up to"),
+        (_rounded_up_for_positive, "int8", r"the errors of \d+ values add up to"),
+        (_not_rescaled, "randomk:0.1:feedback=false", "a value was not sent times"),
+        (_rescaled_with_feedback, "randomk:0.1", "a value was not sent as it was"),
+        (_momentum_not_masked, "dgc:0.05", "something comes back of a value that was sent"),
+        (_signs_of_twice_the_mean, "signsgd", "a value was not sent as its sign"),
+        (_basis_not_orthonormal, "powersgd:2", "what it sent and what it left are not orthogonal"),
+        (_cut_off_to_bfloat16, "bf16", "a value was sent with an error of"),
+    ],
+)
+def test_a_compressor_that_keeps_its_books_and_not_its_promise_is_caught(
+    proofs: Proofs, mutation: Callable[..., object], compression: str, detail: str
+) -> None:
+    results = proofs(2, MANY | PLAIN_SGD | {"compression": compression}, broken=mutation)
+    assert [found["passed"] for found in results] == [False] * 2
+    assert re.search(BROKEN + detail, results[0]["detail"]), results[0]["detail"]
 
 
 TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.01"}

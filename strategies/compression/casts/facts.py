@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from strategies.compression.facts import CompressorFacts
+from strategies.compression.promise import CompressorPromise, Rounded, WireBytes
 
 
 class CastFacts(CompressorFacts):
@@ -27,6 +28,11 @@ class Fp16Facts(CastFacts):
     compressor = "strategies.compression.casts.compressor:Fp16"
     roundoff = 2.0**-11
 
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        # And the largest value, by which ranks agree on a scale.
+        return (WireBytes(of=lambda values, ranks, before: 2 * values + 4),)
+
 
 class Bf16Facts(CastFacts):
     """8 bits in the range of full precision."""
@@ -35,3 +41,8 @@ class Bf16Facts(CastFacts):
     help = "bfloat16: the range of full precision, 8 bits of it"
     compressor = "strategies.compression.casts.compressor:Bf16"
     roundoff = 2.0**-8
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 2 * values)
+        return size, Rounded(roundoff=self.roundoff)

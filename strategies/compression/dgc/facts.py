@@ -7,6 +7,7 @@ from types import MappingProxyType
 from results.cell import Cell
 from results.spec import Option
 from strategies.compression.facts import RATIO, SELECT, WARMUP, CompressorFacts
+from strategies.compression.promise import Chosen, CompressorPromise, Forgotten, WireBytes
 from strategies.compression.topk.facts import TopKFacts
 from strategies.optimizers.catalog import OPTIMIZERS
 
@@ -39,3 +40,14 @@ class DgcFacts(CompressorFacts):
                 f"itself, before it compresses"
             )
         return None
+
+    def count_sent(self, values: int, before: int) -> int:
+        """During the warm-up the share falls from 25 % to the final one, by the same factor in each step."""
+        final, ramp = self.spec.ratio, self.spec.integer("warmup")
+        ratio = final if before >= ramp else max(final, 0.25 * (final / 0.25) ** (before / ramp))
+        return max(1, round(ratio * values))
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 8 * self.count_sent(values, before))
+        return size, self.largest_sent(), Chosen(count=self.count_sent), Forgotten(count=self.count_sent)

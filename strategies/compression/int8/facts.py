@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 from results.spec import Option
 from strategies.compression.facts import CompressorFacts
+from strategies.compression.promise import CompressorPromise, UnbiasedLevels, WireBytes
 
 
 class Int8Facts(CompressorFacts):
@@ -23,3 +25,13 @@ class Int8Facts(CompressorFacts):
     )
     compressor = "strategies.compression.int8.compressor:Int8"
     need = "all-to-all"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        block = self.spec.integer("block")
+
+        def size(values: int, ranks: int, before: int) -> int:
+            # A shard for every rank, and the sum of its own: a byte a value, and 4 of each block's step.
+            return (ranks + 1) * math.ceil(values / (ranks * block)) * (block + 4)
+
+        return WireBytes(of=size), UnbiasedLevels(block=block, levels=127)

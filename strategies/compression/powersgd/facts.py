@@ -13,6 +13,7 @@ from strategies.compression.facts import (
     WARMUP,
     CompressorFacts,
 )
+from strategies.compression.promise import CompressorPromise, Projection
 
 
 class LowRankFacts(CompressorFacts):
@@ -34,3 +35,7 @@ class PowerSGDFacts(LowRankFacts):
     help = "a low-rank approximation of each matrix, warm-started"
     options = MappingProxyType({"warmup": WARMUP, "feedback": FEEDBACK})
     compressor = "strategies.compression.powersgd.compressor:PowerSGD"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        return (Projection(),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from strategies.compression.facts import FEEDBACK, RATIO, CompressorFacts
+from strategies.compression.promise import Chosen, CompressorPromise, WireBytes
 
 
 class RandomKFacts(CompressorFacts):
@@ -15,3 +16,8 @@ class RandomKFacts(CompressorFacts):
     positional = RATIO
     options = MappingProxyType({"feedback": FEEDBACK})
     compressor = "strategies.compression.randomk.compressor:RandomK"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 4 * self.count_sent(values, before))
+        return size, Chosen(count=self.count_sent, scaled=not self.spec.flag("feedback"))

@@ -1,0 +1,293 @@
+"""What compressors promise of an exchange (`strategies.compression.promise`), checked on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from harness.worker.findings import Finding
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor, State
+from strategies.compression.promise import (
+    Chosen,
+    CompressorPromise,
+    Forgotten,
+    Largest,
+    LargestOfBlocks,
+    Projection,
+    Rounded,
+    ScaledSigns,
+    UnbiasedLevels,
+    WireBytes,
+)
+from strategies.exchange.buckets import Bucket
+
+ROUNDING = 1e-4
+"""Relative error that sums and differences in single precision are allowed."""
+FALSE_ALARM = 1e-12
+"""Probability with which a mean of random roundings that are right is called biased, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """One exchange of one bucket on this rank; vectors are (values,), in host memory."""
+
+    values: Tensor
+    """What went in: the share, and what was carried over."""
+    sent: Tensor
+    """Of it, what was sent for this rank."""
+    sums: Tensor
+    """What all ranks got."""
+    carried: Tensor
+    """What the next exchange will add to this rank's share; zeros without feedback."""
+    wire_bytes: int
+    rank: int
+    size: int
+    before: int
+    """Exchanges of the bucket before this one."""
+
+    @property
+    def count(self) -> int:
+        return self.values.numel()
+
+
+class Witness(Compressor):
+    """Does what another compressor does, and keeps what went in and came out while it is `watching`."""
+
+    def __init__(self, inner: Compressor, *, after_ramp: bool) -> None:
+        """`after_ramp`: its buckets have been exchanged as often as its ramp is long, or more often."""
+        super().__init__(feedback=inner.feedback, ramp_steps=inner.ramp_steps)
+        self.inner = inner
+        self.watching = False
+        self._seen: list[Exchanged] = []
+        self._earlier = inner.ramp_steps if after_ramp else 0
+        self._counts: Counter[int] = Counter()
+
+    def taken(self) -> list[Exchanged]:
+        """What was seen since the last call."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        before = self._earlier + self._counts[bucket.index]
+        self._counts[bucket.index] += 1
+        if not self.watching or residual is None:
+            self.inner.sum_shares(bucket, residual, wire)
+            return
+        values = bucket.values.to("cpu", copy=True)
+        counting = _CountingWire(wire)
+        self.inner.sum_shares(bucket, residual, counting)
+        carried = self.inner.carried(bucket.index, residual) if self.feedback else torch.zeros_like(residual)
+        self._seen.append(
+            Exchanged(
+                values=values,
+                sent=values - residual.cpu(),
+                sums=bucket.values.to("cpu", copy=True),
+                carried=carried.to("cpu", copy=True),
+                wire_bytes=counting.bytes,
+                rank=wire.rank,
+                size=wire.size,
+                before=before,
+            )
+        )
+
+    def compensate(self, bucket: Bucket, residual: Tensor) -> None:
+        self.inner.compensate(bucket, residual)
+
+    def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
+        return self.inner.carried(bucket_index, residual)
+
+    def rescale(self, factor: float) -> None:
+        self.inner.rescale(factor)
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self.inner.load_state_dict(state)
+
+
+class _CountingWire:
+    """A wire that counts what this rank hands to it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.bytes = 0
+
+    @property
+    def rank(self) -> int:
+        return self._wire.rank
+
+    @property
+    def size(self) -> int:
+        return self._wire.size
+
+    def all_reduce(self, values: Tensor) -> None:
+        self.bytes += values.nbytes
+        self._wire.all_reduce(values)
+
+    def largest(self, values: Tensor) -> None:
+        self.bytes += values.nbytes
+        self._wire.largest(values)
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        self.bytes += values.nbytes
+        return self._wire.all_gather(values)
+
+    def all_to_all(self, values: Tensor) -> Tensor:
+        self.bytes += values.nbytes
+        return self._wire.all_to_all(values)
+
+
+def compare_promises(
+    compression: str, promises: Sequence[CompressorPromise], seen: Sequence[Exchanged]
+) -> Iterator[Finding]:
+    """Each promise of a compressor against each exchange whose values are finite."""
+    for promise in promises:
+        for exchanged in seen:
+            if exchanged.values.isfinite().all():
+                what, difference, bound = _check(promise, exchanged)
+                yield Finding(
+                    passed=difference <= bound,
+                    what=f"{compression} does not keep its promise: {what}",
+                    difference=difference,
+                    bound=bound,
+                )
+
+
+Check = tuple[str, float, float]
+"""What is wrong where the first number is larger than the second."""
+
+
+@singledispatch
+def _check(promise: object, exchanged: Exchanged) -> Check:
+    raise TypeError(f"{promise!r} is no promise that a compressor can make")
+
+
+@_check.register
+def _(promise: WireBytes, exchanged: Exchanged) -> Check:
+    promised = promise.of(exchanged.count, exchanged.size, exchanged.before)
+    what = f"it sent {exchanged.wire_bytes} bytes of {exchanged.count} values, not {promised}"
+    return what, abs(exchanged.wire_bytes - promised), 0.0
+
+
+@_check.register
+def _(promise: Largest, exchanged: Exchanged) -> Check:
+    count = promise.count(exchanged.count, exchanged.before)
+    best = exchanged.values.abs().topk(max(1, int(promise.part * count))).values
+    return _energy(exchanged, _square(best), f"the {len(best)} largest")
+
+
+@_check.register
+def _(promise: LargestOfBlocks, exchanged: Exchanged) -> Check:
+    count = promise.count(exchanged.count, exchanged.before)
+    length, longer = divmod(exchanged.count, count)
+    cut = longer * (length + 1)
+    energies = exchanged.values.double().square()
+    least = sum(
+        float(run.view(-1, size).amax(dim=1).sum())
+        for run, size in ((energies[:cut], length + 1), (energies[cut:], length))
+        if len(run)
+    )
+    return _energy(exchanged, least, f"the largest of {count} blocks")
+
+
+def _energy(exchanged: Exchanged, least: float, of: str) -> Check:
+    sent = _square(exchanged.sent)
+    what = f"what it sent has an energy of {sent:.3g}, and {of} have {least:.3g}"
+    return what, least - sent, ROUNDING * least
+
+
+@_check.register
+def _(promise: Chosen, exchanged: Exchanged) -> Check:
+    count = promise.count(exchanged.count, exchanged.before)
+    places = exchanged.sent.nonzero()[:, 0]
+    if len(places) > count:
+        return f"it sent {len(places)} of {exchanged.count} values, not {count}", len(places), count
+    values, sent = exchanged.values[places].double(), exchanged.sent[places].double()
+    length = exchanged.count / count if promise.scaled else 1.0
+    low, high = math.floor(length) * values.abs(), math.ceil(length) * values.abs()
+    signed = sent * values.sign()
+    off = torch.maximum(low - signed, signed - high) / values.abs().clamp(min=1e-30)
+    worst = float(off.max()) if len(off) else 0.0
+    times = f"times {length:.4g}" if promise.scaled else "as it was"
+    return f"a value was not sent {times}", worst, ROUNDING * math.ceil(length)
+
+
+@_check.register
+def _(promise: Forgotten, exchanged: Exchanged) -> Check:
+    if promise.count(exchanged.count, exchanged.before) >= exchanged.count:
+        return "", 0.0, 0.0
+    back = exchanged.carried[exchanged.sent != 0].abs()
+    what = "something comes back of a value that was sent"
+    return what, float(back.max()) if len(back) else 0.0, 0.0
+
+
+@_check.register
+def _(promise: UnbiasedLevels, exchanged: Exchanged) -> Check:
+    """The errors add up to nothing within Azuma's inequality (Azuma 1967): each is between two values that
+    lie a step apart."""
+    steps = _block_steps(exchanged.values, promise)
+    own = _own_shard(exchanged, promise.block)
+    steps[own] += _block_steps(exchanged.sums, promise)[own]
+    used = steps > 0
+    errors = ((exchanged.sent - exchanged.values).double() / steps)[used]
+    total, allowed = float(errors.sum()), math.sqrt(len(errors) * math.log(2 / FALSE_ALARM) / 2)
+    what = f"the errors of {len(errors)} values add up to {total:.3g} steps, by chance to {allowed:.3g}"
+    return what, abs(total), allowed + ROUNDING * len(errors)
+
+
+def _block_steps(values: Tensor, promise: UnbiasedLevels) -> Tensor:
+    """Of each value: the step of its block."""
+    padding = -len(values) % promise.block
+    blocks = torch.nn.functional.pad(values.double().abs(), (0, padding)).view(-1, promise.block)
+    steps = blocks.amax(dim=1) / promise.levels
+    return steps.repeat_interleave(promise.block)[: len(values)]
+
+
+def _own_shard(exchanged: Exchanged, unit: int) -> slice:
+    length = unit * math.ceil(exchanged.count / (exchanged.size * unit))
+    return slice(exchanged.rank * length, (exchanged.rank + 1) * length)
+
+
+@_check.register
+def _(promise: ScaledSigns, exchanged: Exchanged) -> Check:
+    length = promise.unit * math.ceil(exchanged.count / (exchanged.size * promise.unit))
+    worst = 0.0
+    for shard in range(exchanged.size):
+        values = exchanged.values[shard * length : (shard + 1) * length].double()
+        if shard == exchanged.rank or not len(values):
+            continue
+        signs = torch.where(values >= 0, 1.0, -1.0)
+        mean = float(values.abs().mean())
+        sent = exchanged.sent[shard * length : (shard + 1) * length].double()
+        # What was sent is a difference: its rounding is a share of the larger of its terms.
+        size = float(values.abs().max()) + mean
+        worst = max(worst, float((sent - mean * signs).abs().max()) / size if size else 0.0)
+    return "a value was not sent as its sign times the mean of its shard", worst, ROUNDING
+
+
+@_check.register
+def _(promise: Projection, exchanged: Exchanged) -> Check:
+    left = exchanged.values - exchanged.sent
+    product = abs(float((exchanged.sent.double() * left.double()).sum()))
+    what = "what it sent and what it left are not orthogonal"
+    return what, product, 10 * ROUNDING * _square(exchanged.values)
+
+
+@_check.register
+def _(promise: Rounded, exchanged: Exchanged) -> Check:
+    error = (exchanged.values - exchanged.sent).abs().double()
+    allowed = promise.roundoff * exchanged.values.abs().double() + torch.finfo(torch.float32).tiny
+    worst = float((error / allowed).max()) if len(error) else 0.0
+    return f"a value was sent with an error of {worst:.3g} of what its type has", worst, 1 + ROUNDING
+
+
+def _square(values: Tensor) -> float:
+    return float(values.double().square().sum())
