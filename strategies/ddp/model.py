@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from results.errors import UsageError
 from results.registry import load
+from strategies.compression.base import State
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.compression.torch_powersgd.hook import TorchPowerSgd
 from strategies.ddp.facts import TORCHS_BUCKET_MB
@@ -62,6 +64,44 @@ class DdpModel(ParallelModel):
         self.gradient_exchange, self.ramp_steps = ours, ours.ramp_steps
         return Hook(SharedAverage(ours, layout), device)
 
+    def state_dict(self) -> State:
+        """Collective after the first step, when torch forms its buckets anew."""
+        return {**super().state_dict(), "buckets": self._buckets()}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank; collective where this model has taken no step.
+
+        torch forms its buckets anew after the first step, in the order in which gradients came. A model that
+        has taken none rehearses that order, so that its next step has the buckets of the state; not with
+        sparse gradients or `static_graph`, where the sums of its first step may be rounded otherwise.
+        """
+        buckets = cast("list[list[str]]", state["buckets"])
+        if buckets != self._buckets() and not (self._ddp.static_graph or _has_sparse_gradients(self.bare)):
+            self._rehearse([name for names in buckets for name in names])
+        super().load_state_dict(state)
+
+    def _buckets(self) -> list[list[str]]:
+        """The names of the parameters in torch's buckets."""
+        # Those of the next step: torch forms them anew when the second one begins.
+        self._ddp.reducer._rebuild_buckets()
+        names = {id(value): name for name, value in self.bare.named_parameters()}
+        # Beside zeros, which are not needed, this is what says which parameters a bucket has.
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
+        return [[names[id(value)] for value in bucket.parameters()] for bucket in buckets]
+
+    def _rehearse(self, order: Sequence[str]) -> None:
+        """Show torch gradients of zero in this order; collective."""
+        named = dict(self.bare.named_parameters())
+        gradients = {value: value.grad for value in named.values()}
+        self._ddp.module = _Rehearsal([named[name] for name in order])
+        try:
+            with torch.enable_grad():
+                self._ddp(torch.zeros((), device=next(iter(gradients)).device)).backward()
+        finally:
+            self._ddp.module = self.bare
+            for value, gradient in gradients.items():
+                value.grad = gradient
+
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         return self._exchanging() if now else self._ddp.no_sync()
 
@@ -82,3 +122,22 @@ class DdpModel(ParallelModel):
                     f"parameters): freeze what is not used, or use ddp:find_unused=true"
                 ) from None
             raise
+
+
+class _Rehearsal(nn.Module):
+    """Gives parameters a gradient of zero, one after another."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._given = tuple(parameters)
+
+    def forward(self, start: Tensor) -> Tensor:
+        # What was computed last comes first in backward.
+        for parameter in reversed(self._given):
+            start = start + (parameter * 0).sum()
+        return start
+
+
+def _has_sparse_gradients(module: nn.Module) -> bool:
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return any(isinstance(part, kinds) and part.sparse for part in module.modules())

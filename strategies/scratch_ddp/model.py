@@ -5,12 +5,15 @@ The same step as torch's DistributedDataParallel with its `gradient_as_bucket_vi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 from torch import nn
 
 from results.cell import UNCOMPRESSED
 from strategies.collectives.link import Link
+from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
 from strategies.training.parallel import ParallelModel, Setting
@@ -51,6 +54,13 @@ class ScratchDdpModel(ParallelModel):
 
     def started(self) -> None:
         take_from_first(self._link, self._buffers.now())
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "reducer": self._reducer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict(state)
+        self._reducer.load_state_dict(cast(State, state["reducer"]))
 
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         return self._reducer.exchanging() if now else nullcontext()

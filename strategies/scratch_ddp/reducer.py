@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from results.errors import UsageError
 from strategies.collectives.link import Link
+from strategies.compression.base import State
 from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import Pending
@@ -193,6 +195,17 @@ class GradientReducer:
         self._observed = [] if reached < self._link.size else None
         if self._observed is None:
             self._order, self._stale = agreed, True
+
+    def state_dict(self) -> State:
+        """The order in which gradients are expected, by name; nothing before ranks have agreed on one."""
+        return {} if self._observed is not None else {"order": [self._names[index] for index in self._order]}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Form the buckets of a `state_dict` for the next exchange; one without an order changes none."""
+        if "order" in state:
+            order = [self._names.index(name) for name in cast("list[str]", state["order"])]
+            self._stale |= order != self._order
+            self._order, self._observed = order, None
 
     def _lay_out(self) -> None:
         """Make the buckets of the order; gradients that are there stay in the old ones until taken."""
