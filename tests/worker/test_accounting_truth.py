@@ -188,8 +188,9 @@ PLANTED: dict[str, dict[str, float]] = {
     # 30 ms after all computation.
     "exposed": {"early_ms": 30, "late_ms": 0, "compute_ms": 10},
 }
-ATTEMPTS = 4
-"""To plant: a busy machine may disturb all steps of one. What is measured of them is not tried again."""
+ATTEMPTS = 5
+"""To plant: a busy machine may disturb all steps of one. Steps of all of them count, so that what is wrong in
+every step is never tried away."""
 EXPOSED_MS = {"hidden": 0.0, "half hidden": 45.0 - 20.0, "exposed": 30.0}
 
 
@@ -206,6 +207,43 @@ def on_less_off_ms(found: dict[str, Any]) -> float:
     return min(rest[True]) - min(rest[False])
 
 
+def together(
+    attempt: Callable[[], list[dict[str, Any]]],
+    misses: Callable[[list[dict[str, Any]]], list[str]],
+) -> list[str]:
+    """What the steps of up to `ATTEMPTS` attempts together miss, by rank."""
+    found = attempt()
+    for _ in range(ATTEMPTS - 1):
+        if not misses(found):
+            break
+        pairs = zip(found, attempt(), strict=True)
+        found = [{name: before[name] + new[name] for name in new} for before, new in pairs]
+    return misses(found)
+
+
+def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
+    """What quads and the recorder do not find, in the least disturbed of the steps of each rank."""
+    missed = []
+    for rank, found in enumerate(results):
+        # What is planted is there; a slow computation hides more.
+        beyond = min(found["recorded beyond"])
+        least = EXPOSED_MS[case] if case == "exposed" else 0.0
+        # The training thread is blocked while it waits, and while others have its core.
+        columns = (found[name] for name in ("blocked", "recorded beyond", "recorded computed"))
+        noise = min(
+            blocked - after - (computed - PLANTED[case]["compute_ms"])
+            for blocked, after, computed in zip(*columns, strict=True)
+        )
+        on_off = on_less_off_ms(found)
+        if not least <= beyond < EXPOSED_MS[case] + SLACK_MS:
+            missed.append(f"rank {rank}: {beyond} ms were planted after computation")
+        if not abs(on_off) < SLACK_MS:
+            missed.append(f"rank {rank}: on less off is {on_off} ms beside what was exposed")
+        if not -3.0 < noise < SLACK_MS:
+            missed.append(f"rank {rank}: blocked {noise} ms beside what was exposed")
+    return missed
+
+
 @pytest.mark.parametrize(
     ("case", "strategy"),
     [("hidden", DDP), ("exposed", DDP), *((case, SCRATCH) for case in PLANTED)],
@@ -213,23 +251,10 @@ def on_less_off_ms(found: dict[str, Any]) -> float:
 def test_on_off_quads_and_the_recorder_find_the_exposed_time(
     ranks: Ranks, tmp_path: Path, case: str, strategy: str
 ) -> None:
-    for _ in range(ATTEMPTS):
-        results = ranks(2, exposed, str(tmp_path), strategy, PLANTED[case])
-        if all(min(found["recorded beyond"]) < EXPOSED_MS[case] + SLACK_MS for found in results):
-            break
-    for found in results:
-        # What is planted is there, in the least disturbed step; a slow computation hides more.
-        assert min(found["recorded beyond"]) < EXPOSED_MS[case] + SLACK_MS
-        if case == "exposed":
-            assert min(found["recorded beyond"]) >= EXPOSED_MS[case]
-        assert abs(on_less_off_ms(found)) < SLACK_MS
-        # The training thread is blocked while it waits, and while others have its core.
-        columns = (found[name] for name in ("blocked", "recorded beyond", "recorded computed"))
-        noise = [
-            blocked - beyond - (computed - PLANTED[case]["compute_ms"])
-            for blocked, beyond, computed in zip(*columns, strict=True)
-        ]
-        assert -3.0 < min(noise) < SLACK_MS
+    def attempt() -> list[dict[str, Any]]:
+        return ranks(2, exposed, str(tmp_path), strategy, PLANTED[case])
+
+    assert together(attempt, lambda found: missed_exposed(case, found)) == []
 
 
 TRANSFER_MS, DELAY_MS = 30.0, 50.0
@@ -273,19 +298,28 @@ def delayed(rank: int, folder: str, strategy: str, slow_rank: int | None, how: s
 def test_a_late_rank_is_a_wait_of_the_others_and_leaves_the_transfer_alone(
     ranks: Ranks, tmp_path: Path, slow_rank: int | None, how: str, strategy: str
 ) -> None:
-    """The least transfer of 20 steps is held to a third; waits, by their medians, to half of the delay."""
+    """The least transfer of the steps is held to a third; waits, by their medians, to half of the delay."""
     size = 2 if how == "burn" else 3
-    found = ranks(size, delayed, str(tmp_path), strategy, slow_rank, how)
+
+    def attempt() -> list[dict[str, Any]]:
+        return ranks(size, delayed, str(tmp_path), strategy, slow_rank, how)
+
+    assert together(attempt, lambda found: missed_delay(slow_rank, found)) == []
+
+
+def missed_delay(slow_rank: int | None, found: list[dict[str, Any]]) -> list[str]:
     transfers = [min(durations) for durations in zip(*(rank["ms"] for rank in found), strict=True)]
-    assert TRANSFER_MS <= min(transfers) < TRANSFER_MS * 4 / 3
+    missed = []
+    if not TRANSFER_MS <= min(transfers) < TRANSFER_MS * 4 / 3:
+        missed.append(f"the least transfer is {min(transfers)} ms")
     planted = [DELAY_MS] * len(transfers) if slow_rank is None else found[slow_rank]["delays"]
     for rank, row in enumerate(found):
         # In parts of the delay, which is never less than planted, and often more on a busy machine.
-        waits = [
+        wait = median(
             (duration - transfer) / delay
             for duration, transfer, delay in zip(row["ms"], transfers, planted, strict=True)
-        ]
-        if slow_rank is None or rank == slow_rank:
-            assert median(waits) < 0.5
-        else:
-            assert 0.5 < median(waits) < 1.5
+        )
+        waits = slow_rank is not None and rank != slow_rank
+        if not (0.5 < wait < 1.5 if waits else wait < 0.5):
+            missed.append(f"rank {rank}: waits {wait} of the delay")
+    return missed
