@@ -19,6 +19,12 @@ _CAUSES = {
 
 SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
 """What srun prints when its task on a node was killed by SIGKILL."""
+CONTROLLER_AWAY = re.compile(
+    r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
+    r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted).*)$",
+    re.MULTILINE,
+)
+"""What srun prints when Slurm's controller does not answer for MessageTimeout, as while it is restarted."""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ from harness.launch.deadline import Deadline
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.preflight import require_room, warnings
-from harness.launch.starter import Starter
-from harness.launch.startup import log_end, machine_fault, no_rendezvous
-from harness.launch.supervise import Supervisor, Watch
+from harness.launch.starter import LogWords, Starter
+from harness.launch.startup import log_end, machine_fault, no_rendezvous, scheduler_away
+from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.estimate import estimate
 from harness.plan.schedule import PlannedLaunch
@@ -29,6 +30,8 @@ from results.store import Study, new_id
 
 NEVER_READY = 3
 """Launches in a row in which no cell began, after which no more are started."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 60.0
+"""Before a launch that the scheduler did not answer is tried again; each pause is twice the one before."""
 _NOT_STARTED = "the launches that are left were not started: mend that, then run the same command again"
 
 
@@ -72,6 +75,8 @@ class Campaign:
         self._deadline = deadline or Deadline(options.max_time_s, "--max-time was over")
         self._never_ready = 0
         """Launches in a row, up to now, in which no cell began."""
+        self._unanswered = 0
+        """Launches in a row, up to now, that the scheduler did not answer."""
 
     def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
         """What the study's runs so far mean for the next ones of this plan."""
@@ -135,7 +140,9 @@ class Campaign:
                 self._study, launch, maker.context.checkout, maker.context.starter, watch
             ).run()
             if state.started:
-                self._never_ready = 0
+                self._never_ready = self._unanswered = 0
+            elif self._waited_for_scheduler(launch, attempt, maker.context.starter.log_words):
+                continue
             elif self._starts_again(launch, attempt, retries):
                 retries -= 1
                 continue
@@ -146,6 +153,24 @@ class Campaign:
             pending = [cell for cell in rest if cell.id not in so_far.closed]
             pace.done(len(ended) + len(rest) - len(pending))
         pace.launch_over()
+
+    def _waited_for_scheduler(self, launch: Launch, attempt: Attempt, words: LogWords) -> bool:
+        """Whether the scheduler did not answer a launch: it is started again after a while, without limit.
+
+        A controller that is restarted leaves its jobs alone, and their time goes on.
+        """
+        away = scheduler_away(self._study.launch_folder(launch.launch_id), words)
+        if away is None or attempt.stopped_by is not None:
+            return False
+        pause_s = min(FIRST_PAUSE_S * 2**self._unanswered, LAST_PAUSE_S)
+        self._unanswered += 1
+        self._console.warn(
+            f"the scheduler does not answer ({away}); the launch is tried again in {pause_s:.0f} s"
+        )
+        end = time.monotonic() + pause_s
+        while time.monotonic() < end and not self._deadline.is_over:
+            time.sleep(POLL_S)
+        return True
 
     def _starts_again(self, launch: Launch, attempt: Attempt, retries: int) -> bool:
         """Whether a launch in which no cell began is tried again: the network may be better then.

@@ -22,6 +22,8 @@ class LogWords:
     """That what starts the ranks of a node was killed; the group `node` names the node."""
     out_of_memory: re.Pattern[str] | None = None
     """That the kernel ended processes for want of memory; the group `kills` says how many."""
+    scheduler_away: re.Pattern[str] | None = None
+    """That a launch could not be started because the scheduler did not answer; the group `words` says how."""
 
 
 class Starter(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.launch.ending import Signs, Stopped, exit_words, inferred_outcome
+from harness.launch.starter import LogWords
 from results.launch import RankExit
 from results.outcome import Outcome
 
@@ -24,13 +25,16 @@ _MACHINE = re.compile(
 
 
 def startup_outcome(
-    folder: Path, exits: Sequence[RankExit], stopped: Stopped | None, signs: Signs
+    folder: Path, exits: Sequence[RankExit], stopped: Stopped | None, signs: Signs, words: LogWords
 ) -> tuple[Outcome, str]:
     """The outcome of a launch that ended before its first cell began, and its reason."""
     outcome, reason = inferred_outcome(exits, stopped, signs)
     if stopped is None:
+        away = scheduler_away(folder, words)
         fault, unmet = machine_fault(folder, exits), no_rendezvous(folder, exits)
-        if fault is not None:
+        if away is not None:
+            outcome, reason = Outcome.NODE_FAILED, f"the scheduler did not answer: {away}"
+        elif fault is not None:
             # Not the cell's fault: it is run again when the machine is mended.
             outcome, reason = Outcome.CANCELLED, f"the machine is the cause: {fault}"
         elif unmet is not None:
@@ -38,6 +42,14 @@ def startup_outcome(
         elif outcome is Outcome.UNKNOWN and signs.exit_code is not None and signs.exit_code >= 0:
             outcome, reason = Outcome.CRASHED, _launcher_failed(folder, signs.exit_code)
     return outcome, f"before any cell began: {reason}"
+
+
+def scheduler_away(folder: Path, words: LogWords) -> str | None:
+    """How the scheduler failed to answer, in its own words; None if that is not why a launch ended."""
+    if words.scheduler_away is None:
+        return None
+    found = (words.scheduler_away.search(_text(log)) for log in _logs(folder))
+    return next((match["words"] for match in found if match is not None), None)
 
 
 def machine_fault(folder: Path, exits: Sequence[RankExit]) -> str | None:

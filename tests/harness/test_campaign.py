@@ -8,9 +8,10 @@ import pytest
 
 from harness.code import checkout, code_version
 from harness.console import Console
-from harness.launch import supervise
+from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
+from harness.launchers.slurm.starter import SlurmStarter
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
 from results.errors import MachineError
@@ -49,9 +50,8 @@ def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> 
     study = Study(folder / "s")
     with study_lock(study.root) as lock:
         plan = Matrix(given, study_file=None)._kept_plan(study)
-        campaign = Campaign(study, plan, options, Console())
         context = CampaignContext(starter=Shell(script), checkout=checkout(), code=code_version(), lock=lock)
-        campaign.run(context)
+        Campaign(study, plan, options, Console()).run(context)
     return study
 
 
@@ -108,6 +108,33 @@ def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_camp
         assert result.outcome is outcome
         assert str(result.reason).startswith("before any cell began: rank 1 was killed by SIGKILL")
     assert study.attempts()[first.slots[0].run_id].outcomes == {first.slots[0].run_id: outcome}
+
+
+AWAY = (
+    "srun: error: Unable to confirm allocation for job 7: "
+    "Unable to contact slurm controller (connect failure)"
+)
+"""What srun of Slurm 22.05 says 30 s after its controller was killed."""
+
+
+def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fifth launch is answered, and shows that torch is not there."""
+    monkeypatch.setattr(campaign, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    script = f"""
+    if test $(ls {tmp_path}/s/launches | wc -l) -lt 5; then echo "{AWAY}" ; else echo ModuleNotFoundError; fi
+    exit 1
+    """
+    with pytest.raises(MachineError, match="workers cannot start on this machine: ModuleNotFoundError"):
+        _run(tmp_path, script, RunOptions(retries=0))
+    results = Study(tmp_path / "s").results()
+    unanswered = [result for result in results if result.outcome is Outcome.NODE_FAILED]
+    assert (len(results), len(unanswered)) == (5, 4)
+    words = AWAY.removeprefix("srun: error: ")
+    for result in unanswered:
+        assert result.reason == f"before any cell began: the scheduler did not answer: {words}"
 
 
 class Nothing(LocalStarter):

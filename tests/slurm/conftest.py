@@ -160,6 +160,22 @@ class Lab:
         if is_told:
             self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
 
+    def kill_controller(self) -> None:
+        """End the controller as a crash does: jobs go on, and no command is answered."""
+        self._daemons["slurmctld"].kill()
+        self._daemons["slurmctld"].wait()
+
+    def start_controller(self) -> None:
+        """Bring it back with what it knew, and wait until it answers."""
+        self._spawn("slurmctld", "slurmctld", "-D")
+
+        def answers() -> bool:
+            with suppress(AssertionError):
+                return bool(self.command("scontrol", "ping"))
+            return False
+
+        self.wait(answers, "the controller answers")
+
     def _spawn(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
