@@ -320,13 +320,18 @@ def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None
 @pytest.mark.slow
 def test_a_controller_that_is_restarted_while_a_job_runs(scene: Scene, lab: Any, expected: Figures) -> None:
     """It is away when the job starts its next launch: that one is tried again, and nothing is lost."""
-    scene.cells = (*PAIR, "--isolation", "cell")
-    scene.submit("1/2 4 wait", "1/2 8 wait")
+    scene.cells = (*PAIR[:-1], "8")
+    # The job's baseline, on one device, comes first.
+    scene.submit("0/1 8 wait")
     lab.wait(scene.rank, "the rank stands still", 200)
     lab.kill_controller()
     try:
         scene.go_on()
-        lab.wait(scene.lost, "a launch that nobody answered", 200)
+        lab.wait(
+            lambda: Outcome.NODE_FAILED in [outcome for outcome, _ in scene.told()],
+            "a launch that nobody answered",
+            200,
+        )
     finally:
         lab.start_controller()
     scene.bench.settle()
