@@ -1,7 +1,7 @@
 """How a training step is distributed: the strategies, and the one Trainer that drives them.
 
-`strategies.catalog` says what there is without importing torch. A library face for people with a loop of
-their own::
+`strategies.catalog` says what there is without importing torch. For a training loop of
+your own::
 
     from strategies import ExchangeSettings, GradientExchange, Trainer, TrainSettings, parallelize
 """

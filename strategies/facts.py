@@ -1,4 +1,4 @@
-"""What is known of a strategy without torch: what planning, predictions, the proof and the page ask."""
+"""What is known of a strategy without torch: for planning, predictions, the proof and the report."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ device, 1 for replicas, 2 for shards by torch, 3 for shards by us, 4 for shards 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoPoint:
-    """Where `auto` looks for candidates."""
+    """The point of the matrix for which `auto` chooses a strategy."""
 
     cell: Cell
-    """Its own strategy and micro-batch are not looked at."""
+    """Its strategy and micro-batch are ignored."""
     node_size: int
     """Ranks of a node."""
     blocks: int
@@ -65,7 +65,7 @@ class StrategyFacts(Facts):
     fixed_exchange: ClassVar[str | None] = None
     """Why neither a compressor nor a collective can be chosen; None: any of both."""
     by_blocks: ClassVar[bool] = False
-    """Whether it goes by the number of a model's blocks: see `unfit`."""
+    """Whether it depends on the number of a model's blocks: see `unfit`."""
     contiguous: ClassVar[str | None] = None
     """Why parameters must lie row by row in memory; None: they need not."""
     eager: ClassVar[str | None] = None
@@ -89,7 +89,7 @@ class StrategyFacts(Facts):
         return None
 
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
-        """Why nodes of so many ranks give it nothing to do; None if they do, or it does not go by them."""
+        """Why it has nothing to do on nodes of `node_size` ranks; None if it has, or ignores nodes."""
         return None
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
@@ -105,7 +105,7 @@ class StrategyFacts(Facts):
 
     @property
     def period(self) -> int:
-        """Steps after which everything that it does has been done once."""
+        """Steps of one cycle, in which all that it does happens at least once."""
         return 1
 
     @property
@@ -158,7 +158,7 @@ class StrategyFacts(Facts):
         return step_moments(*self.whole_model(cell, parts))
 
     def whole_model(self, cell: Cell, parts: ModelParts) -> tuple[Sizes, Footprint]:
-        """What a rank has in all moments that has every layer, or its part of it, and all of its state."""
+        """Sizes of a rank that has every layer, or its part of it; and what it holds at all moments."""
         sizes = self.sizes(cell, parts)
         whole = sizes.parameters
         base = Footprint(

@@ -1,4 +1,4 @@
-"""Which combinations make no sense, and why; nothing here imports torch.
+"""Which combinations make no sense, and why; the rules of plan and library. Nothing here imports torch.
 
 What one strategy, compressor or collective refuses is in its facts; here is what holds for all.
 """
@@ -81,7 +81,7 @@ def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """What a strategy says that it does not go with, as it does that itself or otherwise."""
+    """The exchanges, memory formats and compilation that a strategy excludes."""
     name = strategy.name
     if strategy.fixed_exchange and not cell.dense:
         return (
@@ -104,7 +104,7 @@ def _grouping(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """What does not go with the averages that a strategy promises."""
+    """The precisions and compressors that the averages of a strategy exclude."""
     promise = strategy.promise
     if promise.of == "parameters" and cell.precision == "fp16":
         return (

@@ -30,7 +30,7 @@ def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
 
 
 def build(shape: Shape) -> Workload:
-    """The workload of these measures, by its family's builder."""
+    """The workload of this shape, by its family's builder."""
     module, _, function = shape.facts().builder.partition(":")
     made: Callable[[Shape], Workload] = getattr(importlib.import_module(module), function)
     return made(shape)
@@ -78,5 +78,5 @@ def _taken(name: str, expected: Path) -> UsageError:
     where = getattr(sys.modules.get(top), "__file__", None) or "elsewhere"
     return UsageError(
         f"workload py:{name}: another {top!r} ({where}) is loaded already,"
-        f" so {expected} cannot be; rename yours"
+        f" so that {expected} cannot be imported; rename your file or folder"
     )

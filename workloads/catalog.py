@@ -264,7 +264,7 @@ def _facts(text: str) -> WorkloadFacts:
 def refusal(cell: Cell) -> str | None:
     """Why a cell's workload, data and batch do not go together, for the report; None if they do.
 
-    What is unknown refuses nothing: the worker finds out.
+    Facts that are unknown to the plan (a user's own model) refuse nothing: the worker checks them.
     """
     spec, dataset = WORKLOADS.parse(cell.workload), DATASETS.parse(cell.dataset)
     known = facts(spec)
@@ -273,10 +273,11 @@ def refusal(cell: Cell) -> str | None:
     if isinstance(known.minimum_batch, int) and cell.micro_batch < known.minimum_batch:
         return f"BatchNorm of {spec.text} needs at least {known.minimum_batch} samples in a micro-batch"
     if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
-        return f"{cell.memory_format} is an order of image channels; {spec.text} has none"
+        return f"--memory-format {cell.memory_format} is for models of images, and {spec.text} is not one"
     share = DIGITS_IMAGES // cell.replicas
     if dataset.name == "digits" and share < cell.micro_batch:
         return (
-            f"digits has {share} images for each of {cell.replicas}, less than a batch of {cell.micro_batch}"
+            f"digits has {share} images for each of {cell.replicas} replicas, fewer than a micro-batch of "
+            f"{cell.micro_batch}"
         )
     return None

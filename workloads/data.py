@@ -1,4 +1,4 @@
-"""Batches without end on the device, of synthetic or real data, the same for the same seed and replica."""
+"""Endless batches on the device, of synthetic or real data, the same for the same seed and replica."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _dataset(request: DataRequest, spec: Spec) -> Images | Windows:
         return text(takes, path=_path(request, str(spec.positional)))
     wants = {ImageInput: "images", TokenInput: "tokens"}.get(type(takes), "no real data (its input is None)")
     raise UsageError(
-        f"dataset {spec.text} does not fit: the workload takes {wants}; synthetic fits every one"
+        f"dataset {spec.text} does not fit: the workload takes {wants}; use synthetic, which fits all"
     )
 
 

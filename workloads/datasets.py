@@ -64,7 +64,7 @@ class Windows(Dataset[Batch]):
 def digits(takes: ImageInput) -> Images:
     """scikit-learn's 1797 handwritten digits of 8 x 8, standardised and resized to what the model takes.
 
-    Raises UsageError if the model takes too few classes, or pixels that are no square.
+    Raises UsageError if the model takes too few classes, or images that are not square.
     """
     # Imported late: it takes a second, and only this data set needs it.
     from sklearn.datasets import load_digits

@@ -1,6 +1,7 @@
-"""Files that decide what work is done without being this program's: a user's model, a user's text.
+"""A user's own files that decide what work is done: a model, a text.
 
-Nothing here imports the user's code: a plan is made where torch, or the model's own needs, may be missing.
+Nothing here imports the user's code: a plan is made where torch, or packages that the model imports, may be
+missing.
 """
 
 from __future__ import annotations

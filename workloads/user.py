@@ -1,4 +1,4 @@
-"""A user's own model, `py:MODULE:FUNCTION`: what planning may know of it, which is where its code is."""
+"""A user's own model, `py:MODULE:FUNCTION`, of which planning knows only where its code is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Overlap = Literal["first forward", "forward", "last backward", "backward", "comp
 """Computation that a message can run beside: the forward or backward passes of one micro-batch or of all of
 them, both, or none."""
 Group = tuple[Dimension, int]
-"""Whom a message goes to: the ranks along a dimension, and how many they are."""
+"""The receivers of a message: the ranks along a dimension, and their number."""
 
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB

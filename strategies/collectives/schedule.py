@@ -45,7 +45,7 @@ Schedule = Sequence[Send | Receive]
 
 
 def chunks(start: int, stop: int, length: int) -> list[slice]:
-    """`start` to `stop` in parts of `length`, the last as long as it comes out; none if there is nothing."""
+    """`start` to `stop` in parts of `length`, of which the last may be shorter; no part if they are equal."""
     return [slice(begin, min(begin + length, stop)) for begin in range(start, stop, length)]
 
 
@@ -96,7 +96,7 @@ class ScheduledWire(ABC):
         return max(1, self._chunk_bytes // values.element_size())
 
     def carry_out(self, schedule: Schedule, values: Tensor) -> None:
-        """Do what `schedule` says to `values`, 1-D and contiguous; return when all of it is done.
+        """Carry out `schedule` on `values`, 1-D and contiguous; return when all of it is done.
 
         While a chunk is added the next ones arrive.
         """

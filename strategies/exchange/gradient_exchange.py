@@ -72,7 +72,7 @@ class GradientExchange:
 
     @property
     def audited(self) -> bool:
-        """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+        """Whether residuals are kept without feedback too, for the proof's check of the conservation law."""
         return self._audited
 
     @audited.setter

@@ -68,7 +68,7 @@ def blocks_of(text: str) -> int:
 def _read_run(text: str) -> BlockRun:
     found = _RUN.fullmatch(text)
     if found is None:
-        raise SpecError(f"{text!r} is no run of blocks: manual takes {_GRAMMAR}")
+        raise SpecError(f"{text!r} is not a run of blocks: manual takes {_GRAMMAR}")
     first, flags, count = found.groups()
     choice = BlockChoice(
         reshard=first == "reshard", checkpoint=".checkpoint" in flags, offload=".offload" in flags

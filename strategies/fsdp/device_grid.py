@@ -1,4 +1,4 @@
-"""The ranks of a sharding strategy as torch wants them: links, and a mesh of the ranks that share shards."""
+"""The ranks of a sharding strategy: links in each dimension, and torch's mesh of those that share shards."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
 
 class PipelineModel(ParallelModel):
-    """The stages of one rank, the schedule that they work by, and who else has what they have."""
+    """The stages of one rank, their schedule, and the groups of ranks that share their parameters."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0, and keep those of their stages.
@@ -138,7 +138,7 @@ class PipelineModel(ParallelModel):
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
             inputs, targets = next(batches)
-            # What comes before a rank's first computation is waiting, mostly; a stage says what follows.
+            # Before its first computation a rank mostly waits; after it the stages report the phases.
             task.observer.begins(Phase.FORWARD)
             if index == 0:
                 self.started()
@@ -263,7 +263,7 @@ class _Step:
 
 
 class _ObservedStage(PipelineStage):
-    """A stage that says when it computes; while it waits, the phase before goes on."""
+    """A stage that reports its phases to the observer; time that it waits counts to the phase before."""
 
     def __init__(self, *arguments: Any, step: _Step, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -280,7 +280,7 @@ class _ObservedStage(PipelineStage):
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """torch raises an error of its own for any that a stage raised: out of memory, say. Raise that one."""
+    """Raise the error of a stage (out of memory, for instance), which torch wraps in one of its own."""
     try:
         yield
     except RuntimeError as error:

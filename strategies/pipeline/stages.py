@@ -1,4 +1,4 @@
-"""A model cut into a pipeline's stages: what its pieces cost, who has which, and what a rank keeps of it.
+"""A model cut into a pipeline's stages: the cost of its pieces, their ranks, and what each rank keeps.
 
 A model with a cuttable layout is `head(block_n(... block_1(stem(inputs))))`. The first stage has the stem
 and the last one the head, whatever they cost; between them stages are runs of blocks.
@@ -61,7 +61,7 @@ class Cut:
         return pieces
 
     def ranks_of(self, module: nn.Module) -> dict[Tensor, set[int]]:
-        """Who has each parameter and buffer of the whole model."""
+        """The ranks that have each parameter and buffer of the whole model."""
         found: dict[Tensor, set[int]] = {}
         for stage in range(self.stages):
             for name in self.modules(stage):
@@ -92,7 +92,7 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
     """Raise UsageError, with the way out, for a model that no pipeline can be made of."""
     if not layout.can_be_cut or not hasattr(module, "stem") or not hasattr(module, "head"):
         raise UsageError(
-            "pipeline cuts a model between its blocks, and this one does not say where: give it a layout and "
+            "pipeline cuts a model between its blocks, which this one does not name: give it a layout and "
             f"the methods stem and head, or {SPLIT}"
         )
     for name in (*layout.stem, *layout.blocks, *layout.head):
@@ -100,8 +100,8 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise UsageError(
-                f"pipeline draws other random numbers in every stage, and {name} has dropout of {part.p:g}, "
-                f"which could not be checked: set it to 0, or {SPLIT}"
+                f"pipeline does not support dropout ({name} has p={part.p:g}): each stage draws its own "
+                f"random numbers, so that no proof could check it; set p=0, or {SPLIT}"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise UsageError(f"pipeline has no sparse gradients, as {name} asks for: {WHOLE}")
@@ -128,7 +128,7 @@ def _require_owners(module: nn.Module, cut: Cut) -> None:
 
 
 class Twin:
-    """A copy of a model without memory and arithmetic: it knows what its pieces give, and what they cost.
+    """A copy of a model without memory and arithmetic, for the shapes and FLOPs of its pieces.
 
     It is in evaluation mode, in which BatchNorm takes one sample as well; shapes and FLOPs are the same.
     """

@@ -55,12 +55,12 @@ class ScratchDdpModel(ParallelModel):
     def started(self) -> None:
         take_from_first(self._link, self._buffers.now())
 
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        return self._reducer.exchanging() if now else nullcontext()
+
     def state_dict(self) -> State:
         return {**super().state_dict(), "reducer": self._reducer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         super().load_state_dict(state)
         self._reducer.load_state_dict(cast(State, state["reducer"]))
-
-    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
-        return self._reducer.exchanging() if now else nullcontext()

@@ -40,7 +40,7 @@ class Unit:
         self.begin()
 
     def begin(self) -> None:
-        """Told before a forward pass and its backward pass."""
+        """Called before a forward pass and its backward pass."""
         self.awaited = sum(len(flat.parameters) for flat in self.trained)
         """Parameters whose gradients have not come."""
         self.averaged = False
@@ -153,8 +153,8 @@ class UnitSchedule:
         """One forward pass and its backward pass, in a `step`. Raises UsageError outside of one."""
         if not self._stepping:
             raise UsageError(
-                "a step of scratch-fsdp is more than its backward passes: let a Trainer take it, or call "
-                "the model's compute_gradients"
+                "scratch-fsdp gathers and averages outside of the backward passes: train with a Trainer, or "
+                "call the model's compute_gradients"
             )
         self._averages = last or not self._adds_up_whole
         for unit in self._units:

@@ -237,24 +237,24 @@ def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> N
     for name in layout.heads:
         count = getattr(layout_module(module, _owner(name)), name.rpartition(".")[2])
         if count % ranks:
-            raise UsageError(f"{name} of {count} does not divide by {ranks} ranks: {_OTHERWISE}")
+            raise UsageError(f"{name} ({count}) must be a multiple of the ranks ({ranks}): {_OTHERWISE}")
     for name, part in module.named_modules():
         if isinstance(part, _DropoutNd) and part.p > 0:
             raise UsageError(
-                f"tensor parallelism has no dropout, and {name} drops: ranks would draw alike for different "
-                f"parts of an activation; set p=0, or {_OTHERWISE}"
+                f"tensor parallelism does not support dropout ({name}): ranks would draw the same mask for "
+                f"different parts of an activation; set p=0, or {_OTHERWISE}"
             )
 
 
 def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
     layer = layout_module(module, split.name)
     if not isinstance(layer, nn.Linear):
-        raise UsageError(f"tensor parallelism splits nn.Linear alone, and {split.name} is none: {_OTHERWISE}")
+        raise UsageError(f"tensor parallelism splits nn.Linear alone, not {split.name}: {_OTHERWISE}")
     features = layer.out_features if split.by == "outputs" else layer.in_features
     if features % (split.parts * ranks):
         raise UsageError(
-            f"{features} {split.by} of {split.name}, in {split.parts} matrices, do not divide by {ranks} "
-            f"ranks: {_OTHERWISE}"
+            f"the {split.by} of {split.name} ({features}) must be a multiple of its matrices ({split.parts}) "
+            f"times the ranks ({ranks}): {_OTHERWISE}"
         )
     users = [name for name, value in module.named_parameters(remove_duplicate=False) if value is layer.weight]
     if len(users) > 1:

@@ -59,7 +59,7 @@ def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Contex
     if not selective:
         return nullcontext(), _without_updating(norms)
     first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    # What is put away and put back around the repetition is no part of it.
+    # Outside: saving and restoring the statistics must not be recorded as operations of the block.
     return first, _both(_without_updating(norms), again)
 
 

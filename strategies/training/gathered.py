@@ -1,4 +1,4 @@
-"""What lies on one rank of a group each, handed to all of them by name."""
+"""Values that lie on one rank of a group each, gathered on all of its ranks by name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Values = Mapping[str, object]
 
 
 class CopiesDifferError(RuntimeError):
-    """Ranks that keep a copy of the same do not have the same: nothing that a user did."""
+    """Ranks that keep copies of one value hold different ones: a defect of this program, not of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outline:
-    """What must be known of a tensor before it comes."""
+    """What the receivers of a tensor must know before it is sent."""
 
     shape: torch.Size
     dtype: torch.dtype

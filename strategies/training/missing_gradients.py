@@ -13,7 +13,7 @@ from strategies.collectives.link import Link
 
 
 class MissingGradients:
-    """What all ranks ask at the end of a step, before they exchange or update anything by its gradients."""
+    """A check of all ranks at the end of a step, before its gradients are exchanged or applied."""
 
     def __init__(self, link: Link, device: torch.device, *, reason: str) -> None:
         """`link` is to all ranks, `device` one that it reaches; `reason` is why none can be left out."""
@@ -34,7 +34,7 @@ class MissingGradients:
             self._link.largest(most)
             self._agreed = not most.item()
             if not self._agreed and not names:
-                raise UsageError("no gradient came for a parameter on another rank, which says for which")
+                raise UsageError("no gradient came for a parameter on another rank, whose error names it")
         if names:
             raise UsageError(
                 f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and {self._reason}: "
@@ -43,7 +43,7 @@ class MissingGradients:
 
 
 class UnlikeGradients:
-    """What all ranks ask at the end of a step of torch's FSDP.
+    """A check of all ranks at the end of a step of torch's FSDP.
 
     It averages gradients by their positions: where ranks lack the gradients of different parameters, it would
     average those of one parameter with those of another.

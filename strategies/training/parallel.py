@@ -166,10 +166,10 @@ class ParallelModel:
         return nullcontext()
 
     def started(self) -> None:
-        """Told when the first forward pass of a step begins; what is sent here counts as part of it."""
+        """Called when the first forward pass of a step begins; what it sends counts as part of that pass."""
 
     def updated(self) -> None:
-        """Told when the optimizer has updated the parameters."""
+        """Called after the optimizer has updated the parameters."""
 
     def settle(self) -> None:
         """Bring all replicas to the same parameters, where between two exchanges they are not; collective."""

@@ -70,7 +70,7 @@ def test_the_one_text_means_the_same_and_is_its_own(runs: list[tuple[BlockChoice
      "keep*99999", "offload"],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_with_the_grammar(text: str) -> None:
-    with pytest.raises(SpecError, match=r"is no run of blocks: manual takes reshard or keep, then \.check"):
+    with pytest.raises(SpecError, match=r"is not a run of blocks: manual takes reshard or keep, then \.ch"):
         canonical(text)
 
 

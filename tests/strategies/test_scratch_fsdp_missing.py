@@ -65,7 +65,7 @@ def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stag
         "no gradient came for 1.bias, 2.bias, 3.bias (3 parameters), and shards are updated as a whole: "
         "freeze what is not used, or use ddp:find_unused=true or scratch-ddp:find_unused=true"
     )
-    assert there[0] == "no gradient came for a parameter on another rank, which says for which"
+    assert there[0] == "no gradient came for a parameter on another rank, whose error names it"
     assert here[1] == there[1] == ""
     later = ranks(2, complaints, f"scratch-fsdp:stage={stage}", [[1.0, 1.0], [-1.0, -1.0]])
     assert [told[0] for told in later] == ["", ""]
@@ -98,4 +98,4 @@ def loop_of_ones_own(rank: int) -> str:
 
 
 def test_a_loop_of_ones_own_is_refused_and_not_trained_wrongly(ranks: Ranks) -> None:
-    assert all("let a Trainer take it" in told for told in ranks(2, loop_of_ones_own))
+    assert all("train with a Trainer" in told for told in ranks(2, loop_of_ones_own))

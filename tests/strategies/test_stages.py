@@ -287,7 +287,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
         ModelLayout(blocks=("1", "2"), stem=("0",), head=("3",), sample=(1,)),
         "give it a layout and the methods stem and head",
     ),
-    (dropping, LAYOUT, "inner.h.1.late has dropout of 0.1, which could not be checked: set it to 0, or"),
+    (dropping, LAYOUT, r"does not support dropout \(inner.h.1.late has p=0.1\): each stage draws its own"),
     (sparse, LAYOUT, "no sparse gradients, as table asks for: use ddp or scratch-ddp"),
     (stray, LAYOUT, "cannot tell which stage has scale"),
     (stray_buffer, LAYOUT, "cannot tell which stage has seen"),

@@ -137,13 +137,13 @@ class Tied(nn.Sequential):
 SPLITS = (LinearSplit(name="first", by="outputs"), LinearSplit(name="second", by="inputs"))
 UNFIT: dict[str, tuple[Callable[[], nn.Module], ModelLayout, str]] = {
     "no splits": (Layers, ModelLayout(), "whose layout says what it splits: use fsdp"),
-    "features": (lambda: Layers(5), ModelLayout(splits=SPLITS), "5 outputs of first, in 1 matrices, do not"),
-    "heads": (Layers, ModelLayout(splits=SPLITS, heads=("heads",)), "heads of 3 does not divide by 2 ranks"),
-    "dropout": (lambda: Layers(4, 0.1), ModelLayout(splits=SPLITS), "no dropout, and drop drops"),
+    "features": (lambda: Layers(5), ModelLayout(splits=SPLITS), "of first (5) must be a multiple of its"),
+    "heads": (Layers, ModelLayout(splits=SPLITS, heads=("heads",)), "heads (3) must be a multiple of"),
+    "dropout": (lambda: Layers(4, 0.1), ModelLayout(splits=SPLITS), "does not support dropout (drop)"),
     "another module": (
         Layers,
         ModelLayout(splits=(LinearSplit(name="drop", by="outputs"),)),
-        "splits nn.Linear alone, and drop is none",
+        "splits nn.Linear alone, not drop",
     ),
     "tied": (
         Tied,

@@ -64,7 +64,7 @@ def test_a_module_hidden_by_a_loaded_one_is_named(user_folder: Path, module: str
     path.parent.mkdir(exist_ok=True)
     path.write_text("def build(): ...\n")
     with pytest.raises(
-        UsageError, match=r"another '\w+' .* is loaded already, so .* cannot be; rename yours"
+        UsageError, match=r"another '\w+' .* is loaded already, so .* cannot be imported; rename your"
     ):
         build_workload(f"py:{module}:build", source_folder=user_folder)
 

@@ -156,9 +156,15 @@ def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **c
         (cell("resnet18:classes=9", "digits"), "does not take digits"),
         # At 32 px the last stage is 1 x 1: one sample is one value a channel.
         (cell("resnet18-32px", micro_batch=1), "needs at least 2 samples"),
-        (cell("gpt-nano", memory_format="channels_last"), "channels_last is an order of image channels"),
+        (
+            cell("gpt-nano", memory_format="channels_last"),
+            "--memory-format channels_last is for models of images",
+        ),
         # 1797 // 2 = 898.
-        (cell("mlp", "digits", micro_batch=899), "digits has 898 images for each of 2"),
+        (
+            cell("mlp", "digits", micro_batch=899),
+            "digits has 898 images for each of 2 replicas, fewer than a micro-batch of 899",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(asked: Cell, says: str) -> None:

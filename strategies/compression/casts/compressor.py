@@ -1,7 +1,7 @@
 """`fp16` and `bf16`: gradients are summed in half as many bytes.
 
 What a rank loses by rounding its own share is its `residual`. The sums inside of the all-reduce are rounded
-too, at most once a rank; that is nobody's, and not in it.
+too, at most once a rank; that error is in no rank's `residual`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Int8(TwoStage):
         return levels.float().mul_(steps).flatten(1)
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """Anew from its own key each time: how far this rank is, is all that has to be kept."""
+        """Uniform in [0, 1), from a key of this call: the number of calls is all the state."""
         own = generator_of(like.device, *self._key, self._calls)
         self._calls += 1
         return torch.rand(like.shape, generator=own, device=like.device)
