@@ -1,4 +1,4 @@
-"""What people see: results on stdout, everything else on stderr. The home of rich."""
+"""All output for people: results on stdout, everything else on stderr. The only module that uses rich."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN_EVERY_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a study stands, as the progress line tells it."""
+    """How far a study is, as the progress line shows it."""
 
     done: int
     total: int

@@ -1,4 +1,4 @@
-"""What a report is told of costs: from flags, a price file and the profile of the site, to assumptions."""
+"""The prices and times that a report assumes: from flags, a price file and the profile of the site."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
 
 
 def _within_s(text: str) -> float:
-    """Epochs take hours: a number without a unit would be seconds, and hardly meant so."""
+    """Seconds of --within, which needs a unit: an epoch takes hours, and a bare number would be seconds."""
     if text.strip().replace(".", "", 1).isdigit():
         raise UsageError(f"--within needs a unit, like {text.strip()}h or {text.strip()}m, not {text!r}")
     seconds = read_duration_s(text, "--within")

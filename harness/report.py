@@ -74,7 +74,7 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
 
 
 def print_verdict(figures: StudyFigures, console: Console) -> None:
-    """What the figures come to, in the sentences that the report begins with."""
+    """The conclusions in sentences, as at the top of the report."""
     found = verdict(figures)
     if not found.workloads:
         return

@@ -1,4 +1,4 @@
-"""The studies that a command is given, analysed: what reports and exports are made from."""
+"""Reads and analyses the studies that a command names, for reports and exports."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _one_redacted(one: _Read, earlier: Sequence[Path], made: Redactor) -> _Read:
 def _users() -> set[str]:
     with suppress(KeyError, OSError):
         return {getpass.getuser()}
-    # A container may run under a number that has no name.
+    # In a container the number of the user may have no name.
     return set()
 
 

@@ -112,8 +112,14 @@ class Study:
         return [why for why in found if why is not None]
 
     def told_plans(self) -> list[Plan]:
-        """The plans that can be read and, for cells that are in none of them, one that is rebuilt."""
+        """The plans that can be read and, for cells that are in none of them, one that is rebuilt.
+
+        Raises SchemaError if there is nothing of either.
+        """
         plans, cells = self.plans(), self.unplanned_cells()
+        if not plans and not cells:
+            # Nothing is there to rebuild one from: the damage is all there is to say.
+            return [schemas.PLAN.read(path) for path in self.plan_paths()]
         if not cells:
             return plans
         found = [self.cell(cell) for cell in cells]

@@ -1,4 +1,4 @@
-"""Asking Slurm and telling it: few commands, each with a time limit, and errors in Slurm's own words."""
+"""Calls of Slurm's commands: few, each with a time limit, and with errors in Slurm's own words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live cluster offers: the facts that a site profile is checked against."""
+"""The facts of a live cluster that a site profile is checked against."""
 
 from __future__ import annotations
 

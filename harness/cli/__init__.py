@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run one command line. Every error is one line on stderr, unless `debug` asks for the traceback."""
+    """Run one command line. Returns its exit code; an error is one line on stderr, or is raised (`debug`)."""
     try:
         code = bench.main(arguments, prog_name="bench", standalone_mode=False, obj=tuple(arguments))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -85,7 +85,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
     except Exception as error:
-        # The last border: whatever comes this far is told to the user, in one line.
+        # The outermost handler: every error is told to the user in one line.
         if debug:
             raise
         return _tell(error)

@@ -1,4 +1,4 @@
-"""`bench audit`: do the numbers of a table agree?"""
+"""`bench audit`: check whether the numbers of a table agree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _read(path: Path, mapping: Sequence[str]) -> AuditedTable:
     if not path.is_dir():
         return read_csv(path, _pairs(mapping))
     if mapping:
-        raise UsageError("--map is for CSV files; the columns of a study are known")
+        raise UsageError("--map is for CSV files, and the columns of a study are known; leave --map out")
     return read_study(Study.existing(path))
 
 
@@ -48,6 +48,6 @@ def _pairs(mapping: Sequence[str]) -> dict[str, str]:
     for text in mapping:
         column, separator, meaning = text.rpartition("=")
         if not separator or not column:
-            raise UsageError(f"--map {text}: write COLUMN=MEANING")
+            raise UsageError(f"--map {text}: write COLUMN=MEANING; docs/audit.md lists the meanings")
         pairs[column.strip()] = meaning.strip()
     return pairs

@@ -1,4 +1,4 @@
-"""`bench collect`: from rank records to results, all anew."""
+"""`bench collect`: derive all results again from the rank records."""
 
 from __future__ import annotations
 

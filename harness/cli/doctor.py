@@ -1,4 +1,4 @@
-"""`bench doctor`: can this machine run studies, and how well; or, can a cluster, as a site profile has it."""
+"""`bench doctor`: check this machine, or a cluster by its site profile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _site_checks(path: Path) -> Sequence[SiteCheck]:
         found = each.check_site(path)
         if found is not None:
             return found
-    raise UsageError(f"--site {path}: no launcher checks profiles; leave it out")
+    raise UsageError(f"--site {path}: no launcher here can check a profile; leave --site out")
 
 
 def _show_machine(console: Console) -> None:

@@ -1,4 +1,4 @@
-"""`bench export`: a study in other forms than the page."""
+"""`bench export`: write a study as Markdown, CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
 
 
 def _check(form: str, table: str | None, output: str | None) -> None:
-    """Refuse what has no place to go, before anything is read."""
+    """Refuse a call that does not say where its output goes, before anything is read."""
     from results.errors import UsageError
 
     if form in ("markdown", "json"):

@@ -1,4 +1,4 @@
-"""`bench list`: what there is."""
+"""`bench list`: print the names that options take."""
 
 from __future__ import annotations
 

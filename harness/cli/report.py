@@ -1,4 +1,4 @@
-"""`bench report`: the page of a study or of several, from what is on disk."""
+"""`bench report`: write the HTML report of one study or of several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(studies: tuple[str, ...], output: str | None, *, redact: bool, **cos
     from results.store import Study
 
     if len(studies) > 1 and output is None:
-        raise UsageError("a report of several studies needs a place of its own: give --output FILE.html")
+        raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     console = Console()
     figures = read_figures(studies, CostFlags(**costs), console, redact=redact)
     if len(studies) > 1 and output is not None:

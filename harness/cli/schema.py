@@ -1,4 +1,4 @@
-"""`bench schema`: what an editor needs to complete and check a study file or a profile."""
+"""`bench schema`: print the JSON Schema by which an editor checks a study file or a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench show`: one cell, with the last words of a rank that failed."""
+"""`bench show`: one cell, with the last lines that a failed rank printed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _line(result: RunResult) -> str:
 
 
 def _last_words(study: Study, result: RunResult) -> list[str]:
-    """The end of what a failed run's ranks printed: the first rank that printed anything."""
+    """The last lines of the first rank that printed something in a failed run, under a line that names it."""
     launch = next((one for one in study.launches() if one.launch_id == result.launch_id), None)
     if launch is None:
         return []

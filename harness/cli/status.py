@@ -1,4 +1,4 @@
-"""`bench status`: where a study stands."""
+"""`bench status`: print the state of the cells and jobs of a study."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
     try:
         return job_statuses(study)
     except SchedulerError as error:
-        # The cells can be told all the same.
-        console.warn(f"the scheduler did not say where the jobs stand: {error}")
+        # The states of the cells do not need its answer.
+        console.warn(
+            f"the states of jobs are those that were written down last, not the scheduler's: {error}"
+        )
         return kept_job_statuses(study)
 
 

@@ -10,9 +10,9 @@ from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Ce
 
 
 def baseline_of(cells: Sequence[Cell]) -> Cell:
-    """The plan's first cell on a single device, or what its smallest cell would be on one.
+    """The plan's first cell on a single device; without one, its smallest cell changed to one device.
 
-    The same for all jobs of a plan, whatever cells they run themselves.
+    All jobs of a plan have the same baseline, whatever cells they run themselves. `cells` is not empty.
     """
     alone = [cell for cell in cells if cell.gpus == 1 and cell.strategy == BASELINE_STRATEGY]
     if alone:

@@ -1,4 +1,4 @@
-"""Launches whose supervisor is gone: their ends are written down by whoever finds that out."""
+"""Attempts of launches whose supervisor is gone, written by the process that finds this out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from results.store import Study, utc_now
 
 
 def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: str | None = None) -> int:
-    """Write the attempt of every launch of a job that has none. Returns how many there were.
+    """Write an attempt for each launch of a job that has none. Returns how many launches had none.
 
-    Only when nothing of the job runs any more: an attempt is written once.
+    Call this only when no process of the job runs any more: an attempt is written once.
     """
     found = open_launches(study, job_id)
     for launch in found:
@@ -26,7 +26,7 @@ def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: st
 
 
 def open_launches(study: Study, job_id: str) -> list[Launch]:
-    """The launches of a job whose end nobody has written down."""
+    """The launches of a job that have no attempt yet."""
     own = [launch for launch in study.launches() if launch.job_id == job_id]
     for launch in own:
         if not study.has_attempt(launch.launch_id):
@@ -46,7 +46,7 @@ def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | No
     return Attempt(
         launch_id=launch.launch_id,
         command=(),
-        # The supervisor knew, and took it along.
+        # Only the lost supervisor knew it.
         started_at=None,
         ended_at=utc_now(),
         exit_code=None,

@@ -1,4 +1,4 @@
-"""The records of jobs, numbered and named: the same for the same plan and the same jobs before."""
+"""Records of jobs with their numbers and names: the same plan and earlier jobs give the same ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Document:
 
     @property
     def gpu_hours_at_most(self) -> float | None:
-        """Those of its time limit; None if it is not known how many GPUs are paid for."""
+        """Those of its time limit; None if the number of GPUs that it is charged for is not known."""
         return self._gpu_hours(self.job.time_limit_s)
 
     def _gpu_hours(self, seconds: float) -> float | None:
@@ -70,7 +70,7 @@ class JobMaker:
         )
 
     def follow_up(self, purpose: Purpose, time_limit_s: float, site: object) -> Job:
-        """A job without cells that comes after others."""
+        """A job without cells that starts when other jobs have ended."""
         return self._job(
             purpose,
             purpose=purpose,
@@ -98,5 +98,5 @@ class JobMaker:
 
     @property
     def _digest(self) -> str:
-        """Of the study's folder: two studies may have one name, two jobs of a user may not."""
+        """4 digits of the study's folder: two studies may have the same name, two jobs of a user may not."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:4]

@@ -15,8 +15,8 @@ def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: floa
     expected, most = gpu_hours(documents)
     if expected is None or most is None:
         raise UsageError(
-            "--max-gpu-hours cannot be held: the site is exclusive and its profile has no gpus_per_node, "
-            "so that what whole nodes cost is not known; add it"
+            "--max-gpu-hours cannot be checked: the site gives whole nodes (exclusive), and its profile "
+            "does not say how many GPUs a node has; add gpus_per_node to the profile"
         )
     if most > gpu_hours_allowed:
         raise UsageError(

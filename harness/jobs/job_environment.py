@@ -22,7 +22,7 @@ class JobEnvironment(Protocol):
 
     @property
     def start(self) -> int:
-        """0, and one more each time that the job begins again."""
+        """0 for the first start; one more each time that the scheduler requeues the job."""
 
     @property
     def nodes(self) -> tuple[str, ...]: ...
@@ -38,21 +38,21 @@ class JobEnvironment(Protocol):
     def starter(self) -> Starter: ...
 
     def conditions(self, code: CodeVersion) -> Conditions:
-        """What earlier runs must have in common with those of this start."""
+        """Code, versions and settings that an earlier run must share to be pooled with runs of this start."""
 
     def earlier_notice(self) -> Stopped | None:
-        """Why the scheduler ended the start before this one; None if it has left no word."""
+        """Why the scheduler ended the start before this one; None if it did not say."""
 
     def obstacle(self, job: Job) -> str | None:
-        """Why what was given is not the job's; None if it is."""
+        """Why the job cannot run in what the scheduler gave it; None if it can."""
 
 
 def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
-    """Why this is not the job's own environment: its script was submitted by hand. None if it may be."""
+    """Why this environment is not that of the job: its script was submitted by hand. None if it may be."""
     if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
         return None
     return (
-        f"it was submitted as job {submission.scheduler_id}, and this is {environment.scheduler_id}: "
+        f"it was submitted as job {submission.scheduler_id}, and this is job {environment.scheduler_id}: "
         f"a script is not submitted by hand; {AGAIN}"
     )
 
@@ -60,9 +60,9 @@ def stranger_to(submission: Submission | None, environment: JobEnvironment) -> s
 def obstacle(job: Job, environment: JobEnvironment, ended: JobEnd | None) -> str | None:
     """Why the job must not be run here and now; None if it may."""
     if ended is not None:
-        return f"it was closed before ({ended.outcome}: {ended.reason}), and its cells are with others"
+        return f"it was closed before ({ended.outcome}: {ended.reason}), and other jobs have its cells"
     if code_hash(checkout()) != job.code.code_hash:
-        return f"the code of bench was edited while the job was waiting: {AGAIN}"
+        return f"the code of bench was edited after the job was submitted: {AGAIN}"
     if environment.start > job.options.retries:
-        return f"it has begun again {environment.start} times (--retries {job.options.retries}): {AGAIN}"
+        return f"it was requeued {environment.start} times (--retries {job.options.retries}): {AGAIN}"
     return environment.obstacle(job)

@@ -1,4 +1,4 @@
-"""Where the jobs of a study stand: what has been written down, and what a scheduler adds to it."""
+"""The status of a study's jobs: what was written down, and what a scheduler adds to it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 
 FORGOTTEN = Stopped(
-    outcome=Outcome.UNKNOWN, reason="the scheduler has forgotten the job, and it left no word"
+    outcome=Outcome.UNKNOWN,
+    reason="the scheduler no longer knows the job, and the job did not record its end",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job as it has been written down. A launcher that can ask about its jobs adds what it was told."""
+    """One job as it was written down. A launcher that can ask its scheduler adds the answer."""
 
     job: Job
     submission: Submission | None
     ended: JobEnd | None
-    """How it ended for good."""
+    """How it ended, if it will not start again."""
 
     @property
     def is_live(self) -> bool:
@@ -49,12 +50,12 @@ class JobStatus:
 
     @property
     def submitted_state(self) -> str:
-        """The state of a job that was handed over and has not ended."""
+        """The state of a job that was submitted and has not ended."""
         return "unknown"
 
     @property
     def words(self) -> str:
-        """Why it is there, in the scheduler's words or its own."""
+        """The reason of this state, in the scheduler's words or the job's own."""
         return self.scheduler_words if self.ended is None else self.ended.reason or ""
 
     @property
@@ -68,7 +69,7 @@ AnyStatus = TypeVar("AnyStatus", bound=JobStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """What became of live jobs that were to be cancelled."""
+    """The live jobs that a call of `bench cancel` ended."""
 
     told: tuple[str, ...] = ()
     """The names of those that a scheduler was told to end."""
@@ -83,9 +84,9 @@ def kept_status(study: Study, job: Job) -> JobStatus:
 
 
 def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
-    """What the job itself said of the end of its last start; None if it said nothing of that one.
+    """How the last start of a job ended, as the job itself recorded it; None if it did not record it.
 
-    `restarts` is how often the scheduler says it has begun again; None if it does not count that.
+    `restarts` is how often the scheduler has requeued it; None if the scheduler does not count that.
     """
     store = JobStore(study.root)
     files.refresh(store.folder(job.job_id))
@@ -93,7 +94,7 @@ def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
     if not starts:
         return None
     last = starts[-1]
-    # Where nobody counts the starts, a launch that is still open is of a later one.
+    # Where the scheduler does not count starts, an open launch is of a later start.
     is_last = not open_launches(study, job.job_id) if restarts is None else last.start == restarts
     return Stopped(outcome=last.outcome, reason=last.reason or "") if is_last else None
 
@@ -137,7 +138,7 @@ def _written(store: JobStore, end: JobEnd) -> JobEnd:
     try:
         store.add_end(end)
     except StoreError:
-        # Somebody else asked at the same time; the first word stays.
+        # Another process found out at the same time; what was written first stays.
         kept = store.ended(end.job_id)
         if kept is None:
             raise

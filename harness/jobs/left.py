@@ -1,4 +1,4 @@
-"""What a study still wants of a cluster."""
+"""The launches and the jobs that a study still needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from results.store import Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """The launches that are to come, and the jobs that run them."""
+    """Launches that are still to be run, and the jobs that run them."""
 
     launches: list[PlannedLaunch]
     jobs: list[PlannedJob]
@@ -31,10 +31,10 @@ def left(
     per_cell: bool,
     held: Set[str] = frozenset(),
 ) -> Left:
-    """What no run has done yet under this code, and none of the jobs that have the cells in `held` will do.
+    """The runs that are missing under this code, without the cells in `held`, which live jobs have.
 
-    Where the runs were made is not known here: of their conditions the code alone is compared, and the job
-    that comes to a cell looks at the rest.
+    The hosts of the jobs are not known here, so that only the code of earlier runs is compared; the job that
+    runs a cell compares the other conditions.
     """
     so_far = tally(
         study.results(),

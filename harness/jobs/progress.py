@@ -1,4 +1,4 @@
-"""How far the cells of a study are: what is done, what a job has in hand, what failed and why."""
+"""The state of each cell of a study: done, held by a job, failed and why, or still to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job does when its scheduler has started it.
+"""What a job does after its scheduler has started it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
 SIGUSR1 says that the job's end is near: the scheduler is asked when it is. SIGTERM says that it is now.
@@ -30,9 +30,9 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 
 END_S = GRACE_S + 10.0
-"""What ending a launch and writing it down may take, off the time between the notice and the end."""
+"""Seconds before the end of the job in which its last launch is ended and recorded."""
 _FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
-"""Ends that are not the program's fault, and that the scheduler is not to mend by another try."""
+"""Ends after which the scheduler must not requeue the job: its program exits with 0."""
 
 
 class JobStart:
@@ -51,7 +51,7 @@ class JobStart:
     def run(self) -> int:
         stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
         if stranger is not None:
-            # It leaves no word: the files of the job's starts are those of its own allocation.
+            # It writes no end: the ends of the job's starts are those of its own allocation.
             self._console.warn(f"{self._job.name}: {stranger}")
             return 1
         started_at = utc_now()
@@ -98,8 +98,10 @@ class JobStart:
         return Stopped(outcome=Outcome.OK, reason="")
 
     def _close_earlier_start(self) -> None:
-        """The scheduler has begun the job again: nothing of its earlier starts is left."""
-        reason = f"the job began again (start {self._environment.start}) without a word of the start before"
+        """Close the launches of earlier starts: the job was requeued, so no process of them is left."""
+        reason = (
+            f"the job was requeued (start {self._environment.start}), and the start before recorded no end"
+        )
         lost = Stopped(outcome=Outcome.NODE_FAILED, reason=f"{reason}: its first node failed")
         close_launches(self._study, self._job.job_id, self._environment.earlier_notice() or lost)
 
@@ -127,7 +129,7 @@ class JobStart:
         self._end_before(left_s)
 
     def _end_before(self, left_s: float) -> None:
-        """The job's time is over in so many seconds: leave some of them for the end itself."""
+        """End launches so that END_S are left of the `left_s` seconds that the job still has."""
         self._deadline.bring_forward(max(0.0, left_s - END_S), "the job's time limit was near")
 
     @contextmanager
@@ -144,6 +146,6 @@ class JobStart:
         try:
             yield
         finally:
-            # Until this process ends, what has been found out is not to be lost.
+            # Nothing may interrupt the writing of the job's end.
             for number in (signal.SIGUSR1, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)

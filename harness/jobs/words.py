@@ -1,4 +1,4 @@
-"""Jobs in words: what they will take before they are submitted, and where they stand afterwards."""
+"""Jobs in words: their cost before they are submitted, and their status afterwards."""
 
 from __future__ import annotations
 

@@ -456,7 +456,7 @@ def test_an_allocation_is_read_from_slurms_variables() -> None:
         (GOOD, {}, None, None),
         (GOOD, {"SLURM_JOB_NODELIST": "n1"}, "17", "the allocation has 1 node and the job is for 2"),
         (GOOD, {"SLURM_GPUS_ON_NODE": "4"}, "17", "a node has 4 GPUs here and the job needs 8"),
-        (GOOD, {}, "16", "it was submitted as job 16, and this is 17"),
+        (GOOD, {}, "16", "it was submitted as job 16, and this is job 17"),
     ],
 )
 def test_a_job_is_not_run_where_it_does_not_belong(
@@ -475,9 +475,9 @@ def test_a_job_is_not_run_where_it_does_not_belong(
     ("job", "start", "ended", "reason"),
     [
         (GOOD, 2, None, None),
-        (GOOD, 3, None, "it has begun again 3 times (--retries 2)"),
-        (msgspec.structs.replace(GOOD, code=CODE), 0, None, "the code of bench was edited while"),
-        (GOOD, 0, Outcome.CANCELLED, "it was closed before (cancelled: its own word), and its cells are"),
+        (GOOD, 3, None, "it was requeued 3 times (--retries 2)"),
+        (msgspec.structs.replace(GOOD, code=CODE), 0, None, "the code of bench was edited after"),
+        (GOOD, 0, Outcome.CANCELLED, "it was closed before (cancelled: its own word), and other jobs"),
     ],
 )
 def test_a_job_is_not_run_again_and_again_nor_with_other_code(
