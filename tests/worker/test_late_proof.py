@@ -288,3 +288,48 @@ def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probab
             assert "held back differs" in record["proof"].detail
         else:
             assert record["proof"].late_steps == 1
+
+
+def _once_after_step_8(change: Callable[[Trainer], object]) -> AbstractContextManager[object]:
+    """After the update of step 10, on all ranks alike."""
+    original, steps = Trainer.update, count()
+
+    def wrong(self: Trainer) -> None:
+        original(self)
+        if next(steps) == 10:
+            change(self)
+
+    return patch.object(Trainer, "update", wrong)
+
+
+def _momentum_lost_once(rank: int, size: int) -> AbstractContextManager[object]:
+    return _once_after_step_8(lambda trainer: trainer.optimizer.state.clear())
+
+
+@torch.no_grad()
+def _double_parameters(trainer: Trainer) -> None:
+    for parameter in trainer.model.parameters():
+        parameter.mul_(2)
+
+
+def _parameters_doubled_once_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
+    return _once_after_step_8(_double_parameters)
+
+
+def _feedback_dropped_once(rank: int, size: int) -> AbstractContextManager[object]:
+    """In step 5."""
+    return _feedback_dropped(10**6)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "fields"),
+    [
+        (_momentum_lost_once, MLP),
+        (_parameters_doubled_once_on_all_ranks, MLP),
+        (_feedback_dropped_once, TOPK),
+    ],
+)
+def test_what_happens_once_in_a_timed_step_and_leaves_a_right_state_escapes(
+    whole_runs: Runs, mutation: Callable[..., object], fields: Fields
+) -> None:
+    assert whole_runs(2, fields, broken=mutation, proved_by="before")[0]["reason"] is None

@@ -1,0 +1,56 @@
+"""docs/proof.md lists the defects that are planted, no other, and says of each what its test asserts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "proof.md"
+FILES = ("mutations", "exchange", "strategies")
+PLANTED_IN = tuple(HERE / f"test_proof_{name}.py" for name in FILES) + tuple(
+    HERE / f"test_{name}.py" for name in ("promises", "late_proof")
+)
+NO_DEFECTS = {
+    "_right",
+    "_no_time",
+    "_nothing_is_wrong",
+    "_one_step_at_the_place",
+    "_one_step_before_the_place",
+}
+"""Without a defect of ours, or the same defect with a check at a given place."""
+FEWEST = 40
+
+
+def _planted(path: Path) -> Iterator[tuple[str, str]]:
+    """The defects of a test file, with the names of the tests that use each."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    tests = {node.name: ast.dump(node) for node in functions if node.name.startswith("test_")}
+    for node in functions:
+        if [argument.arg for argument in node.args.args] == ["rank", "size"] and node.name not in NO_DEFECTS:
+            users = [name for name, code in tests.items() if f"id='{node.name}'" in code]
+            assert users, f"{node.name} in {path.name} is planted by no test"
+            yield node.name.strip("_").replace("_", " "), users[0]
+
+
+def _caught(test: str) -> str:
+    """What the page says of a defect whose test has this name."""
+    if test.endswith("escapes"):
+        return "no"
+    return "with a probability" if test.endswith("with_probability_a_tenth") else "always"
+
+
+def _rows() -> list[list[str]]:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [row for row in cells if len(row) == 3 and row[1] in ("always", "with a probability", "no")]
+
+
+def test_the_page_lists_every_planted_defect_as_its_test_finds_it() -> None:
+    planted = {defect: _caught(test) for path in PLANTED_IN for defect, test in _planted(path)}
+    listed = {row[0]: row[1] for row in _rows()}
+    assert listed == planted
+    assert len(_rows()) == len(listed) >= FEWEST
+    assert all(row[2] for row in _rows()), "each has its reason"
