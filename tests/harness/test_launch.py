@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import a_cell, an_environment
 
 from harness import device
 from harness.code import checkout, code_hash, code_version, what_runs
@@ -26,8 +27,7 @@ from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import LaunchEstimate
-from results.cell import Cell
-from results.environment import CodeVersion, Environment
+from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
@@ -505,10 +505,7 @@ def test_what_has_changed_is_named_with_old_and_new() -> None:
 
 
 def test_a_dry_run_counts_the_runs_that_a_change_costs() -> None:
-    cell = Cell(
-        workload="mlp", dataset="synthetic", strategy="single", gpus=1, micro_batch=8, device="cpu",
-        backend="gloo", optimizer="sgd",
-    )  # fmt: skip
+    cell = a_cell(strategy="single", gpus=1)
     plan = msgspec.structs.replace(EMPTY, cells=(cell,))
     ours = msgspec.structs.replace(_measured(code_hash="c"), cell_id=cell.id)
     failed = msgspec.structs.replace(ours, outcome=Outcome.CRASHED)
@@ -532,16 +529,9 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
 
 
 def _measured(code_hash: str) -> RunResult:
-    environment = Environment(
-        host="h",
-        os="Linux",
+    environment = an_environment(
         python=platform.python_version(),
         torch=metadata.version("torch"),
-        device_name="d",
-        device_memory_bytes=None,
-        cpu_model="d",
-        cores=1,
-        threads=1,
         code=CodeVersion(code_hash=code_hash),
     )
     return RunResult(

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
+from builders import a_cell
 from packages import install
 
 from harness.launch.tally import Conditions
 from harness.packages import packages_of, require_planned_packages, with_packages
-from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import forget_packages
 from strategies.catalog import STRATEGIES
 
 CODE = CodeVersion(code_hash="c0de")
-PLAIN = Cell(
-    workload="mlp",
-    dataset="synthetic",
-    strategy="ddp",
-    gpus=2,
-    micro_batch=8,
-    device="cpu",
-    backend="gloo",
-    optimizer="sgd",
-)
-OTHER = msgspec.structs.replace(PLAIN, strategy="elsewhere:speed=3")
+PLAIN, OTHER = a_cell(), a_cell(strategy="elsewhere:speed=3")
 
 
 @pytest.fixture

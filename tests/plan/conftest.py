@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import a_cell
 
 from harness.plan.expand import expand
 from harness.plan.request import make_request
@@ -43,16 +44,7 @@ def cell_of() -> Callable[..., Cell]:
     """A cell of the MLP, which has the shortest arithmetic."""
 
     def make(**fields: object) -> Cell:
-        base: dict[str, object] = {
-            "workload": "mlp",
-            "dataset": "synthetic",
-            "strategy": "single",
-            "gpus": 1,
-            "micro_batch": 256,
-            "device": "cpu",
-            "backend": "gloo",
-            "optimizer": "sgd:lr=0.05",
-        }
-        return Cell(**(base | fields))  # type: ignore[arg-type]
+        base = {"strategy": "single", "gpus": 1, "micro_batch": 256, "optimizer": "sgd:lr=0.05"}
+        return a_cell(**base | fields)
 
     return make

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import a_cell
 from packages import install
 
 from harness.plan import expand as expanding
@@ -444,11 +445,8 @@ NODES = Devices(cores=8, host_bytes=64 * 2**30, gpu_name="NVIDIA A100-SXM4-80GB"
 
 
 def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base: dict[str, Any] = {
-        "workload": "gpt-nano", "dataset": "synthetic", "micro_batch": 4, "device": "cpu", "backend": "gloo",
-        "optimizer": "adamw",
-    }  # fmt: skip
-    return Cell(strategy=strategy, gpus=gpus, **base | fields)
+    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
+    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
 
 
 def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders import a_cell
 
 from harness.plan.predict import predicted_times
 from harness.plan.surroundings import Devices, Surroundings
@@ -17,11 +18,8 @@ HOST = Devices(cores=8, host_bytes=64 * 2**30)
 
 
 def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base: dict[str, Any] = {
-        "workload": "gpt-nano", "dataset": "synthetic", "micro_batch": 4, "device": "cpu", "backend": "gloo",
-        "optimizer": "adamw",
-    }  # fmt: skip
-    return Cell(strategy=strategy, gpus=gpus, **base | fields)
+    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
+    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
 
 
 def term_beside(overlap: Overlap, seconds: float) -> Term:

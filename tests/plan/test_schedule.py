@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from builders import a_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,16 +19,8 @@ MakeCell = Callable[..., Cell]
 
 
 def make(*, gpus: int, micro_batch: int) -> Cell:
-    return Cell(
-        workload="mlp",
-        dataset="synthetic",
-        strategy="single" if gpus == 1 else "ddp",
-        gpus=gpus,
-        micro_batch=micro_batch,
-        device="cpu",
-        backend="gloo",
-        optimizer="adamw",
-    )
+    strategy = "single" if gpus == 1 else "ddp"
+    return a_cell(strategy=strategy, gpus=gpus, micro_batch=micro_batch, optimizer="adamw")
 
 
 CELLS = [make(gpus=gpus, micro_batch=batch) for gpus in (1, 2, 4, 8) for batch in (8, 16, 32)]

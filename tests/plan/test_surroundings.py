@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders import a_cell
 
 from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surroundings, leaving_bytes
 from results.cell import Cell
@@ -19,11 +20,8 @@ GPU = {"device": "cuda", "backend": "nccl"}
 
 
 def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base: dict[str, Any] = {
-        "workload": "gpt-nano", "dataset": "synthetic", "micro_batch": 4, "device": "cpu", "backend": "gloo",
-        "optimizer": "adamw",
-    }  # fmt: skip
-    return Cell(strategy=strategy, gpus=gpus, **base | fields)
+    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
+    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
 
 
 def term_of(cell: Cell, what: str) -> Term:
@@ -91,10 +89,7 @@ def test_nodes_are_real_or_parts_of_a_host(
 
 @pytest.mark.parametrize(("limit", "room"), [(1000, 950 - 64), (None, None)])
 def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
-    cell = Cell(
-        workload="gpt-nano", dataset="synthetic", strategy="ddp", gpus=4, micro_batch=4, device="cpu",
-        backend="gloo", optimizer="adamw", memory_limit_mb=limit,
-    )  # fmt: skip
+    cell = cell_of("ddp", 4, memory_limit_mb=limit)
     around = Surroundings.of(cell, HOST, None)
     if room is None:
         assert around.memory == 64 * 2**30 // 4
@@ -104,10 +99,7 @@ def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
 
 
 def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
-    cell = Cell(
-        workload="llama-1b", dataset="synthetic", strategy="ddp", gpus=16, micro_batch=1, device="cuda",
-        backend="nccl", optimizer="adamw", precision="bf16",
-    )  # fmt: skip
+    cell = cell_of("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
     known = Surroundings.of(cell, Devices(gpu_name="NVIDIA H200", gpu_bytes=140 * 10**9), 8)
     assert (known.inside, known.across, known.memory) == (0.75 * 450e9, 17.5e9, 140 * 10**9)
     assert known.notes == ()

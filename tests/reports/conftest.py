@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import a_cell, an_environment
 
 from results import schemas
 from results.cell import Cell, Device
-from results.environment import CodeVersion, Environment
+from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.plan import Plan, Request, Scaling, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
@@ -21,23 +22,6 @@ from results.training import Training
 
 MS = 1_000_000
 PROVED = Proof(method="serial-simulation", passed=True, detail="3 steps, all gradients within the bound")
-
-
-def environment(**facts: object) -> Environment:
-    """An environment of one CPU host; `facts` replace its own."""
-    plain = Environment(
-        host="node-a",
-        os="Linux 6.1",
-        python="3.11.9",
-        torch="2.13.0",
-        device_name="Example CPU",
-        device_memory_bytes=8 * 2**30,
-        cpu_model="Example CPU",
-        cores=8,
-        threads=1,
-        code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=False),
-    )
-    return msgspec.structs.replace(plain, **facts)
 
 
 @dataclass(kw_only=True)
@@ -55,7 +39,7 @@ class Timing:
     warnings: list[str] = field(default_factory=list)
     training: Training | None = None
     proof: Proof | None = PROVED
-    environment: Environment = field(default_factory=environment)
+    environment: Environment = field(default_factory=an_environment)
     units_per_sample: int = 1
     unit: str = "images"
     payload_bytes: int = 4_000_000
@@ -167,17 +151,16 @@ class PlantedStudy:
             self.run(cell, Timing(step_ms=ms, **timing))
 
     def _cell(self, kind: Scaling, strategy: str, gpus: int, batch: int, fields: dict[str, object]) -> Cell:
-        plain = Cell(
-            workload="gpt-nano",
-            dataset="synthetic",
-            strategy=strategy,
-            gpus=gpus,
-            micro_batch=batch // gpus if kind == "strong" else batch,
-            device=self.device,
-            backend="gloo" if self.device == "cpu" else "nccl",
-            optimizer="sgd:0.1",
-        )
-        return msgspec.structs.replace(plain, **fields)
+        own = {
+            "workload": "gpt-nano",
+            "strategy": strategy,
+            "gpus": gpus,
+            "micro_batch": batch // gpus if kind == "strong" else batch,
+            "device": self.device,
+            "backend": "gloo" if self.device == "cpu" else "nccl",
+            "optimizer": "sgd:0.1",
+        }
+        return a_cell(**own | fields)
 
 
 def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecord:
@@ -339,4 +322,4 @@ def new_study() -> type[PlantedStudy]:
 
 @pytest.fixture
 def new_environment() -> Callable[..., Environment]:
-    return environment
+    return an_environment

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from builders import an_environment
 
 from reports.analysis.allocations import drift
 from reports.page.conditions import allocations_finding
-from results.environment import CodeVersion, Environment
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 from results.statistics import Metric
 
 
 def ran(cell: str, allocation: str | None, step_ms: float, **changes: object) -> RunResult:
-    environment = Environment(
-        host="n1",
-        os="Linux",
-        python="3.11",
-        torch="2.13",
-        device_name="d",
-        device_memory_bytes=None,
-        cpu_model="d",
-        cores=1,
-        threads=1,
-        code=CodeVersion(code_hash="c"),
-        allocation=allocation,
-    )
     result = RunResult(
         cell_id=cell,
         run_id=f"{cell}-{allocation}-{step_ms}",
@@ -38,7 +25,7 @@ def ran(cell: str, allocation: str | None, step_ms: float, **changes: object) ->
         started_at=None,
         ranks_expected=1,
         ranks_present=1,
-        environment=environment,
+        environment=an_environment(host="n1", allocation=allocation),
         hosts=("n1",),
         fingerprint="f",
         step_ns=Metric(value=step_ms * 1e6, unit="ns", low=None, high=None, samples=1, interval=None),

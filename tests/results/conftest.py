@@ -9,37 +9,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import a_cell, an_environment
 
 from results.cell import Cell
 from results.derivation.run_result import derive
-from results.environment import CodeVersion, Environment
+from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.run import RunResult
 
 MS = 1_000_000
-CELL = Cell(
-    workload="resnet18",
-    dataset="synthetic",
-    strategy="ddp",
-    gpus=2,
-    micro_batch=8,
-    device="cpu",
-    backend="gloo",
-    optimizer="sgd",
-)
-ENVIRONMENT = Environment(
-    host="node-a",
-    os="Linux 6.1",
-    python="3.11.7",
-    torch="2.13.0",
-    device_name="Example CPU",
-    device_memory_bytes=8 * 2**30,
-    cpu_model="Example CPU",
-    cores=8,
-    threads=1,
-    code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=False),
-)
+CELL, ENVIRONMENT = a_cell(workload="resnet18"), an_environment()
 
 
 def _columns(steps: int, step_ns: int) -> StepColumns:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import a_cell
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -256,6 +257,5 @@ def test_ranks_of_one_replica_count_once(
     "fields", [{"gpus": 4, "model_parallel": 3}, {"model_parallel": 0}, {"memory_limit_mb": 0}]
 )
 def test_what_no_rank_can_be_part_of_is_refused(fields: dict[str, object]) -> None:
-    base = {"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 8}
     with pytest.raises(ValueError, match=r"model_parallel|memory_limit_mb|do not divide into replicas"):
-        Cell(**(base | {"device": "cpu", "backend": "gloo", "optimizer": "sgd"} | fields))  # type: ignore[arg-type]
+        a_cell(**fields)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
@@ -50,10 +51,7 @@ def node_sizes(spec: str, size: int) -> list[int]:
 
 
 def cell(spec: str, size: int, node_size: int) -> Cell:
-    return Cell(
-        workload="mlp", dataset="synthetic", strategy="ddp", gpus=size, micro_batch=1, device="cpu",
-        backend="gloo", optimizer="sgd", collective=spec, node_size=node_size,
-    )  # fmt: skip
+    return a_cell(gpus=size, collective=spec, node_size=node_size)
 
 
 def bucket_of(values: Tensor, index: int = 0) -> Bucket:

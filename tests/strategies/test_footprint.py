@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,8 +54,8 @@ BEGIN = 2 * 40 + 4 * (2 * 1600 + 100) + 2 * 2000 + 2 * 2 * 1600
 
 
 def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base: dict[str, Any] = {"micro_batch": 2, "optimizer": "adamw", "device": "cpu", "backend": "gloo"}
-    return Cell(workload="gpt-nano", dataset="synthetic", strategy=strategy, gpus=gpus, **base | fields)
+    base = {"micro_batch": 2, "optimizer": "adamw"}
+    return a_cell(workload="gpt-nano", strategy=strategy, gpus=gpus, **base | fields)
 
 
 def total(strategy: str, gpus: int, parts: ModelParts = SMALL, **fields: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from torch import nn
 from torch.nn import functional as F
 
@@ -38,9 +39,7 @@ SAME_SENTENCE: list[dict[str, Any]] = [
 
 def cell(**fields: Any) -> Cell:
     gpus = 1 if fields["strategy"] == "single" else 2
-    rest = {"workload": "mlp", "dataset": "synthetic", "gpus": gpus, "micro_batch": 4, "device": "cpu"}
-    text = {"backend": "gloo", "optimizer": PLAIN_SGD}
-    return Cell(**(rest | text | fields))  # type: ignore[arg-type]
+    return a_cell(**{"gpus": gpus, "micro_batch": 4, "optimizer": PLAIN_SGD} | fields)
 
 
 def train(group: ExchangeGroup, **settings: Any) -> Trainer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from builders import a_cell
 
-from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
 from strategies.pipeline.facts import Pipeline
@@ -26,10 +26,9 @@ def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
     worker = cut_model(built.module, Twin(built.module), built.layout, ranks=stages, stages=stages)
     parts = facts(WORKLOADS.parse(workload)).parts
     assert isinstance(parts, ModelParts)
-    cell = Cell(
-        workload=workload, dataset="synthetic", strategy="pipeline:1f1b", gpus=stages, micro_batch=4,
-        device="cpu", backend="gloo", optimizer="sgd", model_parallel=stages,
-    )  # fmt: skip
+    cell = a_cell(
+        workload=workload, strategy="pipeline:1f1b", gpus=stages, micro_batch=4, model_parallel=stages
+    )
     pipeline = Pipeline(STRATEGIES.parse(cell.strategy))
     planned = [stage for stages_of_rank in pipeline.stages(cell, parts) for stage in stages_of_rank]
     assert [stage.blocks for stage in planned] == list(worker.runs)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import a_cell
 from torch import Tensor
 
 from harness.plan import network, split
@@ -25,17 +26,7 @@ ONE = "ranks; on 1 use single"
 
 def cell_of(**fields: object) -> Cell:
     """A cell on two CPU ranks that every rule lets through."""
-    base: dict[str, object] = {
-        "workload": "mlp",
-        "dataset": "synthetic",
-        "strategy": "ddp",
-        "gpus": 2,
-        "micro_batch": 8,
-        "device": "cpu",
-        "backend": "gloo",
-        "optimizer": "sgd:momentum=0.0",
-    }
-    return Cell(**(base | fields))  # type: ignore[arg-type]
+    return a_cell(**{"optimizer": "sgd:momentum=0.0"} | fields)
 
 
 CUDA = {"device": "cuda", "backend": "nccl"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from torch import nn
 
 from harness.worker.exchange import ExchangeGroup
@@ -24,8 +25,7 @@ NO_STATE = "sgd:momentum=0"
 
 
 def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base: dict[str, Any] = {"micro_batch": 4, "optimizer": NO_STATE, "device": "cpu", "backend": "gloo"}
-    return Cell(workload="mlp", dataset="synthetic", strategy=strategy, gpus=gpus, **base | fields)
+    return a_cell(strategy=strategy, gpus=gpus, **{"micro_batch": 4, "optimizer": NO_STATE} | fields)
 
 
 def part(*values: int) -> Part:

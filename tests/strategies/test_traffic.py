@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.worker.exchange import ExchangeGroup, open_exchange
-from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.terms import Term
 from strategies.closed_form.traffic import traffic
@@ -41,8 +41,8 @@ P = 4 * (500 + 4 * 320 + 10)
 
 
 def terms_of(strategy: str, gpus: int, parts: ModelParts = SMALL, **fields: Any) -> list[Term]:
-    base: dict[str, Any] = {"micro_batch": 2, "optimizer": "adamw", "device": "cpu", "backend": "gloo"}
-    cell = Cell(workload="gpt-nano", dataset="synthetic", strategy=strategy, gpus=gpus, **base | fields)
+    base = {"micro_batch": 2, "optimizer": "adamw"}
+    cell = a_cell(workload="gpt-nano", strategy=strategy, gpus=gpus, **base | fields)
     return traffic(cell, parts)
 
 

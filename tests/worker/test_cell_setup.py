@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import a_cell
 
 from harness.worker.cell_setup import CellSetup
 from harness.worker.rank import Rank
-from results.cell import Cell
 
 
 @pytest.mark.parametrize(("node_size", "expected"), [(None, 3), (2, 2)])
 def test_a_node_is_the_virtual_one_or_the_ranks_beside_this_one(node_size: int | None, expected: int) -> None:
-    cell = Cell(
-        workload="mlp",
-        dataset="synthetic",
-        strategy="single",
-        gpus=1,
-        micro_batch=2,
-        device="cpu",
-        backend="gloo",
-        optimizer="sgd",
-        node_size=node_size,
-        seed=7,
-    )
+    cell = a_cell(strategy="single", gpus=1, node_size=node_size, seed=7)
     setup = CellSetup(
         cell=cell,
         rank=Rank(rank=0, local_rank=0, node_rank=0, gpus=6, local_gpus=3),

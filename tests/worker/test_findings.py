@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 
 from harness.worker.exactness import sizes_matter
 from harness.worker.findings import Finding, compare_history, relative, relative_each
@@ -16,8 +17,7 @@ from results.cell import Cell
 
 
 def cell_of(**fields: Any) -> Cell:
-    base = {"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 1}
-    return Cell(**(base | {"device": "cpu", "backend": "gloo", "optimizer": "sgd"} | fields))
+    return a_cell(**{"micro_batch": 1} | fields)
 
 
 # Norms of 4 and 3, together 5.

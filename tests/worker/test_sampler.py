@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from torch import nn
 
 from harness.worker.cell_setup import CellSetup
@@ -15,7 +16,6 @@ from harness.worker.plain_optimizer import STATED, plain_optimizer
 from harness.worker.rank import Rank
 from harness.worker.sampler import Sampler, batch_print
 from harness.worker.seeds import seed_step
-from results.cell import Cell
 from strategies.optimizers.catalog import OPTIMIZERS
 from strategies.training.optimizer import build_optimizer
 
@@ -34,16 +34,7 @@ CPU = torch.device("cpu")
     ids=str,
 )
 def test_any_batch_by_its_number_is_the_one_that_is_drawn(fields: dict[str, Any], batches: int) -> None:
-    cell = Cell(
-        strategy="ddp",
-        gpus=3,
-        micro_batch=64,
-        device="cpu",
-        backend="gloo",
-        optimizer="sgd",
-        seed=5,
-        **fields,
-    )
+    cell = a_cell(gpus=3, micro_batch=64, seed=5, **fields)
     rank = Rank(rank=0, local_rank=0, node_rank=0, gpus=3, local_gpus=3)
     setup = CellSetup(cell=cell, rank=rank, device=CPU, source_folder=None)
     workload = setup.workload()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import pytest
+from builders import a_cell
 
 from results.cell import Cell
 from results.errors import SpecError
@@ -144,8 +145,7 @@ def test_a_name_is_registered_once() -> None:
 
 
 def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **changes: object) -> Cell:
-    fixed = {"strategy": "ddp", "gpus": 2, "device": "cpu", "backend": "gloo", "optimizer": "sgd"}
-    return Cell(workload=workload, dataset=dataset, micro_batch=micro_batch, **(fixed | changes))  # type: ignore[arg-type]
+    return a_cell(workload=workload, dataset=dataset, micro_batch=micro_batch, **changes)
 
 
 @pytest.mark.parametrize(

@@ -7,30 +7,19 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import pytest
+from builders import a_cell, an_environment
 
 from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell
-from results.environment import CodeVersion, Environment
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 from results.statistics import Metric
 
 MS = 1e6
-ENVIRONMENT = Environment(
-    host="node-a",
-    os="Linux 6.1",
-    python="3.11.9",
-    torch="2.13.0",
-    device_name="Example CPU",
-    device_memory_bytes=8 * 2**30,
-    cpu_model="Example CPU",
-    cores=8,
-    threads=1,
-    code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=False),
-)
+ENVIRONMENT = an_environment()
 
 
 def exact(ms: float) -> Metric:
@@ -43,17 +32,7 @@ def new_cell() -> Callable[..., Cell]:
     """A cell of ddp on some ranks; fields replace its own."""
 
     def made(gpus: int = 4, **fields: object) -> Cell:
-        plain = Cell(
-            workload="gpt-nano",
-            dataset="synthetic",
-            strategy="ddp",
-            gpus=gpus,
-            micro_batch=8,
-            device="cpu",
-            backend="gloo",
-            optimizer="sgd:0.1",
-        )
-        return msgspec.structs.replace(plain, **fields)
+        return a_cell(**{"workload": "gpt-nano", "gpus": gpus, "optimizer": "sgd:0.1"} | fields)
 
     return made
 
