@@ -180,10 +180,11 @@ class Campaign:
         folder = self._study.launch_folder(launch.launch_id)
         self._never_ready += 1
         if attempt.stopped_by is None:
-            fault = machine_fault(folder, attempt.ranks)
+            found = attempt.outcomes.values()
+            fault = machine_fault(folder, attempt.ranks) if Outcome.CANCELLED in found else None
             if fault is not None:
                 raise MachineError(f"workers cannot start on this machine: {fault}; {_NOT_STARTED}")
-            unmet = no_rendezvous(folder, attempt.ranks)
+            unmet = no_rendezvous(folder, attempt.ranks) if Outcome.MISSING_RANKS in found else None
             if unmet is not None and retries > 0:
                 self._console.warn(f"the workers did not meet ({unmet}); they are started again")
                 return True

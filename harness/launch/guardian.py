@@ -95,7 +95,7 @@ class Guardian:
                 else:
                     # It carries no data: it has been closed.
                     self._events.unregister(self._pipe)
-                    self.asked = self.asked or "bench has ended before its workers"
+                    self.asked = self.asked or "its starter has ended"
             self._reap()
 
     def _reap(self) -> None:

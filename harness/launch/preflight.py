@@ -21,7 +21,7 @@ BUSY_GPU_BYTES = 2**30
 BUSY_LOAD = 0.5
 """Load average per core above which the machine is called busy."""
 LINK_TRIAL = ("-m", "harness.launch.virtual_network", "1000")
-"""What Python is called with to find out; what is missing it says last."""
+"""Arguments for Python that make two nodes as a trial; the last line on stderr says what is missing."""
 
 
 def require_torch() -> None:
@@ -71,7 +71,7 @@ def link_obstacle() -> str | None:
 
 
 def warnings(device: Device) -> tuple[str, ...]:
-    """What a reader of the figures has to know of this machine's state; kept on every record."""
+    """What may distort the figures: the state of this machine at the start; kept on every record."""
     return tuple(_of_gpus(visible_gpus()) if device == "cuda" else _of_host())
 
 

@@ -32,7 +32,7 @@ class Starter(Protocol):
     hosts: bool
     """Whether each node of a placement is a host of its own."""
     pins: bool
-    """Whether ranks may be bound to cores: whoever else uses the host would bind to the same ones."""
+    """Whether ranks may be bound to cores; not where other jobs on the host may bind to the same ones."""
     tells_kills: bool
     """Whether what it starts prints the kernel's out-of-memory kills of each host."""
     log_words: LogWords

@@ -17,8 +17,13 @@ _NO_RENDEZVOUS = re.compile(
     re.IGNORECASE,
 )
 _MACHINE = re.compile(
-    r"^.*(?:ModuleNotFoundError|No module named|MachineError: |No space left on device|"
-    r"Disk quota exceeded|guardian: cannot start ).*$",
+    r"^(?:\[rank\d+\]: ?)?(?:"
+    # The last line of a traceback; a warning that an optional module is missing is none.
+    r"(?:\w+\.)*(?:ModuleNotFoundError|MachineError): .*|"
+    r"\S*python\S*: (?:No module named|Error while finding module) .*|"
+    r"guardian: cannot start .*|"
+    r".*(?:No space left on device|Disk quota exceeded).*"
+    r")$",
     re.MULTILINE,
 )
 """What no other launch on this machine would end without."""
@@ -29,7 +34,8 @@ def startup_outcome(
 ) -> tuple[Outcome, str]:
     """The outcome of a launch that ended before its first cell began, and its reason."""
     outcome, reason = inferred_outcome(exits, stopped, signs)
-    if stopped is None:
+    killed = signs.killed_on_a_node is not None or (signs.exit_code or 0) < 0
+    if stopped is None and not killed:
         away = scheduler_away(folder, words)
         fault, unmet = machine_fault(folder, exits), no_rendezvous(folder, exits)
         if away is not None:

@@ -52,7 +52,10 @@ def _size(text: str) -> None:
 
 def _path(text: str) -> None:
     if not _PATH.fullmatch(text):
-        raise ValueError(f"{text!r} is not a path such as /results, without colons and a slash at its end")
+        raise ValueError(
+            f"{text!r} is not a path such as /results: it begins with a slash and does not end with one, and "
+            f"has no colon"
+        )
 
 
 def _resource(text: str) -> None:
@@ -69,7 +72,7 @@ def _check_variable(name: str, value: str) -> None:
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A taint of nodes that pods may be scheduled on all the same."""
+    """A taint that pods tolerate: they may be scheduled on nodes that have it."""
 
     key: str | None = None
     """Left out: any."""

@@ -106,7 +106,7 @@ def _require_cluster(client: Client, waiting: Collection[JobStatus]) -> None:
     if elsewhere:
         raise SlurmError(
             f"jobs of the study are on the cluster {', '.join(map(str, elsewhere))}, and this is "
-            f"{client.cluster_name}: ask there"
+            f"{client.cluster_name}: run the same command there"
         )
 
 
@@ -134,8 +134,9 @@ def _has_begun(study: Study, job_id: str) -> bool:
 def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> SlurmJobStatus:
     if view is not None and view.name != status.job.name:
         raise SlurmError(
-            f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler counts "
-            f"anew, or is another one; ask the right one, or close the study's jobs: bench cancel --forget"
+            f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler has "
+            f"begun its numbers again, or is that of another cluster; run the same command on the cluster of "
+            f"the job, or close the study's jobs: bench cancel --forget"
         )
     seen = replace(status, view=view)
     if view is not None and not view.phase.ended:
