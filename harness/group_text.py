@@ -30,7 +30,7 @@ _DEEDS: dict[Dimension, str] = {
 
 
 def group_lines(plan: Plan) -> Iterator[str]:
-    """A drawing for each strategy and size of a plan whose ranks do not all do the same with all others."""
+    """A drawing for each strategy and size of a plan whose ranks form groups of more than one kind."""
     drawn = dict.fromkeys(
         (cell.strategy, cell.gpus, cell.node_size or placement_of(cell, per_node).gpus_per_node)
         for per_node in [plan.request.gpus_per_node]
@@ -44,7 +44,7 @@ def group_lines(plan: Plan) -> Iterator[str]:
 
 
 def is_grid(groups: GroupLayout) -> bool:
-    """Whether there is more to see than replicas, or shards, in a row."""
+    """Whether ranks form groups of more than one kind, or one model is split over ranks."""
     return groups.model_parallel > 1 or (groups.replicate > 1 and groups.shard > 1)
 
 
@@ -73,7 +73,7 @@ def drawing(groups: GroupLayout) -> list[str]:
 
 
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:
-    """Replicas of shards are what each node has one of."""
+    """The noun of a dimension: a replica that is sharded is a node."""
     return "node" if dimension == "replicate" and groups.shard > 1 else _NOUNS[dimension]
 
 
@@ -97,7 +97,7 @@ def _aligned(table: list[list[str]]) -> list[str]:
     """Titles to the left, ranks to the right of their columns."""
     widths = _widths(table)
     if len(widths) - 1 > _MOST or sum(widths) + 2 * len(widths) > _WIDEST:
-        # A row of its own dots has none in its columns.
+        # The row of dots between rows stays empty in its columns.
         table = [[*row[: 1 + _FIRST], _ELIDED if row[-1] else "", row[-1]] for row in table]
         widths = _widths(table)
     lines = []

@@ -35,7 +35,7 @@ def isolate() -> None:
     except PermissionError:
         user, group = os.geteuid(), os.getegid()
         unshare(wanted | Namespace.USER)
-        # The kernel maps a group only for who has given up changing groups.
+        # The kernel maps a group only for a process that has given up setgroups.
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path("/proc/self", name).write_text(text, encoding="ascii")
     _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
@@ -63,7 +63,7 @@ def new_network() -> int:
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show the file `source` at `target`, to who shares this process's mounts. Raises OSError."""
+    """Show the file `source` at `target`, for all processes with this one's mounts. Raises OSError."""
     _call("mount", os.fsencode(source), os.fsencode(target), None, _MS_BIND, None)
 
 

@@ -59,7 +59,7 @@ class Cluster:
     """Between SIGTERM and SIGKILL when a job reaches its time limit."""
     groups: tuple[NodeGroup, ...]
     associations: tuple[Association, ...] | None
-    """None: there is no accounting, or the user may not ask."""
+    """None: the cluster has no accounting, or does not let the user ask."""
 
 
 def read_settings(text: str) -> dict[str, str]:

@@ -71,7 +71,7 @@ class JobView:
     @property
     def phase(self) -> Phase:
         known = states.phase(self.state)
-        # The queue does not have it, so that an accounting record without an end is one that was lost.
+        # A job that the queue no longer has and that accounting shows without an end: its end was lost.
         return known if self.source == "squeue" or known.ended else Phase.UNKNOWN
 
     @property
@@ -93,7 +93,7 @@ class JobView:
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for somebody to release it, or for what never comes."""
+        """Whether it waits until somebody releases it, or for a condition that can no longer be met."""
         return self.phase is Phase.WAITING and states.is_held(self.reason)
 
     @property

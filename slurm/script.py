@@ -98,8 +98,8 @@ def rendezvous_port(job_id: int, launch: int) -> int:
 def job_script(site: SiteProfile, job: Job) -> str:
     """The script of a job, for sbatch. Raises UsageError for a value that a script cannot hold.
 
-    The command finds its own signals: USR1 before the time limit, TERM at it, or when the job is cancelled
-    or loses its nodes. MASTER_ADDR and MASTER_PORT say where the nodes can meet.
+    The command must handle USR1, which comes before the time limit, and TERM, which comes at the limit, and
+    when the job is cancelled or loses its nodes. MASTER_ADDR and MASTER_PORT say where the nodes can meet.
     """
     return _TEMPLATES.get_template("job.sh.j2").render(
         site=site,

@@ -27,7 +27,7 @@ class SiteCheck:
     about: str
     """The key of the profile."""
     words: str
-    """What was given, what there is, and what to do if it is not fine."""
+    """What was given, what the cluster has, and what to write instead if it is not fine."""
 
 
 def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[SiteCheck, ...]:
@@ -179,11 +179,11 @@ def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteChec
 
 
 def _workers(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[int, str]:
-    """Workers of a full node; without GPUs there is no rule how many, and one is what must fit."""
+    """Workers of a full node. Without GPUs their number is not known, and at least one must fit."""
     if site.gpu_request == "none":
         return 1, "1 rank"
     most = max(_gpu_count(site, group) for group in groups)
-    # More than there are is wrong by itself, and not the CPUs' fault.
+    # More GPUs than a node has is reported as an error of gpus_per_node.
     count = min(site.gpus_per_node or most, most)
     return count, f"{count} GPU{'s' * (count > 1)}"
 

@@ -14,9 +14,9 @@ class Phase(StrEnum):
     """Where a job is between its submission and its end."""
 
     WAITING = "waiting"
-    """It holds no nodes that work yet, or no longer: it may start, also again."""
+    """It waits for nodes, for its first start or a later one."""
     RUNNING = "running"
-    """It holds nodes; its end, or its cleaning up, is not over."""
+    """It has nodes; while Slurm cleans up after its end, it still has them."""
     ENDED_WELL = "ended well"
     ENDED_BADLY = "ended badly"
     UNKNOWN = "unknown"
@@ -109,7 +109,7 @@ def outcome(state: str, reason: str | None = None, exit_code: int | None = None)
     ended = _OUTCOMES.get(state, Outcome.UNKNOWN)
     if state == "FAILED":
         return _REASONS.get(reason or "", ended)
-    # Contradicts itself; a job is only done when nothing says otherwise.
+    # State and exit code contradict each other: a job is done only if both say so.
     if state == "COMPLETED" and exit_code:
         return Outcome.UNKNOWN
     return ended
