@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from builders import a_cell
 
 from harness.worker.exactness import sizes_matter
+from harness.worker.examination import Examined
 from harness.worker.findings import Finding, compare_history, relative, relative_each
 from harness.worker.reference import Reference
 from harness.worker.verdict import verdict
@@ -133,11 +135,16 @@ def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
         Finding(passed=size == 0, what=f"gradient of {name}", difference=size, bound=0.5)
         for name, size in sizes.items()
     ]
-    found = verdict(cell_of(), findings, agreed=True, failed=True, stale=True, steps=3)
-    assert (found.passed, found.detail) == (False, "gradient of first")
-    elsewhere = verdict(cell_of(), findings[:1], agreed=True, failed=True, stale=False, steps=3)
-    assert elsewhere.detail == "another rank found a difference: its record says which"
-    stale = verdict(cell_of(), findings[:1], agreed=True, failed=True, stale=True, steps=3)
-    assert stale.detail == "a replica's buffers differ from the serial simulation"
-    unequal = verdict(cell_of(), findings, agreed=False, failed=True, stale=False, steps=3)
-    assert unequal.detail == "replicas differ after the update"
+    alike = Examined(findings=findings, agreed=True, failed=True, stale=False)
+
+    def detail(**changes: object) -> str:
+        found = verdict(cell_of(), replace(alike, **changes), steps=3)
+        assert not found.passed
+        return found.detail
+
+    assert detail() == detail(stale=True) == "gradient of first"
+    assert detail(findings=findings[:1]) == "another rank found a difference: its record says which"
+    assert (
+        detail(findings=findings[:1], stale=True) == "a replica's buffers differ from the serial simulation"
+    )
+    assert detail(agreed=False) == "replicas differ after the update"
