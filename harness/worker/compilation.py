@@ -34,6 +34,5 @@ def require_compiled() -> None:
     """Raises NotCompiledError if the steps so far have captured no graph."""
     if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
         raise NotCompiledError(
-            "torch.compile captured no graph of this model, so that it would be measured uncompiled; "
-            "leave --compile out"
+            "torch.compile captured no graph of this model, so it would run uncompiled: leave --compile out"
         )

@@ -1,4 +1,4 @@
-"""The books of a lossy exchange: over all ranks, what went in was applied or kept, and nothing else.
+"""The law of conservation, checked for a lossy exchange: over all ranks, what went in was applied or kept.
 
 For shares v_r of a gradient (or of a difference of parameters), what each rank carried over from earlier
 steps c_r, its residual u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
@@ -23,13 +23,13 @@ from strategies.training.parallel import ParallelModel
 
 
 def law_tolerance(cell: Cell) -> float:
-    """How far both sides of the law may be apart, in parts of the size of what is added up."""
+    """The difference between both sides of the law that is allowed, relative to the size of the terms."""
     return COMPRESSIONS.facts(cell.compression).law_tolerance(cell.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What was applied with what was held back put to it: what must have gone in."""
+    """The sum of what was applied and what ranks held back: it must equal what went in."""
 
     values: dict[str, Tensor]
     held: dict[str, Tensor]
@@ -70,8 +70,8 @@ def _residual(model: ParallelModel) -> dict[str, Tensor]:
 
 
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[Finding]:
-    """What must have gone in against what did, in L2 norm: of every parameter, or, where kernels need not be
-    reproducible, of all together."""
+    """Compare what the exchange accounts for with the simulated gradients in L2 norm: of every parameter, or,
+    where kernels need not be reproducible, of all parameters together."""
     # A name that is on one side only is found by `same_names`.
     names = sorted(set(reference.gradients) & set(balance.values))
     tolerance = law_tolerance(cell)
@@ -112,7 +112,7 @@ def compare_average(
 
 
 def something_sent(applied: Tensors, expected: Tensors) -> Finding:
-    """An exchange that keeps everything would keep the law, and train nothing."""
+    """An exchange that applies nothing would satisfy the law of conservation, and train nothing."""
     sent = distance([(value, None) for value in applied.values()])
     size = distance([(value, None) for value in expected.values()])
     return Finding(

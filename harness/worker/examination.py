@@ -105,7 +105,7 @@ class Examination:
         self._promised: list[Finding] = []
         """Of what a compressor promises."""
         self.witness: Witness | None = None
-        """Who sees what goes through the compressor."""
+        """Records what goes through the compressor; None: nothing does."""
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
         self.first = FirstStep()

@@ -13,7 +13,7 @@ from strategies.promise import Promise, everyone
 
 
 class Partners:
-    """Sums over them, and whether those that must be equal are."""
+    """Sums over the partners, and checks that replicas which must be equal are equal."""
 
     def __init__(self, promise: Promise, groups: GroupLayout, rank: int, device: torch.device) -> None:
         """`groups` are of all ranks; sums travel on `device`. Raises UsageError for a promise that names no
@@ -54,7 +54,7 @@ class Partners:
         return total
 
     def agree(self, control: Control, value: float) -> bool:
-        """Whether those ranks have the same `value`, at least 0, that the strategy promises to keep equal.
+        """Whether ranks that the strategy promises to keep equal have the same `value`, which is at least 0.
 
         Collective; the same answer on all ranks.
         """

@@ -58,10 +58,10 @@ class Exchanged:
 
 
 class Witness(Compressor):
-    """Does what another compressor does, and keeps what went in and came out while it is `watching`."""
+    """Delegates to another compressor, and keeps its inputs and outputs while `watching` is set."""
 
     def __init__(self, inner: Compressor, *, after_ramp: bool) -> None:
-        """`after_ramp`: its buckets have been exchanged as often as its ramp is long, or more often."""
+        """`after_ramp`: every bucket has been exchanged at least `ramp_steps` times."""
         super().__init__(feedback=inner.feedback, ramp_steps=inner.ramp_steps)
         self.inner = inner
         self.watching = False
@@ -162,12 +162,12 @@ def compare_promises(
 
 
 Check = tuple[str, float, float]
-"""What is wrong where the first number is larger than the second."""
+"""A sentence for the failure, the difference found, and the bound: the check fails above the bound."""
 
 
 @singledispatch
 def _check(promise: object, exchanged: Exchanged) -> Check:
-    raise TypeError(f"{promise!r} is no promise that a compressor can make")
+    raise TypeError(f"{promise!r} is not one of the promises in strategies.compression.promise")
 
 
 @_check.register

@@ -52,7 +52,7 @@ class Reference:
 
 
 class TooLongError(Exception):
-    """A step of all replicas would take `seconds`, more than it may."""
+    """Simulating a step of all replicas would take `seconds`, which is over the limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
