@@ -4,8 +4,9 @@
 #   docker build --build-arg VARIANT=cuda --tag bench:cuda .
 #
 # VARIANT is cpu, or cuda: then torch's wheels bring CUDA and NCCL along, and the host only the driver.
-# Python packages are those of constraints.txt; images are pinned by version, and whoever must build the same
-# bits again pins their digests.
+# Python packages are those of constraints.txt, except the nvidia-* and triton packages that torch's wheels for
+# CUDA bring along: pip takes those that torch's metadata asks for. Images are pinned by version, and whoever
+# must build the same bits again pins their digests.
 # There is no compiler in it: studies with --compile need an image made from this one with g++ in it.
 ARG VARIANT=cpu
 ARG PYTHON=3.11.13-slim-bookworm

@@ -26,8 +26,8 @@ quick: $(VENV)/.installed-dev
 planted: $(VENV)/.installed-dev
 	$(BIN)/python tests/planted/plant.py $(WORDS)
 
-# Random faults at random moments, and the table of docs/faults.md. The same command continues a soak that was
-# stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
+# Random faults at random moments, and a Markdown table of what they did. The same command continues a soak that
+# was stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
 ROUNDS ?= 100
 SEED ?= 1
 soak: $(VENV)/.installed-dev
@@ -77,4 +77,4 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Literal
 
 import pandas as pd
 
@@ -17,8 +17,6 @@ from results.errors import MachineError
 
 TextForm = Literal["markdown", "json"]
 TableForm = Literal["csv", "parquet"]
-TEXT_FORMS: tuple[TextForm, ...] = get_args(TextForm)
-TABLE_FORMS: tuple[TableForm, ...] = get_args(TableForm)
 NO_PYARROW = "Parquet is written by pyarrow, which is not installed: pip install 'pyarrow>=15'"
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from typing import get_args
 
 import msgspec
 import pytest
 
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import TABLE_FORMS, TEXT_FORMS, table, text
+from reports.page.export import TableForm, TextForm, table, text
 from reports.page.frames import FRAMES, cells_frame, runs_frame
 from reports.page.render import render_figures, render_studies
 from reports.redaction import Redactor, Told, redactor
@@ -106,14 +107,14 @@ def test_no_secret_is_in_the_page_or_in_the_tables_inside_it(telling) -> None:
     assert "node-1" in page
 
 
-@pytest.mark.parametrize("form", TEXT_FORMS)
+@pytest.mark.parametrize("form", get_args(TextForm))
 def test_no_secret_is_in_a_text(telling, form: str) -> None:
     output = text([redacted(telling)], form)
     assert leaks(output) == []
 
 
 @pytest.mark.parametrize("name", FRAMES)
-@pytest.mark.parametrize("form", TABLE_FORMS)
+@pytest.mark.parametrize("form", get_args(TableForm))
 def test_no_secret_is_in_a_table(telling, name: str, form: str) -> None:
     assert leaks(table([redacted(telling)], name, form).decode("latin-1")) == []
 

@@ -1,4 +1,4 @@
-"""Print a soak's ledger (tests/slurm/test_soak.py) as the table of docs/faults.md."""
+"""Print a soak's ledger (tests/slurm/test_soak.py) as a Markdown table."""
 
 from __future__ import annotations
 
