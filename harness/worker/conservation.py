@@ -117,6 +117,7 @@ def something_sent(applied: Tensors, expected: Tensors) -> Finding:
     size = distance([(value, None) for value in expected.values()])
     return Finding(
         passed=sent > 0 or size == 0,
+        of="exchange",
         what=f"gradient: nothing of {size:.3g} was applied",
         difference=0.0,
         bound=size,
@@ -127,6 +128,7 @@ def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float
     difference = distance(pairs)
     return Finding(
         passed=difference <= bound,
+        of="gradient",
         what=f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}",
         difference=difference,
         bound=bound,

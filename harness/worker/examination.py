@@ -377,6 +377,7 @@ def all_used(micro_batches: int, *, left: int) -> Finding:
     """Of the micro-batches that a step was given, `left` were not asked for."""
     return Finding(
         passed=not left,
+        of="samples",
         what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
         difference=float(left),
         bound=0.0,

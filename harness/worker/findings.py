@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,13 +44,22 @@ UPDATE_TOLERANCE = 1e-3
 
 Tensors = Mapping[str, Tensor]
 
+Subject = Literal[
+    "gradient", "names", "buffers", "update", "state", "exchange", "promise", "samples", "fingerprints"
+]
+"""What a finding is of: gradients, or the average that was made of them; which parameters have a gradient;
+buffers; updates; the optimizer's state; whether an exchange applied anything; a compressor's promise; the
+samples that a step used; the fingerprints of ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """How one comparison came out."""
 
     passed: bool
+    of: Subject
     what: str
+    """The sentence of the failure."""
     difference: float
     bound: float
 
@@ -86,13 +96,14 @@ def same_names(ours: Tensors, reference: Tensors) -> Finding:
     different = sorted(set(ours) ^ set(reference))
     return Finding(
         passed=not different,
+        of="names",
         what=f"gradients exist on one side only: {', '.join(different[:3])}",
         difference=float(len(different)),
         bound=0.0,
     )
 
 
-def elementwise(what: str, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[Finding]:
+def elementwise(of: Subject, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[Finding]:
     findings = []
     for name in sorted(set(ours) & set(reference)):
         difference = (ours[name] - reference[name]).abs()
@@ -100,7 +111,8 @@ def elementwise(what: str, ours: Tensors, reference: Tensors, bounds: Tensors) -
         findings.append(
             Finding(
                 passed=bool((difference <= bounds[name]).all()),
-                what=f"{what} of {name} differs from the serial simulation",
+                of=of,
+                what=f"{of} of {name} differs from the serial simulation",
                 difference=float(difference.flatten()[worst]),
                 bound=float(bounds[name].flatten()[worst]),
             )
@@ -108,28 +120,35 @@ def elementwise(what: str, ours: Tensors, reference: Tensors, bounds: Tensors) -
     return findings
 
 
-def relative(what: str, ours: Tensors, reference: Tensors, bound: float) -> list[Finding]:
+def relative(of: Subject, ours: Tensors, reference: Tensors, bound: float) -> list[Finding]:
     names = sorted(set(ours) & set(reference))
     difference = distance([(ours[name], reference[name]) for name in names])
     size = _size([reference[name] for name in names])
-    return [_within(what, difference, size, bound * size)]
+    return [_within(of, of, difference, size, bound * size)]
 
 
-def relative_each(what: str, ours: Tensors, reference: Tensors, bound: float, least: float) -> list[Finding]:
+def relative_each(
+    of: Subject, ours: Tensors, reference: Tensors, bound: float, least: float
+) -> list[Finding]:
     """Every tensor by itself, within `bound` of its own norm or `least` of the norm of all."""
     sizes = {name: _size([reference[name]]) for name in sorted(set(ours) & set(reference))}
     allowed = least * math.hypot(*sizes.values())
     return [
         _within(
-            f"{what} of {name}", distance([(ours[name], reference[name])]), size, max(bound * size, allowed)
+            of,
+            f"{of} of {name}",
+            distance([(ours[name], reference[name])]),
+            size,
+            max(bound * size, allowed),
         )
         for name, size in sizes.items()
     ]
 
 
-def _within(what: str, difference: float, size: float, bound: float) -> Finding:
+def _within(of: Subject, what: str, difference: float, size: float, bound: float) -> Finding:
     return Finding(
         passed=difference <= bound,
+        of=of,
         what=f"{what} differs from the serial simulation by {difference:.3g}, of {size:.3g}",
         difference=difference,
         bound=bound,
@@ -157,6 +176,7 @@ def compare_history(cell: Cell, history: History, replayed: History) -> list[Fin
             findings.append(
                 Finding(
                     passed=difference <= bound,
+                    of="state",
                     what=f"optimizer state of {name} differs from the replayed one in {key}",
                     difference=difference,
                     bound=bound,
@@ -186,6 +206,7 @@ def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tenso
     return Finding(
         # A replayed update that overflowed would allow everything.
         passed=math.isfinite(bound) and difference <= bound,
+        of="update",
         what=f"update differs from the serial simulation by {difference:.3g}, of a way of {way:.3g}",
         difference=difference,
         bound=bound,

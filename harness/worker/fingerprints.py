@@ -63,6 +63,7 @@ def compare_prints(
     prints, wrong = [row[:-1] for row in found], [rank for rank, row in enumerate(found) if row[-1]]
     return Finding(
         passed=not wrong,
+        of="fingerprints",
         what=_difference(what, prints, wrong, groups),
         difference=float(len(wrong)),
         bound=0.0,

@@ -155,6 +155,7 @@ def compare_promises(
                 what, difference, bound = _check(promise, exchanged)
                 yield Finding(
                     passed=difference <= bound,
+                    of="promise",
                     what=f"{compression} does not keep its promise: {what}",
                     difference=difference,
                     bound=bound,

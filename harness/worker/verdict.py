@@ -17,7 +17,7 @@ def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
     findings = found.findings
     if found.failed or not found.agreed:
         return Proof(method="serial-simulation", passed=False, detail=failure(found))
-    gradients = [finding for finding in findings if finding.what.startswith("gradient ")]
+    gradients = [finding for finding in findings if finding.of == "gradient"]
     if findings and not gradients:
         return weaker(
             cell, found.agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
