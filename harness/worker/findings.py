@@ -72,10 +72,14 @@ def compare_gradients(
     if exact_arithmetic(cell):
         findings += elementwise("gradient", gradients, reference.gradients, reference.bounds)
     elif finite(gradients):
-        both = "gradient", gradients, reference.gradients
+        both = gradients, reference.gradients
         tolerance, rounding = TOLERANCE[cell.precision], ROUNDING[cell.precision]
         each = cell.model_parallel > 1
-        findings += relative_each(*both, tolerance, rounding) if each else relative(*both, tolerance)
+        findings += (
+            relative_each("gradient", *both, tolerance, rounding)
+            if each
+            else relative("gradient", *both, tolerance)
+        )
     return findings
 
 
