@@ -105,6 +105,7 @@ def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder:
     merged = msgspec.structs.replace(
         kept,
         measured_at=side.measured_at,
+        study=side.study,
         commit=side.commit,
         dirty=side.dirty,
         subjects=tuple((before | chosen).values()),

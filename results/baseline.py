@@ -55,6 +55,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     measured_at: str
     """When its newest run began, as ISO 8601 text in UTC."""
+    study: str | None = None
+    """The folder's name of the study that it was made from; None for files of pytest-benchmark."""
     commit: str | None = None
     dirty: bool | None = None
     subjects: tuple[Subject, ...] = ()

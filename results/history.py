@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -56,7 +55,7 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
     """
     nights: dict[str, list[Baseline]] = {}
     damaged = []
-    for path in _paths(folder):
+    for path in night_paths(folder):
         try:
             nights.setdefault(path.parent.name, []).append(schemas.BASELINE.read(path))
         except SchemaError as error:
@@ -67,5 +66,6 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
     return ordered, damaged
 
 
-def _paths(folder: Path) -> Iterable[Path]:
+def night_paths(folder: Path) -> list[Path]:
+    """Every file of a history."""
     return sorted(folder.glob("*/*.json"))

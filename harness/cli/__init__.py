@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "Hold a study, a run or a baseline against another: is it slower, larger, otherwise?",
     "baseline": "Keep what was accepted, to compare later studies with it.",
     "history": "Keep nights of a study, and tell on which of them a figure changed.",
+    "prune": "Remove old studies that no baseline and no night was made from.",
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Say where a study stands.",
     "cancel": "End the jobs of a study that wait or run.",

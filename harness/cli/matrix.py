@@ -14,22 +14,35 @@ from harness.cli.options import plan_options
 @click.argument("study_file", required=False, metavar="[STUDY.yaml]")
 @plan_options
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
+@click.option("--fresh", is_flag=True, help="measure again: in a new study, named after the time of day")
 @click.option("--no-report", is_flag=True, help="leave the report for later: bench report STUDY")
 @click.pass_obj
 def command(
-    arguments: tuple[str, ...], /, study_file: str | None, *, dry_run: bool, no_report: bool, **flags: Any
+    arguments: tuple[str, ...],
+    /,
+    study_file: str | None,
+    *,
+    dry_run: bool,
+    no_report: bool,
+    fresh: bool,
+    **flags: Any,
 ) -> int:
     """Plan a matrix of training jobs, run what is left of it, and write the report.
 
     Every option can stand in STUDY.yaml as well (batch_size: 8,16); flags win. The same command again
-    goes on where it stopped.
+    goes on where it stopped; with --fresh it measures all again.
     """
     from harness.matrix import Matrix
+    from harness.plan.naming import fresh_study
     from harness.plan.study_file import StudyFile, merge, read_study_file
 
     path = Path(study_file) if study_file else None
     given = StudyFile(**flags)
     options = merge(read_study_file(path), given) if path else given
+    if fresh:
+        options = fresh_study(options, path)
+        # A job that makes this call again goes on in the same study.
+        arguments = (*(word for word in arguments if word != "--fresh"), "--name", str(options.name))
     matrix = Matrix(options, study_file=path, arguments=arguments)
     if dry_run:
         matrix.show()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
 
     The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
     counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
+    STUDY may be a folder of studies, such as runs/: a line for each.
     """
-    folder, console = Study.existing(Path(study)), Console()
+    console = Console()
+    below = [Study(path) for path in sorted(Path(study).glob("*")) if Study(path).plan_paths()]
+    if below:
+        return _list(below, console)
+    folder = Study.existing(Path(study))
     warn_of_losses(folder, console)
     while True:
         jobs = _jobs(folder, console)
@@ -50,6 +56,19 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
             return int(any(cell.ok < cell.planned for cell in cells))
         time.sleep(WATCH_S)
         console.result()
+
+
+def _list(studies: list[Study], console: Console) -> int:
+    """A line a study, by what is written down: no scheduler is asked."""
+    rows = []
+    for study in studies:
+        cells = progress(study, study.told_plans(), _conditions(study), kept_job_statuses(study))
+        states = Counter(cell.state for cell in cells)
+        told = ", ".join(f"{number} {state}" for state, number in states.items())
+        rows.append((study.name, sum(cell.ok for cell in cells), sum(cell.planned for cell in cells), told))
+    texts = [(name, str(ok), str(planned), told) for name, ok, planned, told in rows]
+    console.table(("study", "ok", "planned", "cells"), texts, numeric=[False, True, True, False])
+    return int(any(ok < planned for _, ok, planned, _ in rows))
 
 
 def _jobs(study: Study, console: Console) -> list[JobStatus]:

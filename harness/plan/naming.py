@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 import msgspec
 
+from harness.plan.study_file import StudyFile
 from results.cell import differing_fields
 from results.errors import UsageError
 from results.plan import Request
+from results.store import new_id
 
 _GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NOT_WORK = ("repeats", "source_folder")
@@ -29,6 +32,19 @@ def study_name(request: Request, *, name: str | None = None) -> str:
             f"first, at most 100; a path is given with --out"
         )
     return name
+
+
+def fresh_study(options: StudyFile, study_file: Path | None) -> StudyFile:
+    """The options of a study that does not exist yet, named `NAME-20260102T030405Z-0123ab`.
+
+    NAME is that of the options, else of the study file. Raises UsageError without either, or with `out`.
+    """
+    if options.out is not None:
+        raise UsageError(f"--fresh makes a folder of its own under runs/: leave out --out {options.out}")
+    base = options.name or (plain_name(study_file.stem) if study_file else None)
+    if base is None:
+        raise UsageError("--fresh needs a name for its studies: give --name, or a study file")
+    return msgspec.structs.replace(options, name=f"{base}-{new_id()}")
 
 
 def plain_name(stem: str) -> str:

@@ -38,6 +38,7 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
     code = None if newest.environment is None else newest.environment.code
     return Baseline(
         name=study.name,
+        study=study.name,
         measured_at=newest.started_at or utc_now(),
         commit=None if code is None else code.commit,
         dirty=None if code is None else code.dirty,

@@ -458,6 +458,7 @@ JOB_END = JobEnd(
 # One line a version; an older line stays when a newer one comes.
 BASELINE = Baseline(
     name="main",
+    study="nightly",
     measured_at="2026-01-02T03:04:05.000Z",
     commit="abc1234",
     dirty=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from harness.cli import run
+from harness.plan.naming import fresh_study
+from harness.plan.study_file import StudyFile
+from results.lock import study_lock
 
 
 @pytest.fixture
@@ -172,3 +176,66 @@ def test_a_history_names_the_night_the_commits_and_what_changed(
     assert "commits c11 to c12, python 3.11 to 3.12" in sentence
     assert run(["history", "show", "--metric", "step"]) == 2
     assert run(["history", "show", "--folder", "none"]) == 2
+
+
+def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
+    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("kept", "night", "old", "busy", "young"):
+        study(f"runs/{name}", [10.0, 10.1, 10.2])
+        if name != "young":
+            for path in (tmp_path / "runs" / name).glob("plan-*.json"):
+                os.utime(path, (0, 0))
+    assert run(["baseline", "save", "main", "runs/kept"]) == 0
+    assert run(["history", "add", "runs/night"]) == 0
+    with study_lock(tmp_path / "runs" / "busy"):
+        assert run(["prune", "--keep", "30d"]) == 0
+        assert "1 of 5 studies would go" in capsys.readouterr().out
+        assert (tmp_path / "runs" / "old").exists()
+        assert run(["prune", "--keep", "30d", "--yes"]) == 0
+    told = dict(re.split(r"  +", line)[::3] for line in capsys.readouterr().out.splitlines()[1:])
+    assert told == {
+        "kept": "stays: a baseline or a night was made from it",
+        "night": "stays: a baseline or a night was made from it",
+        "old": "removed",
+        "busy": "stays: another bench works on it",
+        "young": "stays: written 0.0 days ago",
+    }
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"kept", "night", "busy", "young"}
+
+
+def test_nothing_goes_while_a_baseline_cannot_be_read(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study("runs/old", [10.0])
+    Path("baselines").mkdir()
+    Path("baselines/main.json").write_text('{"schema": "bench/baseline", ')
+    assert run(["prune", "--keep", "0s", "--yes"]) == 1
+    assert "baselines/main.json" in capsys.readouterr().err
+    assert Path("runs/old").exists()
+    assert run(["prune", "nothing", "--keep", "30d"]) == 1
+
+
+def test_status_of_a_folder_of_studies_is_a_line_each(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study("runs/one", [10.0, 10.1, 10.2])
+    study("runs/two", [])
+    assert run(["status", "runs"]) == 1
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "one", "two"]
+
+
+def test_a_fresh_call_has_a_study_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (fresh_study(StudyFile(workload="mlp"), Path("nightly.yaml")) for _ in range(2))
+    assert re.fullmatch(r"nightly-\d{8}T\d{6}Z-[0-9a-f]{6}", str(one.name))
+    assert one.name != two.name
+    assert str(fresh_study(StudyFile(name="mine"), None).name).startswith("mine-")
+    monkeypatch.chdir(tmp_path)
+    for words, told in (
+        (["--out", "x"], "leave out --out x"),
+        ([], "--fresh needs a name"),
+    ):
+        assert run(["matrix", "--workload", "mlp", "--gpus", "1", "--fresh", *words]) == 2
+        assert told in capsys.readouterr().err

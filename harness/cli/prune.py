@@ -1,0 +1,43 @@
+"""`bench prune`: remove old studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(name="prune")
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--keep", required=True, metavar="TIME", help="studies younger than this stay, such as 30d")
+@click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
+@click.option(
+    "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="kept baselines"
+)
+@click.option("--history", type=click.Path(path_type=Path), default=Path("history"), help="kept nights")
+def command(folder: Path, *, keep: str, yes: bool, baselines: Path, history: Path) -> int:
+    """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
+
+    A study that a baseline or a night was made from stays, and so does one that works or has a live job.
+    """
+    from harness.console import Console
+    from harness.plan.options import read_duration_s
+    from harness.prune import DAY_S, candidates, named_studies, remove
+    from reports.text import size
+
+    console = Console()
+    found = candidates(
+        folder, keep_s=read_duration_s(keep, "--keep"), named=named_studies(baselines, history)
+    )
+    rows = []
+    for one in found:
+        if one.kept is None and yes:
+            remove(one.study)
+        fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
+        rows.append((one.study.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
+    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
+    going = [one for one in found if one.kept is None]
+    if going and not yes:
+        freed = size(sum(one.size_bytes for one in going))
+        console.result(f"{len(going)} of {len(found)} studies would go, {freed}: add --yes to remove them")
+    return 0

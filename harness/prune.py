@@ -1,0 +1,83 @@
+"""Old studies: which of them nothing needs any more, and their removal."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.gate import baseline_paths
+from results import schemas
+from results.errors import StudyBusyError, UsageError
+from results.history import night_paths
+from results.job_store import JobStore
+from results.lock import study_lock
+from results.store import Study
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One study of a folder."""
+
+    study: Study
+    age_s: float
+    """Since a launch or a plan was last written."""
+    size_bytes: int
+    kept: str | None
+    """Why it stays; None: it may go."""
+
+
+def candidates(folder: Path, *, keep_s: float, named: Set[str]) -> list[Candidate]:
+    """The studies in `folder`, oldest first. Raises UsageError if there is none."""
+    studies = [Study(path) for path in sorted(folder.glob("*")) if Study(path).plan_paths()]
+    if not studies:
+        raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
+    now = time.time()
+    found = [_candidate(study, now, keep_s, named) for study in studies]
+    return sorted(found, key=lambda one: one.age_s, reverse=True)
+
+
+def named_studies(baselines: Path, history: Path) -> frozenset[str]:
+    """Names of the studies that baselines and nights were made from.
+
+    Raises SchemaError for a damaged file: what it names could be removed.
+    """
+    paths = [*baseline_paths(baselines), *night_paths(history)]
+    return frozenset(study for path in paths if (study := schemas.BASELINE.read(path).study) is not None)
+
+
+def remove(study: Study) -> None:
+    """Remove a study. It goes under another name first: what is left of an interrupted removal is no study.
+
+    Raises StudyBusyError if another process works on it.
+    """
+    with study_lock(study.root):
+        gone = study.root.with_name(f".removed-{study.root.name}")
+        study.root.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _candidate(study: Study, now: float, keep_s: float, named: Set[str]) -> Candidate:
+    age_s = now - max(path.stat().st_mtime for path in (*study.plan_paths(), *study.root.glob("launches/*")))
+    size = sum(path.stat().st_size for path in study.root.rglob("*") if path.is_file())
+    reasons = _reasons(study, age_s, keep_s, named)
+    return Candidate(study=study, age_s=age_s, size_bytes=size, kept=next(reasons, None))
+
+
+def _reasons(study: Study, age_s: float, keep_s: float, named: Set[str]) -> Iterator[str]:
+    if study.name in named:
+        yield "a baseline or a night was made from it"
+    if age_s < keep_s:
+        yield f"written {age_s / DAY_S:.1f} days ago"
+    store = JobStore(study.root)
+    if any(store.ended(job.job_id) is None for job in store.jobs()):
+        yield "a job of it has not ended"
+    try:
+        with study_lock(study.root):
+            pass
+    except StudyBusyError:
+        yield "another bench works on it"
