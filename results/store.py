@@ -130,7 +130,8 @@ class Study:
         jobs = [job for path in self.root.glob("jobs/*/job.json") if (job := _readable(schemas.JOB, path))]
         # A job's baseline is a cell of its own, and in no plan.
         baselines = {job.baseline for job in jobs} - {cell for job in jobs for cell in job.cells}
-        return [cell for cell in self.cell_ids() if cell not in {*self._planned_cells(), *baselines}]
+        known = {*self._planned_cells(), *baselines}
+        return [cell for cell in self.cell_ids() if cell not in known]
 
     def add_plan(self, plan: Plan) -> Path:
         """Keep a new plan, its cells first, so that a plan that is there has all its cells."""

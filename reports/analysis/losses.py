@@ -73,6 +73,8 @@ class LossGroup:
 
     gpus: int
     curves: tuple[LossCurve, ...]
+    late: tuple[LossCurve, ...] = ()
+    """Curves left out: their first loss came after the others had ended, as after a long proof."""
 
     @property
     def samples(self) -> int:
@@ -130,7 +132,9 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     if not sizes:
         return None
     gpus = max(sizes, key=lambda size: (len(sizes[size]), size))
-    return LossGroup(gpus=gpus, curves=tuple(sizes[gpus]))
+    common = min(curve.samples for curve in sizes[gpus])
+    late = [curve for curve in sizes[gpus] if curve.first * curve.batch >= common]
+    return LossGroup(gpus=gpus, curves=tuple(c for c in sizes[gpus] if c not in late), late=tuple(late))
 
 
 def _loss_curve(label: str, figures: CellFigures) -> LossCurve | None:

@@ -128,6 +128,12 @@ def _is_judged(metric: TimedMetric, base: Subject, new: Subject, rules: Rules) -
     return both and rules.margin(metric) is not None
 
 
+def _is_asked(metric: TimedMetric, base: Subject, new: Subject, rules: Rules) -> bool:
+    """Whether a side that has no figure leaves a question open."""
+    either = metric.name in base.timed or metric.name in new.timed
+    return either and rules.margin(metric) is not None
+
+
 def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: float) -> Iterator[Finding]:
     if base is None or new is None:
         yield _alone(base, new)
@@ -142,6 +148,8 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
     for metric in TIMED.values():
         if metric.name in base.timed and metric.name in new.timed:
             yield _timed(metric, base, new, rules.margin(metric), alpha)
+        elif _is_asked(metric, base, new, rules):
+            yield _without(metric, base, new)
 
 
 def _alone(base: Subject | None, new: Subject | None) -> Finding:
@@ -230,6 +238,17 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, margin: float | Non
         new=(sum(after) / len(after),),
         effect=effect,
         margin=margin,
+    )
+
+
+def _without(metric: TimedMetric, base: Subject, new: Subject) -> Finding:
+    side = "NEW" if metric.name in base.timed else "BASE"
+    return Finding(
+        subject=new.label,
+        key=new.key,
+        metric=metric.name,
+        verdict=Verdict.INCONCLUSIVE,
+        reason=f"{side} has no figure of it",
     )
 
 

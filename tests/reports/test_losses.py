@@ -114,6 +114,22 @@ def test_steps_that_a_proof_checks_come_before_the_first_loss(real) -> None:
     assert trained_samples(quick.figures.cell, run) == 23 * 32
 
 
+def test_a_curve_that_begins_after_another_has_ended_is_left_out_by_name(real) -> None:
+    study = analysed(real, {"ddp": QUICK, "local-sgd": SLOW})
+    results = [
+        msgspec.structs.replace(run, first_steps=66) if "local-sgd" in run.cell_id else run
+        for one in study.pools.values()
+        for run in one.runs
+    ]
+    study = analyse("study", study.plans, results)
+    group = loss_group(study.curves)
+    assert group is not None
+    # ddp has 20 steps of 32 samples; the first loss of the other is of step 67.
+    assert [curve.label for curve in group.curves] == ["ddp"]
+    assert [curve.label for curve in group.late] == ["local-sgd"]
+    assert "local-sgd (after 66 steps)" in render_figures(study)
+
+
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:
     real.runs(real.series("weak", "ddp", [8], batch=8, dataset="digits")[0], [10.0])
     real.plan(repeats=1)

@@ -169,6 +169,9 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
     common = f"{title}, {devices(group.gpus, group.curves[0].figures.cell.device)}"
     drawing = loss_curves(group, line_styles(study.curves), name=f"loss-{place}", common=common)
     yield Drawings((drawing,))
+    if group.late:
+        told = ", ".join(f"{curve.label} (after {curve.first:,} steps)" for curve in group.late)
+        yield Paragraph(f"Left out, because their first loss came after another curve had ended: {told}.")
     yield Table(
         target_table(group), f"Time to a loss of {number(group.target, digits=_LOSS_DIGITS)}: {common}"
     )

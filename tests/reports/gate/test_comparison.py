@@ -126,6 +126,16 @@ def test_a_metric_without_a_margin_is_shown_and_judged_where_one_is_given() -> N
     assert first.verdict is Verdict.REGRESSED
 
 
+def test_a_judged_metric_that_one_side_lacks_is_inconclusive() -> None:
+    base = subject(timed={"exposed": (1.0, 1.1, 0.9), **STEP})
+    rules = Rules(margins=read_margins(("exposed=5%",)))
+    found = held(base, subject(), rules)
+    assert found.findings[0].verdict is Verdict.INCONCLUSIVE
+    assert found.findings[0].reason == "NEW has no figure of it"
+    assert found.exit_code(strict=True) == 1
+    assert [one.metric for one in held(base, subject()).findings] == ["step_time"]
+
+
 def test_the_confidence_grows_with_the_number_of_judged_rows() -> None:
     base = Baseline(
         name="before", measured_at="", subjects=tuple(subject(key=str(number)) for number in range(5))
