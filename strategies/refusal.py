@@ -113,14 +113,14 @@ def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
     if not promise.equal and cell.compresses:
         return (
             f"{strategy.name} goes with --compression {UNCOMPRESSED} alone, not {cell.compression}: "
-            f"without equal replicas no proof can tell what was lost"
+            f"without equal replicas no proof can tell what was lost; leave --compression out"
         )
     return None
 
 
 def _machine(cell: Cell) -> str | None:
     if cell.precision == "tf32" and cell.device == "cpu":
-        return "--precision tf32 goes with --device cuda alone"
+        return "--precision tf32 goes with --device cuda alone; use fp32"
     if cell.backend == "nccl" and cell.device == "cpu":
         return "--backend nccl goes with --device cuda alone; use gloo"
     return None
@@ -153,10 +153,13 @@ def _collected(cell: Cell, collective: CollectiveFacts, compressor: CompressorFa
             f"CUDA use {collective.on_cuda}"
         )
     if compressor.need not in collective.implements:
-        return f"{compressor.name} needs {compressor.need}, which {collective.name} does not implement"
+        return (
+            f"{compressor.name} needs {compressor.need}, which {collective.name} does not implement; use "
+            f"--collective {DEFAULT_COLLECTIVE}"
+        )
     if collective.by_nodes and compressor.own_gradients_alone:
         return (
             f"{compressor.name} does not go with {collective.name}: {compressor.own_gradients_alone}, and "
-            f"across nodes one rank sends for all of its node"
+            f"across nodes one rank sends for all of its node; use --collective {DEFAULT_COLLECTIVE}"
         )
     return collective.refusal(cell, compressor)

@@ -181,7 +181,7 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
         )
     if not fields:
         raise UsageError(
-            f"{where} names nothing, and would exclude everything; name an axis, such as gpus: 8"
+            f"{where} is empty, and would exclude everything; pass a value, such as gpus: 8, or omit it"
         )
     specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
     if "link" in fields:

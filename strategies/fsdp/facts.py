@@ -62,7 +62,7 @@ class Fsdp2Facts(ShardingFacts):
         if cell.compile and self.spec.integer("tp") > 1:
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
-                f"which torch.compile cannot trace"
+                f"which torch.compile cannot trace; leave --compile out"
             )
         return super().refusal(cell)
 
@@ -247,5 +247,8 @@ class Manual(Fsdp2Facts):
     def unfit(self, cell: Cell, blocks: int) -> str | None:
         chosen = blocks_of(self._text)
         if chosen != blocks:
-            return f"{cell.workload} has {blocks} blocks, and {self.spec.text} chooses for {chosen}"
+            instead = f"write a choice for each of the {blocks}" if blocks else "use fsdp"
+            return (
+                f"{cell.workload} has {blocks} blocks, and {self.spec.text} chooses for {chosen}; {instead}"
+            )
         return None

@@ -50,7 +50,9 @@ class Pipeline(StrategyFacts):
     by_blocks = True
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
-    eager = "it exchanges activations inside of the model, which torch.compile cannot trace"
+    eager = (
+        "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
+    )
 
     @property
     def schedule(self) -> str:
@@ -89,7 +91,8 @@ class Pipeline(StrategyFacts):
         if cell.micro_batch % self.microbatches:
             return (
                 f"the micro-batch ({cell.micro_batch} samples) must be a multiple of microbatches "
-                f"({self.microbatches})"
+                f"({self.microbatches}); give another --batch-size, or microbatches that divide "
+                f"{cell.micro_batch}"
             )
         return self._misfit(cell.gpus // self.pipelines)
 
@@ -104,23 +107,36 @@ class Pipeline(StrategyFacts):
         if self.schedule != "interleaved" and self.spec.integer("chunks") != _CHUNKS:
             return (
                 f"chunks ({self.spec.integer('chunks')}) goes with pipeline:interleaved alone: "
-                f"{self.schedule} has one stage a rank"
+                f"{self.schedule} has one stage a rank; leave chunks out"
             )
         if self.schedule == "interleaved" and self.chunks < 2:
             return f"pipeline:interleaved needs chunks of at least 2, not {self.chunks}: use pipeline:1f1b"
         if self.schedule == "interleaved" and pieces % ranks:
-            return f"microbatches ({pieces}) must be a multiple of pipeline ranks ({ranks})"
+            return (
+                f"microbatches ({pieces}) must be a multiple of pipeline ranks ({ranks}); use "
+                f"microbatches={ranks * -(-pieces // ranks)}"
+            )
         if self.schedule == "1f1b" and pieces < ranks:
-            return f"microbatches ({pieces}) must be at least pipeline ranks ({ranks}) for 1f1b"
+            return (
+                f"microbatches ({pieces}) must be at least pipeline ranks ({ranks}) for 1f1b; use "
+                f"microbatches={ranks}, or pipeline:gpipe"
+            )
         return None
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
         stages = self.chunks * self.groups(cell.gpus, cell.node_size).pipeline
         if not blocks:
-            return f"{cell.workload} has no blocks that a pipeline could be made of"
+            return f"{cell.workload} has no blocks that a pipeline could be made of; use {REFERENCE_STRATEGY}"
         if stages > blocks:
-            return f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
+            few = f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
+            return f"{few}; {self._instead(blocks // self.chunks)}"
         return None
+
+    def _instead(self, most: int) -> str:
+        """What to use where the blocks are enough for `most` ranks of a pipeline."""
+        if most >= 2:
+            return f"use at most {most * self.pipelines} ranks"
+        return "use fewer chunks" if self.chunks > 2 else f"use {REFERENCE_STRATEGY}"
 
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:

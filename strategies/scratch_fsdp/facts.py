@@ -42,7 +42,10 @@ class ScratchFsdp(ShardingFacts):
         }
     )
     model = "strategies.scratch_fsdp.model:ScratchFsdpModel"
-    eager = f"it frees parameters between their uses, which torch.compile cannot trace; {SPLIT}"
+    eager = (
+        f"it frees parameters between their uses, which torch.compile cannot trace; {SPLIT}, or leave "
+        "--compile out"
+    )
 
     @property
     def stage(self) -> int:

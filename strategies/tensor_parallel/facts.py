@@ -20,7 +20,9 @@ class TensorParallel(StrategyFacts):
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
-    eager = "it exchanges activations inside of the model, which torch.compile cannot trace"
+    eager = (
+        "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
+    )
 
     @property
     def shards(self) -> bool:

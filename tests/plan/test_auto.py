@@ -348,7 +348,8 @@ def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None
     assert [(row[0], row[-1]) for row in told] == [
         (
             "pipeline:gpipe:dp=4 and 2 more",
-            "the micro-batch (2 samples) must be a multiple of microbatches (4), and the like",
+            "the micro-batch (2 samples) must be a multiple of microbatches (4); give another --batch-size, "
+            "or microbatches that divide 2, and the like",
         )
     ]
 

@@ -160,7 +160,11 @@ def test_a_bad_call_says_what_is_wrong(
     ("key", "pattern", "message"),
     [
         ("include", {"workload": "mlp", "gpus": 2, "batch_size": 8}, "include[0] names no strategy"),
-        ("exclude", {}, "exclude[0] names nothing, and would exclude everything"),
+        (
+            "exclude",
+            {},
+            "exclude[0] is empty, and would exclude everything; pass a value, such as gpus: 8, or omit it",
+        ),
         ("exclude", {"strategy": "fspd"}, "there is no strategy 'fspd'"),
         ("exclude", {"collective": "rung"}, "there is no collective 'rung'"),
         ("exclude", {"link": "fast"}, "--link takes none or a rate"),

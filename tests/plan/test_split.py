@@ -16,13 +16,16 @@ CellOf = Callable[..., Cell]
     ("fields", "reason"),
     [
         # Four blocks: at most four stages, which interleaved has two of on each rank.
-        ({"strategy": "pipeline:gpipe", "gpus": 5}, "gpt-nano has 4 blocks, too few for 5 stages"),
-        ({"strategy": "pipeline:interleaved", "gpus": 3}, "gpt-nano has 4 blocks, too few for 6 stages"),
+        ({"strategy": "pipeline:gpipe", "gpus": 5}, "4 blocks, too few for 5 stages; use at most 4 ranks"),
+        ({"strategy": "pipeline:interleaved", "gpus": 3}, "too few for 6 stages; use at most 2 ranks"),
         (
             {"strategy": "pipeline:interleaved:chunks=3", "gpus": 2},
-            "gpt-nano has 4 blocks, too few for 6 stages",
+            "gpt-nano has 4 blocks, too few for 6 stages; use fewer chunks",
         ),
-        ({"workload": "mlp", "strategy": "pipeline:gpipe"}, "mlp has no blocks that a pipeline"),
+        (
+            {"workload": "mlp", "strategy": "pipeline:gpipe"},
+            "mlp has no blocks that a pipeline could be made of; use ddp",
+        ),
         ({"strategy": "tp", "gpus": 3}, "4 attention heads of gpt-nano do not divide by 3"),
         ({"strategy": "fsdp:tp=8", "gpus": 8}, "4 attention heads of gpt-nano do not divide by 8"),
         # Two of keys and values.

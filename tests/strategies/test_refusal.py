@@ -55,7 +55,7 @@ CUDA = {"device": "cuda", "backend": "nccl"}
             {"strategy": "local-sgd:4", "compression": "dgc:0.01"},
             "local-sgd exchanges differences of parameters",
         ),
-        ({"precision": "tf32"}, "--precision tf32 goes with --device cuda alone"),
+        ({"precision": "tf32"}, "--precision tf32 goes with --device cuda alone; use fp32"),
         ({"backend": "nccl"}, "--backend nccl goes with --device cuda alone; use gloo"),
         ({"strategy": "scratch-ddp", "compression": "torch-powersgd:4"}, "not scratch-ddp and default"),
         ({"collective": "ring", "compression": "torch-powersgd:4"}, "not ddp and ring"),
@@ -65,13 +65,16 @@ CUDA = {"device": "cuda", "backend": "nccl"}
             {"strategy": "scratch-ddp:find_unused=true", "compression": "topk:0.01"},
             "goes with --compression none, fp16 or bf16, not topk:0.01: it drops the sum",
         ),
-        ({"collective": "hierarchical", "compression": "dgc:0.01"}, "one rank sends for all of its node"),
+        (
+            {"collective": "hierarchical", "compression": "dgc:0.01"},
+            "sends for all of its node; use --collective default",
+        ),
         ({"collective": "ring", "device": "cuda"}, "ring goes with --device cpu alone"),
         ({"collective": "ring", **CUDA}, "ring goes with --device cpu alone"),
         ({"collective": "tree", **CUDA}, "tree goes with --device cpu alone"),
         (
             {"collective": "ring", "compression": "int8"},
-            "int8 needs all-to-all, which ring does not implement",
+            "int8 needs all-to-all, which ring does not implement; use --collective default",
         ),
         (
             {"collective": "ring", "compression": "signsgd"},
@@ -108,7 +111,7 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ),
         (
             {"strategy": "fsdp:tp=2", "gpus": 4, "compile": True},
-            "inside of layers, which torch.compile cannot trace",
+            "inside of layers, which torch.compile cannot trace; leave --compile out",
         ),
         (
             {"strategy": "hsdp:tp=2", "gpus": 8, "node_size": 4, "compile": True},
@@ -174,7 +177,7 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ({"strategy": "manual:keep+reshard:tp=2"}, "use tp, which is the same"),
         (
             {"strategy": "pipeline:gpipe", "micro_batch": 6},
-            "the micro-batch (6 samples) must be a multiple of microbatches (4)",
+            "of microbatches (4); give another --batch-size, or microbatches that divide 6",
         ),
         (
             {"strategy": "pipeline:gpipe:dp=2"},
@@ -183,9 +186,9 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ({"strategy": "pipeline:interleaved:chunks=1"}, "chunks of at least 2, not 1: use pipeline:1f1b"),
         (
             {"strategy": "pipeline:interleaved", "gpus": 3},
-            "microbatches (4) must be a multiple of pipeline ranks (3)",
+            "microbatches (4) must be a multiple of pipeline ranks (3); use microbatches=6",
         ),
-        ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank"),
+        ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank; leave chunks out"),
         (
             {"strategy": "pipeline:1f1b", "device": "cuda", "backend": "nccl"},
             "pipeline:1f1b sends and receives at once",
@@ -196,12 +199,12 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ),
         (
             {"strategy": "pipeline:1f1b:microbatches=2", "gpus": 4},
-            "microbatches (2) must be at least pipeline ranks (4) for 1f1b",
+            "at least pipeline ranks (4) for 1f1b; use microbatches=4, or pipeline:gpipe",
         ),
         ({"strategy": "pipeline:gpipe", "compression": "bf16"}, "pipeline goes with --compression none and"),
         ({"strategy": "tp", "collective": "ring"}, "tp goes with --compression none and"),
         ({"strategy": "pipeline:1f1b", "compile": True}, "pipeline does not go with --compile"),
-        ({"strategy": "tp", "compile": True}, "tp does not go with --compile"),
+        ({"strategy": "tp", "compile": True}, "which torch.compile cannot trace; leave --compile out"),
         (
             {"strategy": "tp", "memory_format": "channels_last"},
             "contiguous alone: it sends activations row by row",
@@ -228,7 +231,10 @@ def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object
             {"gpus": 4, "strategy": "hsdp:tp=2", "node_size": 2},
             "nothing left to shard on nodes of 2: give a --node-size of more than 2",
         ),
-        ({"strategy": "manual:keep*2+reshard"}, "has 4 blocks, and manual:keep*2+reshard chooses for 3"),
+        (
+            {"strategy": "manual:keep*2+reshard"},
+            "manual:keep*2+reshard chooses for 3; write a choice for each of the 4",
+        ),
         ({"strategy": "manual:keep*3+reshard"}, "None"),
         (
             {"strategy": "tp", "workload": "resnet18-32px", "model_parallel": 2},
