@@ -1,8 +1,15 @@
 """Versioned JSON: every file says what it is and which version of that it is.
 
-Each schema has its own integer, its history in a comment, and one golden file a version under
-tests/results/golden/. A version whose new fields all have defaults that mean what was done before needs no
-upgrade; any other has an upgrade function. A file that is newer than the program is refused with advice.
+Each schema has its own integer, its history in results/schemas.py, and one golden file a version under
+tests/results/golden/. A file that is newer than the program is refused with advice.
+
+A change needs a new version where an older program would misread the file or call it damaged: a field goes,
+is renamed, or changes its type or meaning; a type gets a value that it did not have; or a type that forbids
+unknown fields gets a field. A version whose new fields all have defaults that mean what was done before needs
+no upgrade; any other has an upgrade function.
+
+A new optional field needs no new version if its default means what was done before and an older program may
+ignore the field: it gets a line without a number in the history, and a place in the newest golden file.
 """
 
 from __future__ import annotations

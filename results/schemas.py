@@ -11,7 +11,9 @@ from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
 
-# History: version, bench, what came. Version 1 of every schema is 0.1.0, the first; of baseline 0.3.0.
+# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; that of baseline is
+# unreleased.
+# A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
 #   launch  2  0.1.0  link_mbit_per_s
@@ -20,11 +22,17 @@ from results.schema import Schema
 #   attempt 2  0.1.0  heartbeats, out_of_memory_kills, scheduler
 #   job     2  0.1.0  trace and tensorboard of the options
 #   rank-record 2, run-result 2  0.1.0  allocation of the environment
-#   rank-record 3  0.1.0  recorded, link_peak, telemetry, first_step_ns, period; off_step_ns of quads
+#   rank-record 3  0.1.0  recorded, link_peak, telemetry, first_step_ns, first_steps, period;
+#                          off_step_ns of quads
 #   run-result  3  0.1.0  budget, communication, ranks, telemetry, energy_j, bubble_ideal, first_step_ns,
-#                         startup_ns, losses
+#                         startup_ns, losses, first_steps
 #   plan    3  0.1.0  memory_limit_mb; selective activation_checkpointing
 #   cell    3  0.1.0  model_parallel, memory_limit_mb; selective activation_checkpointing
+#   rank-record -, run-result -  0.2.0  training
+#   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
+#   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof
+#   run-result  -  unreleased  late_first and late_steps of the proof
+#   plan    -  unreleased  rule of skips
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.plan.launchers import own_launchers
+from reports.audit.findings import CHECKS
+from reports.gate.metrics import EXACT, TIMED
 from reports.page.contents import SECTIONS
 from results.registry import load
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
@@ -31,6 +33,12 @@ def mentioned(*patterns: str) -> Has:
         return any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) for text in texts)
 
     return has
+
+
+def stated(file: str, form: str) -> Has:
+    """Whether the file has the name in this form, such as a row of a table: where a name is a common word."""
+    text = (ROOT / file).read_text()
+    return lambda name: form.format(name) in text
 
 
 def frozen(axis: str) -> Has:
@@ -111,6 +119,14 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
         list(SECTIONS),
         {"a place in the golden structure of the page": mentioned("tests/reports/golden/structure.txt")},
     ),
+    "check": (
+        CHECKS,
+        {
+            "a row in docs/audit.md": stated("docs/audit.md", "\n| {} | "),
+            "a planted error": stated("tests/reports/audit/test_planted.py", '"{}"'),
+        },
+    ),
+    "metric": ([*TIMED, *EXACT], {"a word in docs/gate.md": stated("docs/gate.md", "`{}`")}),
 }  # fmt: skip
 
 
