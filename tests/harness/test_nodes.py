@@ -108,7 +108,7 @@ def test_a_bad_end_gives_the_others_a_while_and_no_more(
 def test_who_is_asked_to_stop_and_does_not_is_killed(
     agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "GRACE_S", 0.5)
+    monkeypatch.setattr(nodes, "GRACE_S", 2.0)
     monkeypatch.setattr(nodes, "PATIENCE_S", 300.0)
     willing, deaf = agents("BEGUN sleep 600", "trap '' TERM; BEGUN sleep 600")
     began = time.monotonic()

@@ -242,21 +242,26 @@ def test_what_is_really_seen_of_a_killed_peer_is_cancelled(
     assert reason.startswith("another rank went away: RuntimeError: ")
 
 
-def wait_in_vain(rank: int) -> tuple[str, str]:
-    """On a rank: rank 1 comes to a sum a second after rank 0 has lost patience."""
+def wait_in_vain(rank: int, gone: Path) -> tuple[str, str]:
+    """On a rank: rank 1 comes to a sum when rank 0 has lost patience, and has made the file `gone`."""
     group = dist.new_group(timeout=timedelta(seconds=1))
-    if rank == 1:
-        time.sleep(2)
+    end = time.monotonic() + 60
+    while rank == 1 and not gone.exists() and time.monotonic() < end:
+        time.sleep(0.05)
     try:
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
         return classify(error)
+    finally:
+        gone.touch()
     return "nothing", ""
 
 
-def test_a_collective_that_really_times_out_has_hung_and_the_late_rank_is_a_victim(ranks: Ranks) -> None:
+def test_a_collective_that_really_times_out_has_hung_and_the_late_rank_is_a_victim(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     # The group is broken afterwards: none of its ranks is used again.
-    waited, late = ranks(2, wait_in_vain, dying=(0, 1))
+    waited, late = ranks(2, wait_in_vain, tmp_path / "gone", dying=(0, 1))
     assert waited[0] == Outcome.HUNG
     assert "Timed out waiting 1000ms for" in waited[1]
     assert late[0] == Outcome.CANCELLED

@@ -36,11 +36,14 @@ def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
 ) -> None:
     times: list[float] = []
     with _watchdog(times) as watchdog:
+        last = time.monotonic()
         for _ in range(12):
             time.sleep(0.1)
+            # On a busy machine this rank may make no progress for as long.
+            assert all(then - last >= 0.59 for then in times)
+            times.clear()
+            last = time.monotonic()
             watchdog.progress()
-        last = time.monotonic()
-        assert times == []
         _wait_for(times, 1)
         assert times[0] - last >= 0.59
         assert "in _wait_for" in capfd.readouterr().err
@@ -55,7 +58,10 @@ def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(capfd: pytest.Ca
     time.sleep(0.9)
     assert times == []
     assert capfd.readouterr().err == ""
-    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
+    for thread in threading.enumerate():
+        if thread.name == "watchdog":
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 890), (30, 20), (20, 10), (10, 5), (1, 0.5)])
