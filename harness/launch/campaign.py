@@ -181,7 +181,7 @@ class Campaign:
         self._never_ready += 1
         if attempt.stopped_by is None:
             found = attempt.outcomes.values()
-            fault = machine_fault(folder, attempt.ranks) if Outcome.CANCELLED in found else None
+            fault = machine_fault(folder, launch, attempt.ranks) if Outcome.CANCELLED in found else None
             if fault is not None:
                 raise MachineError(f"workers cannot start on this machine: {fault}; {_NOT_STARTED}")
             unmet = no_rendezvous(folder, attempt.ranks) if Outcome.MISSING_RANKS in found else None

@@ -200,7 +200,8 @@ class Supervisor:
         else:
             # The first slot tells what happened; the cells of the others are to do as before.
             unfinished = [self._launch.slots[0].run_id]
-            outcome, reason = startup_outcome(self._folder, exits, stopped, signs, self._starter.log_words)
+            words = self._starter.log_words
+            outcome, reason = startup_outcome(self._folder, self._launch, exits, stopped, signs, words)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,

@@ -65,6 +65,13 @@ def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> 
             r"3 launches in a row ended before their first cell began, the last one with .*: Rendezvous",
         ),
         (
+            # Python says so when the site's own start-up file fails, and goes on.
+            "RendezvousTimeoutError\nModuleNotFoundError: No module named 'x'",
+            3,
+            Outcome.MISSING_RANKS,
+            r"3 launches in a row ended before their first cell began",
+        ),
+        (
             "/usr/bin/python3: Error while finding module specification for 'torch.distributed.run' "
             "(ModuleNotFoundError: No module named 'torch')",
             1,
@@ -82,7 +89,41 @@ def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_o
     assert len(study.launches()) == len(list(study.root.glob("launches/*/attempt.json"))) == starts
     results = study.results()
     assert [result.outcome for result in results] == [outcome] * starts
-    assert all(result.outcome.runs_again and said in str(result.reason) for result in results)
+    first = said.partition("\n")[0]
+    assert all(result.outcome.runs_again and first in str(result.reason) for result in results)
+
+
+MISSING = "ModuleNotFoundError: No module named 'x'"
+FAILED = FAILURE.replace("-{number}", "1")
+"""What torchrun reports of rank 1 when it has raised and left no file that says what."""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "starts"),
+    [
+        (FAILED, (1, MISSING), 1),
+        (f"{MISSING}\n{FAILED}", (1, f"{MISSING}\nSystemError: 7"), 3),
+        (FAILED, (0, MISSING), 3),
+        (MISSING, None, 1),
+        (f"{MISSING}\nSystemError: 7", None, 3),
+    ],
+    ids=["failed rank", "optional", "other rank", "launcher", "launcher's optional"],
+)
+def test_a_missing_module_ends_a_campaign_only_as_the_last_words_of_what_failed(
+    tmp_path: Path, launcher: str, rank: tuple[int, str] | None, starts: int
+) -> None:
+    """Amid a log it may be an optional module, or a site's own start-up file."""
+    script = f'cat <<"END"\n{launcher}\nEND\n'
+    if rank is not None:
+        script += f"""
+        for launch in {tmp_path}/s/launches/*; do
+            mkdir -p $launch/torchrun/x/attempt_0/{rank[0]}
+            cat > $launch/torchrun/x/attempt_0/{rank[0]}/stderr.log <<"END"\n{rank[1]}\nEND
+        done
+        """
+    with pytest.raises(MachineError, match="workers cannot start" if starts == 1 else "3 launches in a row"):
+        _run(tmp_path, f"{script}\nexit 1", RunOptions(prune=False), "4,8,16")
+    assert len(Study(tmp_path / "s").launches()) == starts
 
 
 @pytest.mark.parametrize(("kills", "outcome"), [(0, Outcome.CRASHED), (1, Outcome.OUT_OF_MEMORY)])
