@@ -49,7 +49,7 @@ from harness.worker.reference import (
     replay_update,
     simulate_step,
 )
-from harness.worker.sampler import Draws, batch_print, relabelled
+from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from strategies.catalog import COMPRESSIONS, STRATEGIES
@@ -89,8 +89,9 @@ class Examination:
         """The simulation of a step may take `longest_s`."""
         self._scale = 1.0
         """The loss scaler's factor in the step that is checked."""
-        self.relabels = False
-        """Whether both sides compute with the targets of other samples than those that were drawn."""
+        self.unexpected = False
+        """Whether both sides compute with other micro-batches than those that are drawn
+        (`Sampler.unexpected`)."""
         self._setup = setup
         self._longest_s = longest_s
         self._trainer = trainer
@@ -309,7 +310,9 @@ class Examination:
             batches = list(islice(self._batches, accumulation))
         self._compare_batches(step, batches)
         self._scale = self._trainer.scaler.get_scale()
-        used = map(relabelled, batches) if self.relabels else iter(batches)
+        used = iter(batches)
+        if self.unexpected:
+            used = self._batches.sampler.unexpected(batches, self._setup.replica, step * accumulation)
         with self._setup.memory.kept(), self.first.part():
             loss = self._trainer.compute_gradients(used)
         self._given.append(all_used(accumulation, left=len(list(used))))
@@ -353,7 +356,7 @@ class Examination:
             averaged=averaged or len(replicas),
             # Below the scaler's: what just did not overflow there must not do so here.
             scale=max(1.0, self._scale / 16),
-            relabelled=self.relabels,
+            unexpected=self.unexpected,
         )
         try:
             reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)

@@ -142,7 +142,8 @@ def prove_late(
 
     Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one: what goes wrong in
     every n-th step is met with the probability min(1, steps / n), what has gone wrong for good with
-    certainty. Where bits are not compared, samples get the targets of others (`sampler.relabelled`). The
+    certainty. Where bits are not compared, other
+    micro-batches take their place (`Sampler.unexpected`). The
     replicas are settled, so that a period of averaged parameters begins here; its last steps
     are checked, with the average, whatever they take.
     """
@@ -152,7 +153,7 @@ def prove_late(
         with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
             examination = Examination(setup, trainer, batches, control, longest_s=max(longest_s, 1.0))
             examination.witness = witness
-            examination.relabels = not exact_arithmetic(setup.cell)
+            examination.unexpected = not exact_arithmetic(setup.cell)
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
             fewest = 1
             if promise.of == "parameters" and promise.every > 1:

@@ -14,7 +14,7 @@ from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.plain_optimizer import plain_optimizer
-from harness.worker.sampler import Sampler, relabelled
+from harness.worker.sampler import Sampler
 from harness.worker.seeds import seed_step
 from results.cell import Cell
 from results.parts import ALIGNED_BYTES
@@ -70,8 +70,8 @@ class Simulated:
     """Replicas that the strategy's gradients are the mean over."""
     scale: float = 1.0
     """Of the loss: without it small gradients are zero in half precision."""
-    relabelled: bool = False
-    """Whether each sample has the targets of its neighbour: see `sampler.relabelled`."""
+    unexpected: bool = False
+    """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
 
 
 def simulate_step(
@@ -124,9 +124,10 @@ def _replica_step(setup: CellSetup, start: dict[str, Tensor], what: Simulated, r
     cell = setup.cell
     workload = _reference_model(setup, start)
     sampler = Sampler(cell, workload, setup.device, setup.source_folder)
-    batches = sampler.batches(replica, what.step * cell.accumulation, cell.accumulation)
-    if what.relabelled:
-        batches = map(relabelled, batches)
+    first = what.step * cell.accumulation
+    batches = sampler.batches(replica, first, cell.accumulation)
+    if what.unexpected:
+        batches = sampler.unexpected(batches, replica, first)
     sized = sizes_matter(cell, what.averaged)
     seed_step(cell.seed, what.step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches

@@ -7,7 +7,7 @@ one side alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from harness.worker.agreement import hash_number
 from results.cell import Cell
 from results.errors import UsageError
 from strategies.training.parallel import Batch
-from workloads.catalog import DATASETS
+from workloads.catalog import DATASETS, WORKLOADS, facts
 from workloads.datasets import Images, Windows, digits, text
 from workloads.workload import ImageInput, TokenInput, Workload
 
@@ -49,6 +49,7 @@ class Sampler:
         """`source_folder` is what the path of a user's text is relative to; None: the working folder."""
         self._cell, self._workload, self._device = cell, workload, device
         self._spec = DATASETS.parse(cell.dataset)
+        self._own_synthetic = own_synthetic(cell)
         self._folder = source_folder or Path.cwd()
         self._prints: dict[int, list[float]] = {}
         """Of synthetic micro-batches, by replica."""
@@ -69,9 +70,22 @@ class Sampler:
         known = self._prints[replica]
         return [known[number % len(known)] for number in range(first, first + count)]
 
+    def unexpected(self, batches: Iterable[Batch], replica: int, first: int) -> Iterator[Batch]:
+        """In place of a replica's micro-batches from number `first` on: such as the model has not learned.
+
+        A model that knows its data by heart has gradients that are hardly more than rounding, of which
+        nothing can be said; of targets that it does not expect they are as large as ever. The loss of a
+        user's workload may refuse the targets of other samples: its `synthetic` draws new samples instead.
+        """
+        for number, batch in enumerate(batches, first):
+            if self._own_synthetic:
+                generator = _generator(f"{self._cell.seed}/{replica}/unexpected/{number}")
+                yield self._placed(self._workload.synthetic(generator, self._cell.micro_batch))
+            else:
+                yield relabelled(batch)
+
     def _pool(self, replica: int) -> list[Batch]:
-        seed = int(hashlib.sha256(f"{self._cell.seed}/{replica}".encode()).hexdigest()[:8], 16)
-        generator = torch.Generator().manual_seed(seed)
+        generator = _generator(f"{self._cell.seed}/{replica}")
         return [self._workload.synthetic(generator, self._cell.micro_batch) for _ in range(SYNTHETIC_BATCHES)]
 
     def _dealt(self, replica: int, number: int) -> Batch:
@@ -98,17 +112,24 @@ class Sampler:
         return inputs, targets
 
 
+def own_synthetic(cell: Cell) -> bool:
+    """Whether a cell's batches come from the `synthetic` of a user's workload."""
+    own_code = facts(WORKLOADS.parse(cell.workload)).own_code
+    return own_code and DATASETS.parse(cell.dataset).name == "synthetic"
+
+
+def _generator(key: str) -> torch.Generator:
+    seed = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16)
+    return torch.Generator().manual_seed(seed)
+
+
 def batch_print(batch: Batch) -> float:
     """A fingerprint of inputs and targets, bit for bit."""
     return hash_number(zip(("inputs", "targets"), batch, strict=True))
 
 
 def relabelled(batch: Batch) -> Batch:
-    """Every sample with the targets of the one before it, or, where it is alone, every target moved by one.
-
-    A model that knows its data by heart has gradients that are hardly more than rounding, of which nothing
-    can be said; of targets that it does not expect they are as large as ever.
-    """
+    """Each sample with the targets of the one before it; targets moved by one where it is alone."""
     inputs, targets = batch
     return inputs, targets.roll(1, dims=0 if len(targets) > 1 else -1)
 

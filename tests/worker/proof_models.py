@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,28 @@ from workloads.gpt.shape import GPTShape
 
 def gpt() -> Workload:
     return build_gpt(GPTShape(layers=3, width=16, heads=2, context=16, vocabulary=256, seq=16))
+
+
+def gpt_of_samples() -> Workload:
+    """Throughput counts samples, as where a user names no unit."""
+    return replace(gpt(), unit="samples", units_per_sample=1)
+
+
+def last_token() -> Workload:
+    """Learns the token after a sample alone, and wants to be told which sample of the batch it is."""
+    whole = gpt()
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = whole.synthetic(generator, samples)
+        return inputs, torch.stack([torch.arange(samples), targets[:, -1]], dim=1)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        places, tokens = targets.unbind(dim=1)
+        if places.tolist() != list(range(len(outputs))):
+            raise ValueError(f"the targets are of samples {places.tolist()}")
+        return F.cross_entropy(outputs[:, -1].float(), tokens)
+
+    return replace(whole, synthetic=synthetic, loss=loss)
 
 
 def odd() -> Workload:
