@@ -12,6 +12,8 @@ from results.launch_files import RUN_MARK, rank_log_paths, rank_output_paths
 
 STREAMS = ("stdout", "stderr")
 _CHUNK = 2**20
+LEFT_OUT = "--- lines were left out here ---"
+"""What is shown of a growing file in the place of what was cut out of it before it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +86,14 @@ class OutputTail:
         """Those since the last call; a last line without its end is given when everything has ended."""
         try:
             with self.file.path.open("rb") as file:
-                if file.seek(0, 2) < self._offset:
-                    # The rank has cut the middle out of it, and goes on at its new end.
-                    self._offset = file.tell()
-                file.seek(self._offset)
+                cut = file.seek(0, 2) < self._offset
+                file.seek(0 if cut else self._offset)
                 data = file.read()
         except FileNotFoundError:
+            return
+        if cut:
+            # The rank has cut the middle out of it, and goes on at its new end.
+            yield from self._skip(data)
             return
         whole = data if ended else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -98,6 +102,16 @@ class OutputTail:
                 self._within = line == f"{RUN_MARK}{self._run_id}"
             elif self._within:
                 yield line
+
+    def _skip(self, data: bytes) -> Iterator[str]:
+        """Go on after the last whole line of a file that was cut, of which nobody knows what is new."""
+        self._offset = data.rfind(b"\n") + 1
+        marks = [line for line in data[: self._offset].splitlines() if line.startswith(RUN_MARK.encode())]
+        was_within = self._within
+        if self._run_id is not None and marks:
+            self._within = marks[-1].decode(errors="replace") == f"{RUN_MARK}{self._run_id}"
+        if was_within or self._within:
+            yield LEFT_OUT
 
 
 def last_lines(files: Sequence[OutputFile], run_id: str, most: int) -> tuple[OutputFile, list[str]] | None:

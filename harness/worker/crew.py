@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,14 +16,14 @@ from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.flight import write_recording
 from harness.worker.log import RankLog
-from harness.worker.output import output_files
+from harness.worker.output import mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, Run
 from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
-from results.launch_files import RUN_MARK, flight_path, rank_log_path
+from results.launch_files import flight_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
@@ -96,9 +95,7 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
         around.log.event("done before", run=slot.run_id)
         return Outcome.OK, True
-    # Where the output of this run begins: `bench show` and `bench logs` print the lines after it.
-    for stream in (sys.stdout, sys.stderr):
-        print(f"{RUN_MARK}{slot.run_id}", file=stream, flush=True)
+    mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
     run = Run(around, slot, study.cell(slot.cell_id))

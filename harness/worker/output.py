@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import threading
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
@@ -41,6 +42,25 @@ def output_files(folder: Path) -> dict[str, str]:
     }
     root = folder.resolve()
     return {name: str(path.relative_to(root)) for name, path in found.items() if path.is_relative_to(root)}
+
+
+def mark_run(run_id: str) -> None:
+    """Print where the output of this run begins: `bench show` and `bench logs` print the lines after it."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        # The run before it may have ended within a line.
+        before = "" if _at_line_start(number) else "\n"
+        print(f"{before}{RUN_MARK}{run_id}", file=stream, flush=True)
+
+
+def _at_line_start(descriptor: int) -> bool:
+    """Whether a new line begins at the end of the plain file that this descriptor writes to."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return True
+    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() in (b"", b"\n")
 
 
 def _watch(outputs: list[_Output], look_s: float) -> None:
@@ -91,10 +111,14 @@ class _Output:
 
     @staticmethod
     def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
-        """Put `data` in the place of what lies between `at` and `size`."""
+        """Put `data` in the place of what lies between `at` and `size`, the file's end.
+
+        What is appended meanwhile is moved with it. What is appended between the last look at the size and
+        the cut, two system calls in a row, is lost: no call does both, and whoever writes is not held up.
+        """
         at += os.pwrite(file, data, at)
-        # What was written meanwhile.
-        while more := os.pread(file, MOST_BYTES, size):
-            size += len(more)
-            at += os.pwrite(file, more, at)
+        while os.fstat(file).st_size > size:
+            while more := os.pread(file, MOST_BYTES, size):
+                size += len(more)
+                at += os.pwrite(file, more, at)
         os.ftruncate(file, at)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from harness.cli import logs, run
+from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
@@ -210,7 +211,20 @@ def test_a_launch_is_followed_to_its_end_and_on_to_the_next(
     thread.join()
     assert code == 0
     lines = [line for line in seen if "==>" not in line]
-    assert lines == ["first", "half a line", "after it", "last", "the next launch"]
+    assert lines == ["first", "half a line", LEFT_OUT, "after it", "last", "the next launch"]
+
+
+def test_after_a_cut_it_is_known_again_which_run_the_next_words_are_of(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    file = OutputFile(path=path, rank=0, stream="stderr")
+    first, second = (OutputTail(file, run_id) for run_id in ("a", "b"))
+    path.write_text("--- run a\nmany words\nof the first run\n")
+    assert [list(tail.lines()) for tail in (first, second)] == [["many words", "of the first run"], []]
+    path.write_text("--- run a\n--- run b\nend\nhalf")
+    assert [list(tail.lines()) for tail in (first, second)] == [[LEFT_OUT]] * 2
+    with path.open("a") as log:
+        log.write(" a line\n")
+    assert [list(tail.lines()) for tail in (first, second)] == [[], ["half a line"]]
 
 
 def test_a_line_of_five_megabytes_is_shown_by_its_ends(printed: Printed, bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.worker import output
 from harness.worker.output import KEPT_BYTES, MOST_BYTES
 
 NOTE = re.compile(rb"--- (\d+) bytes were left out here ---\n")
@@ -62,6 +64,47 @@ def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_pat
     # That line was left out and is said again; what comes amid the last step of a cut may be lost uncounted.
     kept = len(head) + len(tail) - len("--- run second\n")
     assert 0 <= written - kept - int(left_out) < 10_000
+
+
+def test_what_comes_after_the_last_look_for_more_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of a crash, between the read that found no more and the cut."""
+    path, last = tmp_path / "stderr.log", b"SystemError: the end\n"
+    path.write_bytes(b"head\nmiddle\ntail\n")
+    size = path.stat().st_size
+    read, crashes = os.pread, [last]
+
+    with path.open("r+b", buffering=0) as file, path.open("ab", buffering=0) as log:
+
+        def read_and_crash(*arguments: int) -> bytes:
+            more = read(*arguments)
+            if not more and crashes:
+                log.write(crashes.pop())
+            return more
+
+        monkeypatch.setattr(os, "pread", read_and_crash)
+        log.write(b"more\n")
+        output._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
+    assert path.read_bytes() == b"head\ntail\nmore\n" + last
+
+
+MARKS = """
+import sys
+from harness.worker.output import mark_run
+mark_run("a")
+print("no end", end="")
+print("an end", file=sys.stderr)
+mark_run("b")
+"""
+
+
+def test_the_mark_of_a_run_is_a_line_of_its_own(tmp_path: Path) -> None:
+    out, errors = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    with out.open("w") as stdout, errors.open("w") as stderr:
+        subprocess.run([sys.executable, "-c", MARKS], stdout=stdout, stderr=stderr, timeout=200, check=True)
+    assert out.read_text() == "--- run a\nno end\n--- run b\n"
+    assert errors.read_text() == "--- run a\nan end\n--- run b\n"
 
 
 def test_what_is_short_is_left_alone(tmp_path: Path) -> None:
