@@ -24,7 +24,23 @@ POINTS = {
     "bench.sections": {"days": "days_section:days_section"},
 }
 STEPS = ("--repeats", "1", "--budget", "0", "--block-steps", "2", "--quads", "0", "--device", "cpu")
-WORK = ("matrix", "--workload", "mlp", "--batch-size", "32", "--oversubscribe", "--out", "study", *STEPS)
+VIT = """include:
+- {workload: vit-nano, strategy: ddp, gpus: 2, batch_size: 8}
+- {workload: vit-nano, strategy: ddp, gpus: 4, batch_size: 8}
+"""
+"""A study file: the model on two sizes, beside whatever the options ask for."""
+WORK = (
+    "matrix",
+    "vit.yaml",
+    "--workload",
+    "mlp",
+    "--batch-size",
+    "32",
+    "--oversubscribe",
+    "--out",
+    "study",
+    *STEPS,
+)
 
 
 @pytest.fixture
@@ -78,7 +94,8 @@ def test_what_makes_no_sense_is_refused_with_the_reason(installed: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_strategy_and_a_compressor_are_proven_and_pooled_by_their_source(installed: Path) -> None:
+def test_a_strategy_a_compressor_and_a_model_are_proven_and_pooled_by_their_source(installed: Path) -> None:
+    (installed.parent / "vit.yaml").write_text(VIT)
     chosen = ("--strategy", "scratch-ddp,gossip", "--compression", "none,threshold:0.3", "--gpus", "2,4")
     bench(installed, *WORK, *chosen)
     found = results(installed)
@@ -86,6 +103,7 @@ def test_a_strategy_and_a_compressor_are_proven_and_pooled_by_their_source(insta
         ("scratch-ddp", "none"),
         ("scratch-ddp", "threshold:0.3"),
         ("gossip", "none"),
+        ("ddp", "none"),
     }
     for (strategy, compression, gpus), result in found.items():
         assert (result.outcome, gpus in (2, 4)) == (Outcome.OK, True)
@@ -93,20 +111,22 @@ def test_a_strategy_and_a_compressor_are_proven_and_pooled_by_their_source(insta
         assert result.proof.passed
         assert result.environment is not None
         names = {f"strategy {strategy}", f"compression {compression.split(':')[0]}"}
+        # The model is the one with ddp.
+        names |= {"workload vit-nano"} if strategy == "ddp" else set()
         used = {name: code.rsplit(" ", 1)[0] for name, code in result.environment.code.packages.items()}
         assert used == {
             name: "bench-examples 1.0"
-            for name in ("strategy gossip", "compression threshold")
+            for name in ("strategy gossip", "compression threshold", "workload vit-nano")
             if name in names
         }
     page = (installed.parent / "study" / "report.html").read_text()
     assert 'id="days"' in page
     assert "Runs by day" in page
-    # Other source: what used it is left to do, and nothing else.
+    # Other source: what used a name of the package is left to do, and nothing else.
     file = installed / "threshold_compressor.py"
     file.write_text(file.read_text() + "# edited\n")
     bench(installed, "status", "study", code=1)
     bench(installed, *WORK, *chosen)
     again = [result.cell_id for result in Study(installed.parent / "study").collect()]
     twice = {cell for cell in again if again.count(cell) == 2}
-    assert twice == {result.cell_id for key, result in found.items() if key[1] == "threshold:0.3"}
+    assert twice == {result.cell_id for key, result in found.items() if key[:2] != ("scratch-ddp", "none")}
