@@ -39,7 +39,9 @@ from harness.worker.own_code import own_code_cause
 from harness.worker.promised import Witness
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
+from harness.worker.usage import available_bytes, host_number
 from harness.worker.verdict import failure, verdict, weaker
+from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
 from strategies.exchange.gradient_exchange import GradientExchange
@@ -53,6 +55,9 @@ STEPS = 3
 LONGEST_S = 60.0
 LATE_STEPS = 10
 """After the timed blocks, at most: a defect of every tenth step, or more often, is then met for certain."""
+COPIES = 6
+"""Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
+parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""
 AFTER_RAMP = 2
 """Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
 
@@ -135,32 +140,57 @@ class LateProof:
     """Why no step was checked, or no further one."""
 
 
+def no_room(cell: Cell, parameter_bytes: int, control: Control) -> str | None:
+    """Why a host has too little memory for the check of a late step; None if all have enough. Collective,
+    the same answer on all ranks.
+
+    The kernel would end a rank that takes too much, and with it a run whose figures are not written yet.
+    """
+    rows = control.of_all([host_number(), available_bytes()])
+    simulating = rows if _each_simulates(cell) else rows[:1]
+    for host, _ in simulating:
+        left = [available for place, available in simulating if place == host]
+        needed = COPIES * parameter_bytes * len(left)
+        if needed > min(left):
+            return (
+                f"to recompute a step takes about {needed / 2**30:.2g} GiB of host memory "
+                f"(ranks on the host: {len(left)}), and {min(left) / 2**30:.2g} GiB are available"
+            )
+    return None
+
+
+def _each_simulates(cell: Cell) -> bool:
+    """Whether every rank recomputes its own replica of a late step: not where no rank has the whole model."""
+    facts = STRATEGIES.facts(cell.strategy)
+    whole = cell.model_parallel == 1 and not facts.shards
+    return whole or not facts.promise.averages_all_gradients(facts.promise.after)
+
+
 def prove_late(
     setup: CellSetup, trainer: Trainer, batches: Draws, control: Control, *, longest_s: float, beat: Beat
 ) -> LateProof:
     """Check steps after the timed ones, from a place that is drawn now; collective.
 
-    Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one: what goes wrong in
-    every n-th step is met with the probability min(1, steps / n), what has gone wrong for good with
-    certainty. Where bits are not compared, other
-    micro-batches take their place (`Sampler.unexpected`). The
-    replicas are settled, so that a period of averaged parameters begins here; its last steps
-    are checked, with the average, whatever they take.
+    Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one, which may take up to
+    `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n), what has
+    gone wrong for good with certainty. Where bits are not compared, other micro-batches take the place of
+    those that are drawn (`Sampler.unexpected`). The replicas are settled, so that a period of averaged
+    parameters begins here; its last steps are checked, with the average: together they may take `LONGEST_S`.
     """
     promise = STRATEGIES.facts(setup.cell.strategy).promise
     before, trainer.observer = trainer.observer, SilentObserver()
+    averages = promise.of == "parameters" and promise.every > 1
+    fewest = min(promise.every, LATE_STEPS) if averages else 1
     try:
         with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
-            examination = Examination(setup, trainer, batches, control, longest_s=max(longest_s, 1.0))
+            examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / fewest)
             examination.witness = witness
             examination.unexpected = not exact_arithmetic(setup.cell)
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
-            fewest = 1
-            if promise.of == "parameters" and promise.every > 1:
+            if averages:
                 if not promise.all_equal:
                     why = "replicas that are not all equal begin no period together"
                     return LateProof(first=examination.step, steps=0, failure=None, obstacle=why)
-                fewest = min(promise.every, LATE_STEPS)
                 passed = passed // promise.every * promise.every
             _pass_over(examination, passed, beat)
             if fewest > 1:
@@ -179,8 +209,7 @@ def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
 
 def _late(examination: Examination, fewest: int, longest_s: float, beat: Beat) -> LateProof:
     cell, control = examination.setup.cell, examination.control
-    # Each rank has room for a replica of its own, unless no rank has the whole model.
-    by_each = cell.model_parallel == 1 and not STRATEGIES.facts(cell.strategy).shards
+    by_each = _each_simulates(cell)
     first, steps, obstacle, spent_s = examination.step, 0, None, 0.0
     began = time.perf_counter()
     while steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s):

@@ -26,7 +26,15 @@ from harness.worker.log import RankLog
 from harness.worker.measure import Stopwatch
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.partial_record import PartialRecord
-from harness.worker.proof import LONGEST_S, first_steps, prove, prove_late, take_first_steps
+from harness.worker.proof import (
+    LONGEST_S,
+    LateProof,
+    first_steps,
+    no_room,
+    prove,
+    prove_late,
+    take_first_steps,
+)
 from harness.worker.rank import Rank
 from harness.worker.recorder import TooManyOperationsError
 from harness.worker.sampler import Draws
@@ -84,7 +92,7 @@ class Run:
         self._found = PartialRecord(clock="monotonic")
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
-        self._parameters = 0
+        self._parameters = self._parameter_bytes = 0
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
@@ -150,6 +158,7 @@ class Run:
         self._model = weakref.ref(workload.module)
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
+        self._parameter_bytes = sum(parameter.nbytes for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
         trainer = setup.trainer(self._uses.counted(workload), around.exchange)
         self._uses.watch(trainer.optimizer)
@@ -252,14 +261,18 @@ class Run:
         around = self._around
         around.log.event("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
-        late = prove_late(
-            setup,
-            trainer,
-            batches,
-            around.control,
-            longest_s=min(LONGEST_S, LATE_SHARE * timed_s),
-            beat=around.log.heartbeat,
-        )
+        obstacle = no_room(self._cell, self._parameter_bytes, around.control)
+        if obstacle is None:
+            late = prove_late(
+                setup,
+                trainer,
+                batches,
+                around.control,
+                longest_s=min(LONGEST_S, LATE_SHARE * timed_s),
+                beat=around.log.heartbeat,
+            )
+        else:
+            late = LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
         if late.failure is not None:
             self._fail(f"{late.failure}; in a step after the timed blocks, from step {late.first} on")
         found = self._found.get("proof")
@@ -272,7 +285,7 @@ class Run:
             self._found["proof"] = msgspec.structs.replace(
                 found, detail=detail, late_first=late.first, late_steps=late.steps
             )
-        elif found.method != "replica-agreement":
+        else:
             detail = f"{found.detail}; no step after the timed blocks: {late.obstacle}"
             self._found["proof"] = msgspec.structs.replace(found, detail=detail)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
+import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -32,6 +35,55 @@ def rss_peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return rss_bytes()
+
+
+def available_bytes(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Memory that this process can still take before the kernel ends processes: what is left of the host's,
+    or of a control group's that it is in, whichever is less; infinite where no file says.
+
+    Sources: proc_meminfo(5), MemAvailable; cgroup-v2.rst, memory.max, memory.current and memory.stat;
+    cgroup-v1/memory.rst.
+    """
+    host = _field(proc / "meminfo", "MemAvailable:")
+    return min([math.inf if host is None else host * 1024, *_left_in_groups(proc, cgroups)])
+
+
+def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[float]:
+    """Of each control group of this process that has a limit: its own, those around it, and in a container
+    the one that is mounted as the root."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root, own = cgroups, Path(path.lstrip("/"))
+        limit, used, unused = "memory.max", "memory.current", "inactive_file"
+        if "memory" in controllers.split(","):
+            root = cgroups / "memory"
+            limit, used, unused = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        elif controllers:
+            continue
+        for folder in (root / part for part in (own, *own.parents)):
+            most, taken = _text(folder / limit).strip(), _text(folder / used).strip()
+            if most.isdigit() and taken.isdigit():
+                # Pages of files that nobody uses are given back first.
+                yield int(most) - int(taken) + (_field(folder / "memory.stat", unused) or 0.0)
+
+
+def _field(path: Path, name: str) -> float | None:
+    """The number behind a name at the beginning of a line."""
+    lines = (line.split() for line in _text(path).splitlines())
+    return next((float(words[1]) for words in lines if len(words) > 1 and words[0] == name), None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def host_number() -> float:
+    """The same for all processes that share a host's memory, in containers too: 48 bits."""
+    boot = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
+    return float(int.from_bytes(hashlib.blake2b(boot.encode(), digest_size=6).digest()))
 
 
 class ForeignCpu:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof
+from harness.worker import proof, reference
 from harness.worker import run as run_module
 from harness.worker.sampler import Draws
 from strategies.compression.base import Compressor
@@ -289,6 +290,49 @@ def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probab
             assert "held back differs" in record["proof"].detail
         else:
             assert record["proof"].late_steps == 1
+
+
+@contextmanager
+def _simulated_in_1200_ms(rank: int, size: int) -> Iterator[None]:
+    """By its clock; a twentieth of the timed steps is far less."""
+    clock = count(step=1.2)
+    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
+        yield
+
+
+@contextmanager
+def _simulated_in_100_s(rank: int, size: int) -> Iterator[None]:
+    clock = count(step=100)
+    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
+        yield
+
+
+def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checked(whole_runs: Runs) -> None:
+    slow = whole_runs(1, MLP, broken=_simulated_in_1200_ms, proved_by="before")[0]
+    assert slow["proof"].late_steps >= 1
+    too_slow = whole_runs(1, MLP, broken=_simulated_in_100_s)[0]
+    assert (too_slow["outcome"], too_slow["proof"].method) == ("ok", "replica-agreement")
+    assert too_slow["proof"].late_steps == 0
+    assert re.search(
+        "; no step after the timed blocks: a serial simulation of a step would take about 100 s$",
+        too_slow["proof"].detail,
+    )
+
+
+@contextmanager
+def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
+    with patch.object(proof, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
+        yield
+
+
+def test_a_measured_run_is_kept_where_a_late_step_does_not_fit_in_memory(whole_runs: Runs) -> None:
+    """All ranks leave the step out, and not only the one whose host has little memory left."""
+    for record in whole_runs(2, MLP, broken=_little_memory_on_the_last_rank, proved_by="before"):
+        assert (record["outcome"], record["proof"].late_steps) == ("ok", 0)
+        assert re.search(
+            r"no step after the timed blocks: to recompute a step takes .*\(ranks on the host: 2\)",
+            record["proof"].detail,
+        )
 
 
 def _once_after_step_8(change: Callable[[Trainer], object]) -> AbstractContextManager[object]:

@@ -2,24 +2,77 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
-from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
+from harness.worker.usage import ForeignCpu, available_bytes, reset_rss_peak, rss_bytes, rss_peak_bytes
 
 Ranks = Callable[..., list[Any]]
 MB = 10**6
 TICKS_S = 0.05
 """The kernel counts busy time in ticks of 10 ms; a few of them may fall on the other side of a moment."""
+
+
+def _plant(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, math.inf),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   500 kB\n"}, 512_000),
+        (
+            # Of a job's step without a limit, the job around it.
+            {
+                "proc/meminfo": "MemAvailable: 500 kB\n",
+                "proc/self/cgroup": "0::/job/step\n",
+                "cgroup/job/step/memory.max": "max\n",
+                "cgroup/job/step/memory.current": "100\n",
+                "cgroup/job/memory.max": "1000\n",
+                "cgroup/job/memory.current": "700\n",
+                "cgroup/job/memory.stat": "anon 400\ninactive_file 250\n",
+            },
+            550,
+        ),
+        (
+            # Of a container, whose group is mounted as the root.
+            {
+                "proc/self/cgroup": "0::/outside\n",
+                "cgroup/memory.max": "1000\n",
+                "cgroup/memory.current": "900\n",
+            },
+            100,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,memory:/job\n4:pids:/job\n",
+                "cgroup/memory/job/memory.limit_in_bytes": "1000\n",
+                "cgroup/memory/job/memory.usage_in_bytes": "800\n",
+                "cgroup/memory/job/memory.stat": "total_inactive_file 50\n",
+            },
+            250,
+        ),
+    ],
+)
+def test_memory_is_left_as_far_as_the_host_and_every_group_allow(
+    tmp_path: Path, files: dict[str, str], expected: float
+) -> None:
+    _plant(tmp_path, files)
+    assert available_bytes(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup") == expected
 
 
 WATCH = """
