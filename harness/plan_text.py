@@ -9,12 +9,13 @@ from pathlib import Path
 from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
-from harness.plan.auto import COLUMNS, NUMERIC, Choice, rows
+from harness.plan.auto import Candidate, Choice, Row, rows
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.expand import choices
 from harness.plan.points import Point
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
+from harness.plan.surroundings import MIB, SHARE
 from reports.text import count, devices, devices_word, duration
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
@@ -28,6 +29,12 @@ _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
 _DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
 """Axes that a table has a column for where something else than this is in it."""
+CHOICE_COLUMNS = (
+    *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
+    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
+)
+"""Of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
+CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in CHOICE_COLUMNS)
 
 
 def plan_summary(
@@ -141,7 +148,38 @@ def _choice_tables(console: Console, plan: Plan) -> None:
         )
         for line in choice.around.lines():
             console.result(f"  {line}")
-        console.table(COLUMNS, rows(choice), numeric=NUMERIC)
+        console.table(CHOICE_COLUMNS, [choice_row(row) for row in rows(choice)], numeric=CHOICE_NUMERIC)
+
+
+def choice_row(row: Row) -> list[str]:
+    """A row of what `auto` weighed, in the order of CHOICE_COLUMNS."""
+    if row.candidate is None:
+        more = f" and {row.others} more" if row.others else ""
+        blank = [""] * (len(CHOICE_COLUMNS) - 2)
+        return [row.strategy + more, *blank, row.reason if row.alike else f"{row.reason}, and the like"]
+    candidate = row.candidate
+    memory, times = candidate.memory, candidate.times
+    sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
+    seconds = (times.compute, times.update, times.bubble, times.exposed)
+    return [
+        row.strategy,
+        *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
+        f"{candidate.sent / MIB:,.1f}",
+        *(f"{value:.3g}" for value in seconds),
+        f"{1e3 * candidate.sample_s:.3g}",
+        memory.moment,
+        _verdict(candidate, chosen=row.chosen),
+    ]
+
+
+def _verdict(candidate: Candidate, *, chosen: bool) -> str:
+    around, host = candidate.around, f"{candidate.host_bytes / MIB:,.0f} MiB of its host"
+    if candidate.memory.total > around.room:
+        return f"does not fit into {around.room / MIB:,.0f}"
+    if not candidate.fits_host:
+        return f"does not fit into {SHARE * (around.devices.host_bytes or 0) / MIB:,.0f}: {host}"
+    verdict = "chosen" if chosen else "fits"
+    return f"{verdict}, with {host}" if candidate.host_bytes else verdict
 
 
 def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:

@@ -234,50 +234,33 @@ def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> Candidate:
     )
 
 
-COLUMNS = (
-    *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
-    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
-)
-"""Of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
-NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in COLUMNS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A candidate, or the refused strategies of one name and one rule."""
+
+    strategy: str
+    """Of several the first."""
+    candidate: Candidate | None = None
+    chosen: bool = False
+    reason: str = ""
+    """Why it is refused."""
+    others: int = 0
+    """More strategies of the same name, refused by the same rule."""
+    alike: bool = True
+    """Whether `reason` is that of all."""
 
 
-def rows(choice: Choice) -> list[list[str]]:
-    """A row a candidate, from the simplest on; then those that make no sense, by the reason."""
-    told = [_row(candidate, choice.chosen) for candidate in choice.candidates]
+def rows(choice: Choice) -> list[Row]:
+    """Every candidate, from the simplest on; then those that make no sense, by the reason."""
+    found = [
+        Row(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)
+        for candidate in choice.candidates
+    ]
     reasons: dict[tuple[str, Rule], list[tuple[str, str]]] = {}
     for strategy, reason in choice.refused:
         # One strategy with other numbers.
         reasons.setdefault((split(strategy)[0], reason.rule), []).append((strategy, reason.text))
-    blank = [""] * (len(COLUMNS) - 2)
-    for refused in reasons.values():
-        [(strategy, why), *others] = refused
-        more = f" and {len(others)} more" if others else ""
+    for [(strategy, why), *others] in reasons.values():
         alike = all(other == why for _, other in others)
-        told.append([strategy + more, *blank, why if alike else f"{why}, and the like"])
-    return told
-
-
-def _row(candidate: Candidate, chosen: Candidate | None) -> list[str]:
-    memory, times = candidate.memory, candidate.times
-    sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
-    seconds = (times.compute, times.update, times.bubble, times.exposed)
-    return [
-        candidate.strategy,
-        *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
-        f"{candidate.sent / MIB:,.1f}",
-        *(f"{value:.3g}" for value in seconds),
-        f"{1e3 * candidate.sample_s:.3g}",
-        memory.moment,
-        _verdict(candidate, chosen),
-    ]
-
-
-def _verdict(candidate: Candidate, chosen: Candidate | None) -> str:
-    around, host = candidate.around, f"{candidate.host_bytes / MIB:,.0f} MiB of its host"
-    if candidate.memory.total > around.room:
-        return f"does not fit into {around.room / MIB:,.0f}"
-    if not candidate.fits_host:
-        return f"does not fit into {SHARE * (around.devices.host_bytes or 0) / MIB:,.0f}: {host}"
-    verdict = "chosen" if candidate is chosen else "fits"
-    return f"{verdict}, with {host}" if candidate.host_bytes else verdict
+        found.append(Row(strategy=strategy, reason=why, others=len(others), alike=alike))
+    return found

@@ -13,10 +13,11 @@ from builders import a_cell
 from packages import install
 
 from harness.plan import expand as expanding
-from harness.plan.auto import COLUMNS, NUMERIC, Candidate, Choice, choose, rows
+from harness.plan.auto import Candidate, Choice, choose, rows
 from harness.plan.expand import choices
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
+from harness.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
@@ -186,7 +187,8 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) 
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
     parts = facts(WORKLOADS.parse("llama-nano")).parts
     assert isinstance(parts, ModelParts)
-    told = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows(choice)}
+    texts = [choice_row(row) for row in rows(choice)]
+    told = {text[0]: dict(zip(CHOICE_COLUMNS, text, strict=True)) for text in texts}
     for candidate in choice.candidates:
         row, memory = told[candidate.strategy], footprint(candidate.cell, parts)
         sent = sum(term.wire_bytes for term in traffic(candidate.cell, parts))
@@ -196,7 +198,7 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) 
     assert [row["verdict"] for row in told.values()].count("chosen") == 1
     assert told["single"]["verdict"] == "single runs on 1 rank alone; on more use ddp"
     assert told["ddp"]["fullest when"] == footprint(choice.candidates[0].cell, parts).moment
-    assert [name for name, numeric in zip(COLUMNS, NUMERIC, strict=True) if not numeric] == [
+    assert [name for name, numeric in zip(CHOICE_COLUMNS, CHOICE_NUMERIC, strict=True) if not numeric] == [
         "candidate",
         "fullest when",
         "verdict",
@@ -338,14 +340,15 @@ def test_strategies_of_other_packages_are_weighed(
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
     assert "cannot be imported" in dict(choice.refused)["broken"].text
-    assert "broken" in [row[0] for row in rows(choice)]
+    assert "broken" in [row.strategy for row in rows(choice)]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
-    told = [row for row in rows(weighed(plan)) if "pipeline" in row[0] and "multiple" in row[-1]]
-    assert [(row[0], row[-1]) for row in told] == [
+    texts = [choice_row(row) for row in rows(weighed(plan))]
+    told = [text for text in texts if "pipeline" in text[0] and "multiple" in text[-1]]
+    assert [(text[0], text[-1]) for text in told] == [
         (
             "pipeline:gpipe:dp=4 and 2 more",
             "the micro-batch (2 samples) must be a multiple of microbatches (4); give another --batch-size, "
@@ -475,6 +478,6 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
         assert candidate.fits is fits
         need = f"{4 * whole / MIB:,.0f} MiB of its host"
         verdict = f"chosen, with {need}" if fits else f"does not fit into 15,565: {need}"
-        assert rows(choice)[0][-1] == verdict
+        assert choice_row(rows(choice)[0])[-1] == verdict
         if not fits:
             assert f"{need}'s 15,565" in choice.reason
