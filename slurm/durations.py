@@ -1,24 +1,11 @@
-"""Times as people write them in a site profile, and as Slurm writes and reads them."""
+"""Times as Slurm writes and reads them."""
 
 from __future__ import annotations
 
 import math
 import re
 
-_WRITTEN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SLURM = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
-
-
-def seconds(text: str) -> float:
-    """`90s`, `30m`, `2.5h` or `1d` in seconds. Raises ValueError for anything else, also a time of zero.
-
-    Slurm's own `1:30:00` is refused, because YAML takes it for the number 5400 unless it is quoted.
-    """
-    match = _WRITTEN.fullmatch(text)
-    if match is None or not float(match["number"]):
-        raise ValueError(f"{text!r} is not a time such as 90s, 30m, 2.5h or 1d")
-    return float(match["number"]) * _UNIT_S[match["unit"]]
 
 
 def slurm_time(limit_s: float) -> str:

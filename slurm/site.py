@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -11,8 +10,8 @@ import msgspec
 
 from results.errors import UsageError
 from results.plan import Placement
+from results.site import Price, Times
 from results.strict_yaml import FileKind
-from slurm.durations import seconds
 from slurm.quoting import carried, shell
 
 GpuRequest = Literal["gres", "gpus-per-node", "none"]
@@ -21,7 +20,6 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 _OPTION = re.compile(r"[a-z][a-z0-9-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"\d+[KMGT]?")
-_LONGEST_SIGNAL_S = 65_535
 _OWN_KEYS = {
     "account": "account",
     "constraint": "constraint",
@@ -89,48 +87,6 @@ def _check_variable(name: str, value: str) -> None:
     _check(f"environment.{name}", shell, value)
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an estimate becomes a time limit. Times are texts such as 30m or 2h."""
-
-    startup: str | None = None
-    """What a launch takes to its first step beyond 15 s, on GPUs, such as many nodes that import at once."""
-    safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
-    minimum: str = "10m"
-    maximum: str = "1d"
-    round_to: str = "5m"
-    fixed: str | None = None
-    """Asked for whatever the estimate is."""
-    signal: str = "2m"
-    """So long before the limit the job is told that its end is near."""
-
-    def __post_init__(self) -> None:
-        for name in ("startup", "minimum", "maximum", "round_to", "fixed", "signal"):
-            _check(name, seconds, getattr(self, name))
-        if seconds(self.minimum) > seconds(self.maximum):
-            raise ValueError(f"minimum {self.minimum} is more than maximum {self.maximum}")
-        if seconds(self.signal) > _LONGEST_SIGNAL_S:
-            raise ValueError(f"signal {self.signal} is earlier than Slurm can tell: {_LONGEST_SIGNAL_S} s")
-
-    @property
-    def startup_s(self) -> float:
-        return 0.0 if self.startup is None else seconds(self.startup)
-
-    def limit_s(self, estimate_s: float) -> float:
-        """The limit to ask for, in whole minutes, as Slurm counts.
-
-        It can be less than the estimate where the site allows no more.
-        """
-        if self.fixed is not None:
-            return math.ceil(seconds(self.fixed) / 60) * 60.0
-        step = seconds(self.round_to)
-        wanted = math.ceil(estimate_s * self.safety_factor / step) * step
-        return math.ceil(min(max(wanted, seconds(self.minimum)), seconds(self.maximum)) / 60) * 60.0
-
-    def signal_s(self, limit_s: float) -> int:
-        """How long before `limit_s` the job is told: half of it, if it is that short."""
-        return round(min(seconds(self.signal), limit_s / 2))
-
-
 class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image that agents run in, started by srun through the Pyxis plugin and Enroot."""
 
@@ -149,14 +105,6 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _check("workdir", _word, self.workdir)
         for mount in self.mounts:
             _check("mounts", _mount, mount)
-
-
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a GPU costs here."""
-
-    usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0)]
-    source: str
-    """Where the figure is from: a price list and its date."""
 
 
 class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from results.site import seconds
 from slurm.cluster import Association, Cluster, NodeGroup
-from slurm.durations import seconds
 from slurm.site import SiteProfile
 
 Level = Literal["wrong", "doubtful", "fine"]

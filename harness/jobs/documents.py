@@ -13,8 +13,8 @@ from harness.plan.naming import plain_name
 from results.environment import CodeVersion
 from results.job import Job, Purpose, RunOptions
 from results.plan import Placement, Plan
+from results.site import Times
 from results.store import Study
-from slurm.site import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from harness.jobs.gpu_hours import gpu_hours
 from harness.jobs.job_status import JobStatus
 from reports.text import count, duration
 from results.plan import Placement
-from slurm.site import Price
+from results.site import Price
 
 COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
 COST_NUMERIC = (False, False, True, True, True, True, True)

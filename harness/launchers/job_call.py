@@ -14,8 +14,8 @@ from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
 from results.plan import Plan
+from results.site import Price
 from results.store import Study
-from slurm.site import Price
 
 
 class JobCall(LauncherCall):

@@ -46,10 +46,11 @@ from results.job_store import JobStore
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan
+from results.site import Price
 from results.store import Study
 from slurm.job_view import JobView
 from slurm.runner import SlurmError
-from slurm.site import Price, SiteProfile
+from slurm.site import SiteProfile
 
 CODE = CodeVersion(code_hash="c0de")
 

@@ -9,7 +9,8 @@ import pytest
 
 from results.errors import UsageError
 from results.plan import Placement
-from slurm.site import SITE_FILE, Container, Price, SiteProfile, Times
+from results.site import Price, Times
+from slurm.site import SITE_FILE, Container, SiteProfile
 
 SITES = Path(__file__).parents[2] / "docs" / "sites"
 
@@ -177,32 +178,6 @@ def test_overriding_keeps_the_rules() -> None:
         overridden(SiteProfile(), {"time.fixed": "soon"})
     with pytest.raises(UsageError, match=r"partitoin is not an option"):
         overridden(SiteProfile(), {"partitoin": "x"})
-
-
-@pytest.mark.parametrize(
-    ("estimate_s", "limit_s"),
-    [
-        # 1.5 x 60 s = 90 s is less than the minimum of 10 minutes.
-        (60, 600),
-        # 1.5 x 1000 s = 1500 s = 25 min: already a multiple of 5 minutes.
-        (1000, 1500),
-        # 1.5 x 1001 s = 1501.5 s: rounded up to 30 min.
-        (1001, 1800),
-        # 1.5 x 7200 s = 3 h, but two are the maximum.
-        (7200, 7200),
-    ],
-)
-def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
-    assert Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5).limit_s(estimate_s) == limit_s
-
-
-def test_a_fixed_limit_is_asked_for_whatever_the_estimate() -> None:
-    assert Times(fixed="30m").limit_s(1) == Times(fixed="30m").limit_s(10**6) == 1800
-
-
-def test_the_signal_never_comes_before_half_of_the_time() -> None:
-    assert Times(signal="2m").signal_s(3600) == 120
-    assert Times(signal="2m").signal_s(180) == 90
 
 
 def test_whole_nodes_are_billed_when_they_are_exclusive() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from harness.cli import run
+from results.site import Times
 from slurm.client import Client
 from slurm.cluster import Association, Cluster, NodeGroup
-from slurm.site import SiteProfile, Times
+from slurm.site import SiteProfile
 from slurm.site_checks import cluster_checks
 
 NODES = NodeGroup(

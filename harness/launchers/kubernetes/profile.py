@@ -10,8 +10,8 @@ import msgspec
 
 from harness.launchers.kubernetes.names import check_key, check_label, check_subdomain, check_value
 from results.plan import Placement
+from results.site import Price, Times
 from results.strict_yaml import FileKind
-from slurm.site import Price, Times
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 PORTS = 1000

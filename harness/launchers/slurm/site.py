@@ -8,8 +8,8 @@ from pathlib import Path
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import StudyFile
 from results.plan import Placement
+from results.site import seconds
 from slurm.client import Client
-from slurm.durations import seconds
 from slurm.runner import QueueFullError, RefusedError
 from slurm.script import Job, job_script
 from slurm.site import SITE_FILE, SiteProfile

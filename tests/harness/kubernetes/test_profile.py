@@ -11,7 +11,7 @@ import pytest
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.plan import Placement
-from slurm.site import Price, Times
+from results.site import Price, Times
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "sites" / "kubernetes.yaml"
 NEEDED = "image: bench:1\nvolume_claim: results\n"

@@ -1,0 +1,46 @@
+"""What every site profile says: times as people write them, the limit of an estimate, and the signal."""
+
+from __future__ import annotations
+
+import pytest
+
+from results.site import Times, seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90s", 90), ("30m", 1800), ("2.5h", 9000), ("1d", 86_400), ("0.5s", 0.5)]
+)
+def test_seconds(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "5", "0m", "-1h", "1:30:00", "1 h", "1h30m", "1w", "infm", "1e3s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="30m"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("estimate_s", "limit_s"),
+    [
+        # 1.5 x 60 s = 90 s is less than the minimum of 10 minutes.
+        (60, 600),
+        # 1.5 x 1000 s = 1500 s = 25 min: already a multiple of 5 minutes.
+        (1000, 1500),
+        # 1.5 x 1001 s = 1501.5 s: rounded up to 30 min.
+        (1001, 1800),
+        # 1.5 x 7200 s = 3 h, but two are the maximum.
+        (7200, 7200),
+    ],
+)
+def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
+    assert Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5).limit_s(estimate_s) == limit_s
+
+
+def test_a_fixed_limit_is_asked_for_whatever_the_estimate() -> None:
+    assert Times(fixed="30m").limit_s(1) == Times(fixed="30m").limit_s(10**6) == 1800
+
+
+def test_the_signal_never_comes_before_half_of_the_time() -> None:
+    assert Times(signal="2m").signal_s(3600) == 120
+    assert Times(signal="2m").signal_s(180) == 90
