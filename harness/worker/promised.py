@@ -234,22 +234,27 @@ def _(promise: Forgotten, exchanged: Exchanged) -> Check:
 def _(promise: UnbiasedLevels, exchanged: Exchanged) -> Check:
     """The errors add up to nothing within Azuma's inequality (Azuma 1967): each is between two values that
     lie a step apart."""
-    steps = _block_steps(exchanged.values, promise)
+    largest = _largest_of_block(exchanged.values, promise.block)
+    steps, used = _steps(largest, promise), largest > 0
     own = _own_shard(exchanged, promise.block)
-    steps[own] += _block_steps(exchanged.sums, promise)[own]
-    used = steps > 0
+    largest = _largest_of_block(exchanged.sums, promise.block)[own]
+    steps[own] += _steps(largest, promise)
+    used[own] |= largest > 0
     errors = ((exchanged.sent - exchanged.values).double() / steps)[used]
     total, allowed = float(errors.sum()), math.sqrt(len(errors) * math.log(2 / FALSE_ALARM) / 2)
     what = f"the errors of {len(errors)} values add up to {total:.3g} steps, by chance to {allowed:.3g}"
     return what, abs(total), allowed + ROUNDING * len(errors)
 
 
-def _block_steps(values: Tensor, promise: UnbiasedLevels) -> Tensor:
-    """Of each value: the step of its block."""
-    padding = -len(values) % promise.block
-    blocks = torch.nn.functional.pad(values.double().abs(), (0, padding)).view(-1, promise.block)
-    steps = blocks.amax(dim=1) / promise.levels
-    return steps.repeat_interleave(promise.block)[: len(values)]
+def _largest_of_block(values: Tensor, length: int) -> Tensor:
+    """Of each value: the largest |x| of its block."""
+    padding = -len(values) % length
+    blocks = torch.nn.functional.pad(values.double().abs(), (0, padding)).view(-1, length)
+    return blocks.amax(dim=1).repeat_interleave(length)[: len(values)]
+
+
+def _steps(largest: Tensor, promise: UnbiasedLevels) -> Tensor:
+    return (largest / promise.levels).clamp(min=promise.smallest_step)
 
 
 def _own_shard(exchanged: Exchanged, unit: int) -> slice:
@@ -269,8 +274,9 @@ def _(promise: ScaledSigns, exchanged: Exchanged) -> Check:
         mean = float(values.abs().mean())
         sent = exchanged.sent[shard * length : (shard + 1) * length].double()
         # What was sent is a difference: its rounding is a share of the larger of its terms.
-        size = float(values.abs().max()) + mean
-        worst = max(worst, float((sent - mean * signs).abs().max()) / size if size else 0.0)
+        # That of a subnormal number is no share of it, but as large as that of the smallest normal one.
+        size = float(values.abs().max()) + mean + torch.finfo(torch.float32).tiny
+        worst = max(worst, float((sent - mean * signs).abs().max()) / size)
     return "a value was not sent as its sign times the mean of its shard", worst, ROUNDING
 
 

@@ -62,6 +62,8 @@ class UnbiasedLevels:
 
     block: int
     levels: int
+    smallest_step: float = 0.0
+    """What a step is at least, of a block of smaller values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,9 @@ NO_DEFECTS = {
     "_nothing_is_wrong",
     "_one_step_at_the_place",
     "_one_step_before_the_place",
+    "_simulated_in_1200_ms",
+    "_simulated_in_100_s",
+    "_little_memory_on_the_last_rank",
 }
 """Without a defect of ours, or the same defect with a check at a given place."""
 FEWEST = 40

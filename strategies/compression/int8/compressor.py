@@ -11,12 +11,11 @@ from torch import Tensor
 from results.spec import Spec
 from strategies.compression.base import State
 from strategies.compression.draw import generator_of
+from strategies.compression.int8.facts import SMALLEST_STEP
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
 
 LARGEST = 127
 """Codes are -127..127: symmetric, so that a gradient and its negative are treated alike."""
-_SMALLEST_STEP = torch.finfo(torch.float32).tiny
-"""Of a block of zeros as well: what is divided by is never zero, and no step is subnormal."""
 
 
 class Int8(TwoStage):
@@ -41,7 +40,7 @@ class Int8(TwoStage):
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
         """Block after block: its codes, then its step."""
         blocks = shards.view(len(shards), -1, self.unit)
-        steps = blocks.abs().amax(dim=-1, keepdim=True).div_(LARGEST).clamp_(min=_SMALLEST_STEP)
+        steps = blocks.abs().amax(dim=-1, keepdim=True).div_(LARGEST).clamp_(min=SMALLEST_STEP)
         levels = self._uniform(blocks).addcdiv_(blocks, steps).floor_()
         # In single precision 127 + u may be rounded to 128.
         codes = levels.clamp_(-LARGEST, LARGEST).to(torch.int8)

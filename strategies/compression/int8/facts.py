@@ -9,6 +9,10 @@ from results.spec import Option
 from strategies.compression.facts import CompressorFacts
 from strategies.compression.promise import CompressorPromise, UnbiasedLevels, WireBytes
 
+SMALLEST_STEP = 2.0**-126
+"""The smallest normal number of fp32, for a block of zeros too: nothing is divided by zero, and no step is
+subnormal."""
+
 
 class Int8Facts(CompressorFacts):
     """Unbiased, so that feedback is an option and not a need."""
@@ -34,4 +38,4 @@ class Int8Facts(CompressorFacts):
             # A shard for every rank, and the sum of its own: a byte a value, and 4 of each block's step.
             return (ranks + 1) * math.ceil(values / (ranks * block)) * (block + 4)
 
-        return WireBytes(of=size), UnbiasedLevels(block=block, levels=127)
+        return WireBytes(of=size), UnbiasedLevels(block=block, levels=127, smallest_step=SMALLEST_STEP)
