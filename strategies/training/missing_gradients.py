@@ -60,7 +60,9 @@ class UnlikeGradients:
         """Raise UsageError if ranks lack the gradients of different `parameters`.
 
         In the first step collective, and on all ranks; later on a rank that lacks others than in the first
-        step, and the other ranks wait for it.
+        step, and the other ranks wait for it. That rank is refused even if all ranks change alike, as where
+        all skip the same layers in a step: to compare again, all would have to join a collective, and a rank
+        that sees no change does not know of it.
         """
         missing = {name for name, value in parameters.items() if value.requires_grad and value.grad is None}
         if self._agreed is None:
@@ -72,7 +74,9 @@ class UnlikeGradients:
             self._agreed = None if unlike else missing
         else:
             unlike = sorted(missing ^ self._agreed)
-            said = "came in this step or in the first, not in both"
+            said = (
+                "came in this step or in the first, not in both (refused even where all ranks change alike)"
+            )
         if unlike:
             raise UsageError(
                 f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: use the same "
