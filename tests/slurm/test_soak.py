@@ -1,9 +1,10 @@
 """Faults at random moments, on Slurm and on this machine; then the same command until all is done.
 
 SOAK_ROUNDS says how many rounds each kind has (2), SOAK_SEED where their faults and moments begin. The
-default seed (199) draws what no other test does: on Slurm an agent and an srun are killed, here Ctrl-C comes
-while ranks start. With SOAK_LEDGER, each round adds a line to that file, and a round that is in it without a
-failure is not repeated, so that a long soak can be stopped and continued (`make soak`).
+default seed (9431) draws what no other test does: on Slurm an agent and an srun are killed, here SIGHUP comes
+while ranks start, and a guardian is killed. With SOAK_LEDGER, each round adds a line to that file, and a
+round that is in it without a failure is not repeated, so that a long soak can be stopped and continued
+(`make soak`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ import pytest
 
 from harness.code import checkout
 from results.job_store import JobStore
+from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "2"))
-SEED = int(os.environ.get("SOAK_SEED", "199"))
+SEED = int(os.environ.get("SOAK_SEED", "9431"))
 LEDGER = Path(os.environ["SOAK_LEDGER"]) if "SOAK_LEDGER" in os.environ else None
 CALLS = 6
 """Calls of the same command after the fault, at most."""
@@ -43,15 +45,16 @@ KILLED = {
     "agent": "the agent of ",
     "srun": "the process that started the ranks was killed by SIGKILL",
     "local torchrun": "the process that started the ranks was killed by SIGKILL",
+    "guardian": "the process that started the ranks was killed by SIGKILL",
     "program": "the job's program was killed",
 }
 """What started the ranks and was killed, and what is said then."""
 ENDS = {
     **dict.fromkeys(KILLED, frozenset({Outcome.MISSING_RANKS})),
     "bench": frozenset({Outcome.UNKNOWN}),
-    **dict.fromkeys(("cancel", "SIGTERM", "SIGINT"), frozenset({Outcome.CANCELLED})),
-    "rank": {Outcome.CRASHED},
-    "node": {Outcome.NODE_FAILED},
+    **dict.fromkeys(("cancel", "SIGTERM", "SIGINT", "SIGHUP"), frozenset({Outcome.CANCELLED})),
+    **dict.fromkeys(("rank", "SIGSEGV"), frozenset({Outcome.CRASHED})),
+    **dict.fromkeys(("node", "controller"), frozenset({Outcome.NODE_FAILED})),
     **dict.fromkeys(("notice", "limit"), frozenset({Outcome.TIMED_OUT})),
     **dict.fromkeys(("requeue", "preempt"), frozenset({Outcome.PREEMPTED})),
 }
@@ -62,12 +65,40 @@ PROCESSES = {
     "agent": "harness.launchers.slurm.agent",
     "srun": "srun",
     "program": "harness.launchers.program",
+    "guardian": "guardian.py",
 }
 """By a word of their command lines; ranks have those of their torchrun but one."""
-ON_SLURM = (*PROCESSES, "cancel", "requeue", "preempt", "node", "limit", "notice")
-OF_BENCH = {"bench": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+ON_SLURM = (
+    *(what for what in PROCESSES if what != "guardian"),
+    "cancel",
+    "requeue",
+    "preempt",
+    "node",
+    "limit",
+    "notice",
+    "controller",
+)
+CONTROLLER_AWAY_S = 45.0
+"""For how long Slurm's controller is away, at most: srun gives up after 30 s."""
+OF_BENCH = {
+    "bench": signal.SIGKILL,
+    "SIGTERM": signal.SIGTERM,
+    "SIGINT": signal.SIGINT,
+    "SIGHUP": signal.SIGHUP,
+}
 """Signals that bench itself gets on this machine."""
-HERE = ("rank", "local torchrun", *OF_BENCH)
+BELOW_BENCH = {
+    "rank": ("rank", signal.SIGKILL),
+    "SIGSEGV": ("rank", signal.SIGSEGV),
+    "local torchrun": ("torchrun", signal.SIGKILL),
+    "guardian": ("guardian", signal.SIGKILL),
+}
+"""Which process below bench gets which signal on this machine.
+
+Not drawn: bench and the guardian killed at the same time. Then nobody is left to end a daemon of a rank in a
+session of its own; torchrun and the ranks themselves end with the guardian, as when it is killed alone.
+"""
+HERE = (*BELOW_BENCH, *OF_BENCH)
 Bench = Any
 
 
@@ -147,6 +178,19 @@ class Soak:
             assert [x for x in self.study.launches() if not self.study.has_attempt(x.launch_id)] == []
         store = JobStore(self.study.root)
         assert [job.job_id for job in store.jobs() if store.ended(job.job_id) is None] == []
+        self._must_be_free()
+
+    def _must_be_free(self) -> None:
+        """Nobody holds the study: no lock, no mount, and no open file within a while."""
+        root = str(self.study.root)
+        with study_lock(self.study.root):
+            pass
+        assert root not in Path("/proc/self/mountinfo").read_text()
+        # A daemon of Slurm may close a job's log a little later.
+        end = time.monotonic() + 60
+        while held := holders(root):
+            assert time.monotonic() < end, held
+            time.sleep(0.1)
 
     def has_come(self, anchor: str, moment_s: float) -> Callable[[], bool]:
         """Whether the moment of a fault has come, so long after the start or after the first run of two."""
@@ -159,14 +203,14 @@ class Soak:
 
         return come
 
-    def kill(self, what: str, chance: random.Random) -> bool:
-        """Kill one process of that kind at random. Returns False if there is none."""
+    def kill(self, what: str, chance: random.Random, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send one process of that kind a signal, at random. Returns False if there is none."""
         word = PROCESSES[what]
         found = []
         for process in self.bench.processes():
             with suppress(psutil.Error):
                 words = process.cmdline()
-                if any(word.endswith("/guardian.py") for word in words):
+                if what != "guardian" and any(word.endswith("/guardian.py") for word in words):
                     # It has its command's words beside its own.
                     continue
                 is_rank = "harness.worker" in words and "torch.distributed.run" not in words
@@ -176,8 +220,17 @@ class Soak:
         if what == "agent":
             found = [process for process in found if process.name() != "srun"]
         if found:
-            chance.choice(sorted(found, key=lambda process: process.pid)).kill()
+            chance.choice(sorted(found, key=lambda process: process.pid)).send_signal(number)
         return bool(found)
+
+
+def holders(root: str) -> list[tuple[int, str]]:
+    """Processes that hold a file below this folder, by number, and which."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [(process.pid, f.path) for f in process.open_files() if f.path.startswith(f"{root}/")]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +309,13 @@ def harm(soak: Soak, lab: Any, job_id: int, chance: random.Random) -> bool:
     if soak.fault == "node":
         lab.kill_node(chance.choice(["n1", "n2"]))
         return True
+    if soak.fault == "controller":
+        lab.kill_controller()
+        try:
+            time.sleep(chance.uniform(0, CONTROLLER_AWAY_S))
+        finally:
+            lab.start_controller()
+        return True
     return soak.kill(soak.fault, chance)
 
 
@@ -281,7 +341,8 @@ def test_a_study_on_this_machine_outlives_any_fault(
             line["hit"] = process.poll() is None
             process.send_signal(OF_BENCH[fault])
         else:
-            line["hit"] = soak.kill(fault.removeprefix("local "), chance)
+            what, number = BELOW_BENCH[fault]
+            line["hit"] = soak.kill(what, chance, number)
         process.communicate(timeout=400)
         bench.wait_for_processes()
         for _ in range(CALLS):
