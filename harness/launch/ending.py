@@ -151,6 +151,9 @@ def inferred_outcome(
         return _failed(first)
     if signs.left is not None and (signs.exit_code is None or signs.exit_code >= 0):
         return Outcome.MISSING_RANKS, f"ranks are missing: {signs.left}"
+    if signs.killed_on_a_node is not None:
+        # Its guardian, or srun, has asked the others to end.
+        return _process_killed(*signs.killed_on_a_node, signs)
     if exits or signs.asked_to_end:
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
     return _outcome_without_ranks(signs)
@@ -182,8 +185,6 @@ def _failed(rank: RankExit) -> tuple[Outcome, str]:
 
 def _outcome_without_ranks(signs: Signs) -> tuple[Outcome, str]:
     """No rank was reported as failed: the outcome follows from how the process that started them ended."""
-    if signs.killed_on_a_node is not None:
-        return _process_killed(*signs.killed_on_a_node, signs)
     code = signs.exit_code
     if signs.recorded and (code is None or code >= 0):
         words = "some ranks wrote down that others went away, and nobody tells how those ended"

@@ -16,14 +16,15 @@ class NotCompiledError(Exception):
 
 @contextmanager
 def reproducible_compilation(cell: Cell) -> Iterator[None]:
-    """Compile with eager's random numbers, and forget that code afterwards.
+    """Compile anew with eager's random numbers, and forget that code afterwards.
 
     A compiled dropout draws numbers of its own, so that it could never be compared with an eager model;
-    what is measured later is compiled anew, as a user would have it.
+    what is measured is compiled as a user would have it.
     """
     if not cell.compile:
         yield
         return
+    torch._dynamo.reset()
     with torch._inductor.config.patch(fallback_random=True):
         yield
     torch._dynamo.reset()

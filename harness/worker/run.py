@@ -147,8 +147,8 @@ class Run:
         else:
             self._absent["parameters_hash"] = f"{cell.strategy} does not keep all replicas equal"
         self._add_losses_to_a_weaker_proof()
-        self._prove_late(setup, trainer, batches)
         self._trace(trainer, batches)
+        self._prove_late(setup, trainer, batches)
 
     def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:
         """Build the cell, prove it, and measure its steps."""
@@ -263,14 +263,15 @@ class Run:
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
         obstacle = no_room(self._cell, self._parameter_bytes, around.control)
         if obstacle is None:
-            late = prove_late(
-                setup,
-                trainer,
-                batches,
-                around.control,
-                longest_s=min(LONGEST_S, LATE_SHARE * timed_s),
-                beat=around.log.heartbeat,
-            )
+            with reproducible_compilation(self._cell):
+                late = prove_late(
+                    setup,
+                    trainer,
+                    batches,
+                    around.control,
+                    longest_s=min(LONGEST_S, LATE_SHARE * timed_s),
+                    beat=around.log.heartbeat,
+                )
         else:
             late = LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
         if late.failure is not None:

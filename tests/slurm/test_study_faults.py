@@ -438,7 +438,7 @@ def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expecte
     lab.drain()
     call()
     with (copy / "strategies" / "__init__.py").open("a") as file:
-        file.write("# edited\n")
+        file.write("EDITED = True\n")
     lab.resume()
     scene.bench.settle()
     store = JobStore(scene.bench.study().root)

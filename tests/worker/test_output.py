@@ -61,9 +61,10 @@ def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_pat
     assert tail.startswith(b"--- run second\n")
     lines = tail.removeprefix(b"--- run second\n").splitlines()[:-1]
     assert [int(line[:7]) for line in lines] == list(range(60_000 - len(lines), 60_000))
-    # That line was left out and is said again; what comes amid the last step of a cut may be lost uncounted.
+    # That line was left out and is said again. What comes between the last look and the cut is lost
+    # uncounted: as much as is printed while the thread that cuts waits for a core, in each of some ten cuts.
     kept = len(head) + len(tail) - len("--- run second\n")
-    assert 0 <= written - kept - int(left_out) < 10_000
+    assert 0 <= written - kept - int(left_out) < written // 20
 
 
 def test_what_comes_after_the_last_look_for_more_is_kept(

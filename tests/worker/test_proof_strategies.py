@@ -157,7 +157,7 @@ def _a_shard_not_updated(rank: int, size: int) -> AbstractContextManager[object]
 
 
 GRADIENT = "gradient of .* differs from the serial simulation"
-DATA = "micro-batches, and each must have its own"
+DATA = "(micro-batches|random state), and each must have its own"
 UPDATE = "update differs from the serial simulation"
 STATE = "optimizer state of .* differs from the replayed one"
 RANKS_APART = f"{GRADIENT}|replicas differ after the update"
