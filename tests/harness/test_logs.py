@@ -196,12 +196,12 @@ def test_a_launch_is_followed_to_its_end_and_on_to_the_next(
         wait_for("half a line")
         # The middle is cut out, and the rank goes on.
         path.write_text("cut\n")
-        time.sleep(0.1)
+        wait_for(LEFT_OUT)
         printed.prints(launch, 0, "after it\n")
         wait_for("after it")
         printed.prints(launch, 0, "last")
-        printed.ends(launch)
         following = printed.launch("l2")
+        printed.ends(launch)
         printed.prints(following, 1, "the next launch\n")
         printed.ends(following)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -337,6 +338,7 @@ def test_strategies_of_other_packages_are_weighed(
     finally:
         forget_packages()
         STRATEGIES.forget("elsewhere")
+        sys.modules.pop("elsewhere", None)
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
     assert "cannot be imported" in dict(choice.refused)["broken"].text
