@@ -444,7 +444,7 @@ def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expecte
     store = JobStore(scene.bench.study().root)
     (start,) = store.starts(store.jobs()[0].job_id)
     assert start.outcome is Outcome.CANCELLED
-    assert "the code of bench was edited while the job was waiting" in str(start.reason)
+    assert "the code of bench was edited after the job was submitted" in str(start.reason)
     assert scene.bench.study().launches() == []
     assert "every cell" not in call()
     scene.bench.settle()
