@@ -52,6 +52,7 @@ class Guarded:
                 pass_fds=(watched, *descriptors),
             )
         except BaseException:
+            # Ctrl-C as well: nobody else knows the descriptor.
             os.close(self._held)
             raise
         finally:
