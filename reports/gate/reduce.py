@@ -23,7 +23,7 @@ UNDER_TEST = ("code_hash", "packages")
 
 def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
     """Every planned cell of a study as a subject. Raises UsageError for a study without a run."""
-    cells = {cell.id: cell for plan in study.plans() for cell in plan.cells}
+    cells = {cell.id: cell for plan in study.told_plans() for cell in plan.cells}
     if not results:
         raise UsageError(f"{study.root} has no run yet: run its matrix first (bench status {study.root})")
     subjects: dict[str, Subject] = {}
