@@ -157,6 +157,9 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     rule: Rule | None = None
     """What left it out; None in plans that were made before rules were kept."""
+    predicate: str | None = None
+    """The reason after the name of the strategy that is its subject, the same for all strategies that one
+    rule refuses; None where the reason has another subject, and in plans from before it was kept."""
 
     @property
     def excluded(self) -> bool:

@@ -32,7 +32,7 @@ from results.schema import Schema
 #   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof
 #   run-result  -  unreleased  late_first and late_steps of the proof
-#   plan    -  unreleased  rule of skips
+#   plan    -  unreleased  rule and predicate of skips
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

@@ -5,6 +5,7 @@ What one strategy, compressor or collective refuses is in its facts; here is wha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
@@ -18,15 +19,37 @@ from strategies.compression.facts import CompressorFacts
 from strategies.facts import StrategyFacts
 
 
-def refusal(cell: Cell) -> str | None:
-    """Why a cell makes no sense, as a sentence for the report; None if it does."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a cell makes no sense."""
+
+    text: str
+    """A sentence for the report."""
+    predicate: str | None = None
+    """The sentence after the name of the strategy that is its subject, the same for all strategies that one
+    rule refuses; None where the sentence has another subject."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def refusal(cell: Cell) -> Refusal | None:
+    """Why a cell makes no sense; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
     compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
     return (
-        _ranks(cell, strategy)
-        or strategy.redundant(cell)
+        _of(strategy, _ranks(cell, strategy))
+        or _whole(strategy.redundant(cell))
         or _combination(cell, strategy, compressor, collective)
     )
+
+
+def _of(strategy: StrategyFacts, predicate: str | None) -> Refusal | None:
+    return None if predicate is None else Refusal(f"{strategy.name} {predicate}", predicate)
+
+
+def _whole(sentence: str | None) -> Refusal | None:
+    return None if sentence is None else Refusal(sentence)
 
 
 def require_possible(**fields: Any) -> None:
@@ -55,43 +78,43 @@ def require_possible(**fields: Any) -> None:
     except ValueError as error:
         raise SpecError(str(error)) from None
     if reason := _combination(cell, strategy, compressor, collective):
-        raise SpecError(reason)
+        raise SpecError(reason.text)
 
 
 def _combination(
     cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts, collective: CollectiveFacts
-) -> str | None:
+) -> Refusal | None:
     return (
-        strategy.refusal(cell)
-        or _fixed(cell, strategy)
-        or _grouping(cell, strategy)
-        or _averaged(cell, strategy)
-        or _machine(cell)
-        or _compressed(cell, strategy, compressor)
-        or _collected(cell, collective, compressor)
+        _whole(strategy.refusal(cell))
+        or _of(strategy, _fixed(cell, strategy))
+        or _whole(_grouping(cell, strategy))
+        or _of(strategy, _averaged(cell, strategy))
+        or _whole(_machine(cell))
+        or _whole(_compressed(cell, strategy, compressor))
+        or _whole(_collected(cell, collective, compressor))
     )
 
 
 def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
+    """What is said of a strategy on too few or too many ranks."""
     if strategy.distributed and cell.gpus < 2:
-        return f"{strategy.name} needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
+        return f"needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
     if not strategy.distributed and cell.gpus != 1:
-        return f"{strategy.name} runs on 1 rank alone; on more use {REFERENCE_STRATEGY}"
+        return f"runs on 1 rank alone; on more use {REFERENCE_STRATEGY}"
     return None
 
 
 def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """The exchanges, memory formats and compilation that a strategy excludes."""
-    name = strategy.name
+    """What is said of a strategy that excludes an exchange, a memory format or compilation."""
     if strategy.fixed_exchange and not cell.dense:
         return (
-            f"{name} goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
             f"{cell.compression} and {cell.collective}: {strategy.fixed_exchange}"
         )
     if strategy.contiguous and cell.memory_format != "contiguous":
-        return f"{name} goes with --memory-format contiguous alone: {strategy.contiguous}"
+        return f"goes with --memory-format contiguous alone: {strategy.contiguous}"
     if strategy.eager and cell.compile:
-        return f"{name} does not go with --compile: {strategy.eager}"
+        return f"does not go with --compile: {strategy.eager}"
     return None
 
 
@@ -104,15 +127,13 @@ def _grouping(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """The precisions and compressors that the averages of a strategy exclude."""
+    """What is said of a strategy whose averages exclude a precision or a compressor."""
     promise = strategy.promise
     if promise.of == "parameters" and cell.precision == "fp16":
-        return (
-            f"{strategy.name} does not go with --precision fp16: each rank would scale its own loss; use bf16"
-        )
+        return "does not go with --precision fp16: each rank would scale its own loss; use bf16"
     if not promise.equal and cell.compresses:
         return (
-            f"{strategy.name} goes with --compression {UNCOMPRESSED} alone, not {cell.compression}: "
+            f"goes with --compression {UNCOMPRESSED} alone, not {cell.compression}: "
             f"without equal replicas no proof can tell what was lost; leave --compression out"
         )
     return None

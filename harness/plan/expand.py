@@ -21,7 +21,7 @@ from results.errors import SpecError, UsageError
 from results.link import read_link
 from results.plan import EXCLUDED, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
-from strategies.refusal import refusal
+from strategies.refusal import Refusal, refusal
 from workloads import catalog as workloads
 from workloads.source import file_hash, source_hash
 
@@ -146,7 +146,7 @@ class _Matrix:
         micro_batch = self._micro_batch(point.key, probe)
         if isinstance(micro_batch, str):
             refused = refusal(probe)
-            return Reason("strategy", refused) if refused else Reason("batch", micro_batch)
+            return _said(refused) if refused else Reason("batch", micro_batch)
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
         return _refusal(cell) or self._misfit(cell) or cell
 
@@ -212,15 +212,20 @@ def _base(request: Request, workload: str) -> Cell:
 
 
 _REFUSALS: tuple[tuple[Rule, Callable[[Cell], str | None]], ...] = (
-    ("strategy", refusal),
     ("network", network.refusal),
     ("workload", workloads.refusal),
     ("split", split.refusal),
 )
 
 
+def _said(by_strategy: Refusal) -> Reason:
+    return Reason("strategy", by_strategy.text, by_strategy.predicate)
+
+
 def _refusal(cell: Cell) -> Reason | None:
     """Why a cell makes no sense wherever it runs; what is wrong for more reasons than one says the first."""
+    if (by_strategy := refusal(cell)) is not None:
+        return _said(by_strategy)
     found = ((rule, refused(cell)) for rule, refused in _REFUSALS)
     return next((Reason(rule, text) for rule, text in found if text is not None), None)
 

@@ -40,6 +40,7 @@ class Point:
             scaling=key.scaling,
             reason=reason.text,
             rule=reason.rule,
+            predicate=reason.predicate,
         )
 
 

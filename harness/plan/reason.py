@@ -13,3 +13,5 @@ class Reason:
 
     rule: Rule
     text: str
+    predicate: str | None = None
+    """The text after the name of the strategy that is its subject, where one rule refuses several."""

@@ -9,7 +9,6 @@ from reports.analysis.outcomes import SkippedSizes
 from reports.analysis.study import StudyFigures
 from reports.table import Shown, TextTable, table, words
 from results.label import label
-from results.plan import Skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class SkippedPoints:
     """Scaling and its batch: `weak 8`, per replica; `strong 32`, global."""
     gpus: tuple[int, ...]
     reason: str
-    """Without the name of the strategy that it begins with: equal for all."""
+    """Without the strategy's name where it is the subject of the sentence: equal for all."""
 
 
 def skipped_table(study: StudyFigures) -> TextTable:
@@ -51,7 +50,7 @@ def skipped_points(skipped: Sequence[SkippedSizes]) -> list[SkippedPoints]:
             strategies=(label(skip),),
             series=(),
             gpus=group.gpus,
-            reason=_reason(skip),
+            reason=skip.predicate or skip.reason,
         )
         series.setdefault(alike, []).append(f"{skip.scaling} {skip.batch_size:,}")
     strategies: dict[SkippedPoints, list[str]] = {}
@@ -59,7 +58,3 @@ def skipped_points(skipped: Sequence[SkippedSizes]) -> list[SkippedPoints]:
         alike = replace(one, strategies=(), series=tuple(dict.fromkeys(found)))
         strategies.setdefault(alike, []).extend(one.strategies)
     return [replace(one, strategies=tuple(found)) for one, found in strategies.items()]
-
-
-def _reason(skip: Skip) -> str:
-    return skip.reason.removeprefix(f"{skip.strategy.partition(':')[0]} ")

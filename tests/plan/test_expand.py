@@ -65,6 +65,7 @@ def test_the_example_of_the_readme_expands_as_by_hand(plan_of: MakePlan) -> None
         *[(kind, "ddp", batch, 1, DDP) for kind in ("weak", "strong") for batch in (8, 16)],
     ]
     assert skipped(plan) == one_skips * 2
+    assert {(s.reason, s.predicate) for s in plan.skips} == {(SINGLE, SINGLE[7:]), (DDP, DDP[4:])}
 
 
 def test_a_cell_that_two_series_share_is_planned_once(plan_of: MakePlan) -> None:

@@ -58,12 +58,13 @@ def skip(
         batch_size=batch,
         scaling=scaling,  # type: ignore[arg-type]
         reason=reason,
+        predicate=more.get("predicate"),
     )
 
 
 def test_points_skipped_for_one_reason_are_one_row() -> None:
     skips = [
-        skip(strategy, 1, f"{strategy.partition(':')[0]} needs 2", scaling=scaling, batch=batch)
+        skip(strategy, 1, f"{strategy} needs 2", predicate="needs 2", scaling=scaling, batch=batch)
         for strategy in ("ddp", "local-sgd:4")
         for scaling, batch in (("weak", 8), ("strong", 32))
     ]
@@ -97,10 +98,10 @@ def test_no_row_says_more_than_was_skipped() -> None:
     ]
 
 
-def test_only_the_own_name_at_the_start_of_a_reason_goes() -> None:
-    skips = [skip("ddp", 2, "ddpx is not ddp"), skip("fsdp", 2, "as ddp", compression="topk:0.1")]
+def test_a_reason_is_cut_by_what_the_plan_says_and_never_as_text() -> None:
+    skips = [skip("ddp", 2, "ddp needs 2"), skip("fsdp", 2, "as ddp", compression="topk:0.1")]
     rows = skipped_points(skipped_sizes(skips))
     assert [(row.strategies, row.reason) for row in rows] == [
-        (("ddp",), "ddpx is not ddp"),
+        (("ddp",), "ddp needs 2"),
         (("fsdp + topk:0.1",), "as ddp"),
     ]

@@ -218,8 +218,12 @@ CUDA = {"device": "cuda", "backend": "nccl"}
 def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object], reason: str) -> None:
     found = refusal(cell_of(**fields))
     assert found is not None
-    assert reason in found
-    assert "\n" not in found
+    assert reason in found.text
+    assert "\n" not in found.text
+    assert (
+        found.predicate is None
+        or found.text == f"{cell_of(**fields).strategy.partition(':')[0]} {found.predicate}"
+    )
 
 
 @pytest.mark.parametrize(
