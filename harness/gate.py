@@ -14,6 +14,7 @@ from results import files, schemas
 from results.baseline import Acceptance, Baseline, Subject, exact_text
 from results.errors import UsageError, nearest
 from results.store import Study, utc_now
+from results.thresholds import Thresholds, machine_name, thresholds_path
 
 FOLDER = Path("baselines")
 """Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
@@ -127,6 +128,28 @@ def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
         for name, (old, new) in pairs.items()
         if set(old) != set(new)
     }
+
+
+def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, float], list[Path]]:
+    """The margins of the machines that `side` was measured on, and the files that state them.
+
+    Of several machines the widest counts. Raises SchemaError for a damaged file.
+    """
+    names = {name for subject in side.subjects if (name := machine_name(subject.facts)) is not None}
+    paths = [path for name in sorted(names) if (path := thresholds_path(name, folder)).is_file()]
+    margins: dict[str, float] = {}
+    for path in paths:
+        for metric, share in schemas.THRESHOLDS.read(path).fail_above.items():
+            margins[metric] = max(share, margins.get(metric, 0.0))
+    return margins, paths
+
+
+def save_thresholds(thresholds: Thresholds, folder: Path = FOLDER) -> Path:
+    """Write the thresholds of a machine over those that were measured before."""
+    path = thresholds_path(thresholds.machine, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, msgspec.json.format(schemas.THRESHOLDS.encode(thresholds)) + b"\n")
+    return path
 
 
 def _path(name: str, folder: Path) -> Path:

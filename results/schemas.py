@@ -10,9 +10,10 @@ from results.plan import Plan
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
+from results.thresholds import Thresholds
 
-# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; that of baseline is
-# unreleased.
+# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline
+# and thresholds are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -43,3 +44,4 @@ JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
 BASELINE = Schema("baseline", 1, Baseline)
+THRESHOLDS = Schema("thresholds", 1, Thresholds)

@@ -46,14 +46,19 @@ def command(
     Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 the call is
     wrong, 3 nothing regressed and something is incomparable.
     """
-    from harness.gate import read_side
+    from harness.console import Console
+    from harness.gate import machine_margins, read_side
     from reports.gate.comparison import Rules, compare
     from reports.gate.metrics import read_margins
 
     margins, targets = read_margins(fail_above), _targets(shown["forms"])
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
     one, other = read_side(base, baselines), read_side(new, baselines)
-    found = compare(one, other, Rules(margins=one.fail_above | margins, across=facts))
+    of_machine, stated = machine_margins(other, baselines)
+    for path in stated:
+        Console().note(f"margins of this machine's noise: {path}")
+    rules = Rules(margins=of_machine | one.fail_above | margins, across=facts)
+    found = compare(one, other, rules)
     _show(found, targets, every=shown["every"])
     return found.exit_code(strict=shown["strict"])
 

@@ -20,11 +20,28 @@ from results.errors import UsageError
 
 @click.command(name="doctor")
 @click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
-def command(site: str | None) -> int:
+@click.option(
+    "--noise",
+    is_flag=True,
+    help="Measure how far equal runs differ here, and write the margins of bench compare.",
+)
+@click.option(
+    "--budget", metavar="TIME", default="3m", show_default=True, help="How long --noise may measure."
+)
+@click.option(
+    "--baselines",
+    type=click.Path(path_type=Path),
+    default=Path("baselines"),
+    help="Where --noise writes thresholds/MACHINE.json.",
+)
+def command(site: str | None, *, noise: bool, budget: str, baselines: Path) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.
+    With --noise, it runs a small cell in fresh launches until --budget is spent (docs/gate.md).
     """
+    if noise:
+        return _measure_noise(budget, baselines)
     # First, because its errors are all there is to say.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
@@ -35,6 +52,31 @@ def command(site: str | None) -> int:
     rows = [(each.level, each.about, each.words) for each in found]
     console.table(["level", "about", "found"], rows, numeric=[False, False, False])
     return 1 if any(each.level == "wrong" for each in found) else 0
+
+
+def _measure_noise(budget: str, baselines: Path) -> int:
+    # Imported here: a check of the machine needs neither a plan nor launches.
+    from harness.gate import save_thresholds
+    from harness.noise import measure_noise
+    from harness.plan.options import read_duration_s
+    from reports.gate.noise import GATED, HEADS, LARGEST, noise_rows
+    from reports.text import percent
+
+    measured = measure_noise(read_duration_s(budget, "--budget"))
+    if measured is None:
+        return 130
+    console = Console()
+    console.result(f"{measured.machine}: {measured.cell}, {measured.seconds:.0f} s")
+    rows = noise_rows(measured.noise, measured.fail_above)
+    console.table(HEADS, rows, numeric=[False, True, True, True, True, True])
+    console.result(str(save_thresholds(measured, baselines)))
+    for name in GATED:
+        if name in measured.noise and name not in measured.fail_above:
+            console.warn(
+                f"{name} varies too much here for a margin of at most {percent(LARGEST)}: no margin of this "
+                f"machine is written; measure more runs, on a quieter machine, or in paired mode"
+            )
+    return 0
 
 
 def _site_checks(path: Path) -> Sequence[SiteCheck]:

@@ -23,6 +23,7 @@ from results.recorded import KernelTimes, LinkPeak, Operations, Recorded, Teleme
 from results.run import RunResult
 from results.schema import Schema
 from results.statistics import Metric
+from results.thresholds import MetricNoise, Thresholds
 from results.training import Training
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -486,6 +487,14 @@ BASELINE = Baseline(
         ),
     ),
 )
+THRESHOLDS = Thresholds(
+    machine="NVIDIA H200",
+    measured_at="2026-01-02T03:04:05.000Z",
+    seconds=120.5,
+    cell="mlp, ddp, 2 x 128",
+    noise={"step_time": MetricNoise(runs=12, between=0.01, within=0.001)},
+    fail_above={"step_time": 0.05},
+)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -510,6 +519,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "submission-1": (schemas.SUBMISSION, SUBMISSION),
     "job-end-1": (schemas.JOB_END, JOB_END),
     "baseline-1": (schemas.BASELINE, BASELINE),
+    "thresholds-1": (schemas.THRESHOLDS, THRESHOLDS),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

@@ -1,0 +1,91 @@
+"""The noise of equal runs, and the smallest margin that a number of runs can judge amid it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+from scipy.special import chdtri, stdtrit
+
+from reports.gate.effect import ALPHA, FEWEST_RUNS, QUIET
+from reports.gate.metrics import TIMED
+from reports.text import NOTHING, percent
+from results.run import RunResult
+from results.statistics import t_quantile
+from results.thresholds import MetricNoise
+
+RUNS_A_SIDE = 10
+"""The number of runs on each side that a written margin is for."""
+CERTAINTY = 0.8
+"""One-sided, with which the noise of a machine is no larger than what the margin assumes."""
+LARGEST = 0.25
+"""A margin above this is not written: a gate that lets 25 % through is none."""
+GATED = ("step_time", "peak_memory", "startup")
+"""Metrics that get a margin. The others are parts or the inverse of these."""
+HEADS = ("metric", "runs", "between launches", "within a launch", "10 runs a side can judge", "margin")
+
+
+def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
+    """By metric; those without a positive figure in `FEWEST_RUNS` runs are left out."""
+    found = {}
+    for name, metric in TIMED.items():
+        values = [value for run in runs if (value := metric.read(run)) is not None and value > 0]
+        if len(values) >= FEWEST_RUNS:
+            found[name] = MetricNoise(
+                runs=len(values),
+                between=float(np.log(values).std(ddof=1)),
+                within=_within(runs) if name == "step_time" else None,
+            )
+    return found
+
+
+def margin(known: MetricNoise, runs: int, rows: int) -> float:
+    """The smallest margin that `runs` runs on each side can always judge, among `rows` judged rows.
+
+    An interval no wider than what lies between QUIET x margin and the margin is always on one side of one
+    (`runs_that_tell`). The standard deviation is taken at its upper bound (chi-square, `CERTAINTY`).
+    """
+    freedom = known.runs - 1
+    deviation = known.between * math.sqrt(freedom / float(chdtri(freedom, CERTAINTY)))
+    half = float(stdtrit(2 * runs - 2, 1 - ALPHA / rows)) * deviation * math.sqrt(2 / runs)
+    return 2 * half / (1 - QUIET)
+
+
+def margins(found: dict[str, MetricNoise]) -> dict[str, float]:
+    """By metric, as whole percents: none below the metric's own margin, none above `LARGEST`."""
+    wanted = {
+        name: max(
+            TIMED[name].margin or 0.0,
+            math.ceil(100 * margin(found[name], RUNS_A_SIDE, len(GATED))) / 100,
+        )
+        for name in GATED
+        if name in found
+    }
+    return {name: share for name, share in wanted.items() if share <= LARGEST}
+
+
+def noise_rows(found: dict[str, MetricNoise], written: dict[str, float]) -> list[tuple[str, ...]]:
+    """By `HEADS`."""
+    return [
+        (
+            TIMED[name].title,
+            str(known.runs),
+            percent(known.between),
+            NOTHING if known.within is None else percent(known.within),
+            percent(margin(known, RUNS_A_SIDE, len(GATED))),
+            percent(written[name]) if name in written else NOTHING,
+        )
+        for name, known in found.items()
+    ]
+
+
+def _within(runs: Sequence[RunResult]) -> float | None:
+    """The relative standard error of a run's mean step time by its own batch means (`within_run`)."""
+    errors = [
+        (step.high - step.low) / 2 / t_quantile(step.samples - 1) / step.value
+        for run in runs
+        if (step := run.step_ns) is not None and step.low is not None and step.high is not None
+    ]
+    return median(errors) if errors else None
