@@ -1,4 +1,4 @@
-"""What the ranks agree on between blocks, over the default group, outside of everything that is timed."""
+"""What the ranks agree on between blocks, outside of everything that is timed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class Control:
-    """Barriers and small agreements among all ranks of the launch."""
+    """Barriers and small agreements among all ranks of the launch, and sums of tensors for its checks.
 
-    def __init__(self, device: torch.device) -> None:
+    Agreements go over the default group, which is Gloo's, in host memory (`crew.py` says why). Tensors of the
+    device go over the backend of the exchange, and are not counted as exchange.
+    """
+
+    def __init__(self, device: torch.device, backend: dist.ProcessGroup | None = None) -> None:
+        """`backend` moves tensors of `device` (None: the default group does)."""
         self._device = device
+        self._backend = backend
 
     def barrier(self) -> None:
         if dist.get_world_size() > 1:
-            dist.barrier(device_ids=[self._device.index] if self._device.type == "cuda" else None)
+            dist.barrier()
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Each value's maximum over the ranks: the same list on all of them, so the same decisions."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor.tolist()]
 
     def of_all(self, values: Sequence[float]) -> list[list[float]]:
         """The values of every rank, in the order of ranks."""
-        own = torch.tensor(values, dtype=torch.float64, device=self._device)
+        own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(every, own)
         return [[float(value) for value in row.tolist()] for row in every]
@@ -38,9 +45,23 @@ class Control:
 
     def from_first(self, value: float) -> float:
         """Rank 0's value, on every rank."""
-        tensor = torch.tensor([value], dtype=torch.float64, device=self._device)
+        tensor = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(tensor, src=0)
         return float(tensor.item())
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Sum a tensor of the device over the ranks, in place."""
+        dist.all_reduce(values, group=self._backend)
+
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        """A contiguous tensor of the device from every rank, in the order of ranks; of one shape on all."""
+        every = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, values, group=self._backend)
+        return every
+
+    def broadcast(self, values: Tensor) -> None:
+        """Rank 0's values of a tensor of the device, in place."""
+        dist.broadcast(values, src=0, group=self._backend)
 
     def synchronize(self) -> None:
         """Wait for this rank's own device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from datetime import timedelta
 from functools import partial
@@ -13,14 +14,16 @@ import torch.distributed as dist
 from harness.code import checkout, code_hash
 from harness.packages import require_planned_packages
 from harness.worker.control import Control
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.flight import write_recording
+from harness.worker.interface import name_interface
 from harness.worker.log import RankLog
 from harness.worker.output import mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, Run
 from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
+from results.cell import Backend
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.launch_files import flight_path, rank_log_path
@@ -49,9 +52,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # From here on ranks wait for each other.
     log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
-    # Without `device_id`: every `new_group` would inherit it and ask the exchange, a group in Python, for a
-    # CUDA backend. Nothing needs it: the current device is set, and NCCL connects at the first collective.
-    dist.init_process_group(launch.backend, timeout=timeout)
+    exchange = _join(launch.backend, launch.placement.nodes, timeout)
     around = RankContext(
         study=study,
         launch=launch,
@@ -60,8 +61,8 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         device=device,
         cores=cores,
         pinned=pinned,
-        exchange=open_exchange(timeout),
-        control=Control(device),
+        exchange=exchange,
+        control=Control(device, exchange.backend),
         log=log,
     )
     log.event("ready", gpus=rank.gpus)
@@ -69,6 +70,24 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         return _run_slots(study, around)
     finally:
         log.close()
+
+
+def _join(backend: Backend, nodes: int, timeout: timedelta) -> ExchangeGroup:
+    """The exchange over `backend`, and the default group, over which the ranks agree; collective.
+
+    The default group is Gloo's on every device, so that an agreement takes no memory and no stream of the
+    device, and still works when the device has failed. NCCL moves the exchange alone.
+
+    No group is bound to a device (`device_id`), for torch 2.11 to 2.13. A bound NCCL group is eager: it has
+    one communicator, in which a send or a receive waits for all that was issued before it, so that two
+    stages of a pipeline that send to each other wait for ever; and a new group splits that communicator, in a
+    call which its members and all other ranks must make equally often. Unbound, NCCL connects at the first
+    collective, on the current device, and has a communicator and a stream for every pair of ranks that send
+    to each other.
+    """
+    name_interface(os.environ, nodes)
+    dist.init_process_group("gloo", timeout=timeout)
+    return open_exchange(timeout, backend=backend)
 
 
 def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:

@@ -99,7 +99,9 @@ class Examination:
         self._control = control
         self._lossy = setup.cell.compresses
         self._promise = STRATEGIES.facts(setup.cell.strategy).promise
-        self._partners = Partners(self._promise, setup.groups, setup.rank.rank, setup.device)
+        self._partners = Partners(
+            self._promise, setup.groups, setup.rank.rank, device=setup.device, control=control
+        )
         self._findings: list[Finding] = []
         self._given: list[Finding] = []
         """Of batches and random state that steps began with."""
@@ -168,7 +170,7 @@ class Examination:
 
     def close(self) -> Examined:
         """What all ranks found; collective."""
-        agreed = self._partners.agree(self._control, hash_number(self._trainer.model.named_parameters()))
+        agreed = self._partners.agree(hash_number(self._trainer.model.named_parameters()))
         wrong_start = [finding for finding in self._given if not finding.passed]
         broken = [finding for finding in self._promised if not finding.passed]
         different = wrong_start or broken or any(not finding.passed for finding in self._findings)
@@ -251,7 +253,7 @@ class Examination:
         """A step that averages all gradients begins with rank 0's buffers on every rank."""
         for name, _ in self._trainer.model.bare.named_buffers():
             octets = start[name].flatten().view(torch.uint8).to(self._setup.device)
-            dist.broadcast(octets, src=0)
+            self._control.broadcast(octets)
             start[name] = octets.cpu().view(start[name].dtype).view(start[name].shape)
 
     def _update_checked(self, start: Tensors, history: History, found: _Recomputed | None) -> None:
@@ -276,7 +278,7 @@ class Examination:
         common = self._common if self._promise.equal else None
         self._findings += compare_average(cell, balance, expected, common, partners)
         self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
-        self._stale |= not partners.agree(self._control, hash_number(model.named_buffers()))
+        self._stale |= not partners.agree(hash_number(model.named_buffers()))
 
     def _compare_history(self, history: History, found: _Recomputed | None) -> None:
         """The state that this update begins with against the one that the last replay left."""

@@ -72,7 +72,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self._name = ""
         self._parts: list[ExchangeGroup] = []
         self.timeout: timedelta | None = None
-        """How long who waits in a group that is split from this one; None: as long as torch has it."""
+        """How long a rank waits in a group that is split from this one; None: as long as torch has it."""
         self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
@@ -117,13 +117,8 @@ class ExchangeGroup(dist.ProcessGroup):
     def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
         """A new group of these ranks over a backend of its own; None where this rank is not in it."""
         ranks = [self._members[rank] for rank in part]
-        backend = dist.new_group(ranks, timeout=self.timeout)
-        _origin.append(_Origin(backend=backend, traffic=self.traffic, members=ranks))
-        try:
-            group = dist.new_group(ranks, timeout=self.timeout, backend=_BACKEND)
-        finally:
-            _origin.pop()
-        return group if isinstance(group, ExchangeGroup) else None
+        backend = dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
+        return _open_over(_Origin(backend=backend, traffic=self.traffic, members=ranks), self.timeout)
 
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
@@ -228,7 +223,7 @@ def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """What a group that is split from another takes from it."""
+    """What a group is made over."""
 
     backend: dist.ProcessGroup
     traffic: Traffic
@@ -236,27 +231,40 @@ class _Origin:
 
 
 _origin: list[_Origin] = []
-"""Of the group that is being made, if it is a part: torch calls `_create` with nothing of ours."""
+"""Of the group that is being made: torch calls `_create` with nothing of ours."""
 
 
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
-    if not _origin:
-        group = ExchangeGroup(rank, size)
-    else:
-        origin = _origin[-1]
-        group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
+    origin = _origin[-1]
+    group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
     group.timeout = timeout
     return group
 
 
-def open_exchange(timeout: timedelta | None = None) -> ExchangeGroup:
-    """A new exchange over all ranks of the default group; collective.
-
-    `timeout` is how long a collective of a group that is split from it waits for its ranks (None: as long as
-    torch has it); what goes over all ranks waits as the default group does.
-    """
+def _open_over(origin: _Origin, timeout: timedelta | None) -> ExchangeGroup | None:
+    """An exchange over `origin`, which torch knows; None where this rank is not in it."""
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])
-    group = dist.new_group(timeout=timeout, backend=_BACKEND)
-    assert isinstance(group, ExchangeGroup)
+    _origin.append(origin)
+    try:
+        group = dist.new_group(list(origin.members), timeout=timeout, backend=_BACKEND)
+    finally:
+        _origin.pop()
+    return group if isinstance(group, ExchangeGroup) else None
+
+
+def open_exchange(timeout: timedelta | None = None, *, backend: str | None = None) -> ExchangeGroup:
+    """A new exchange over all ranks of the default group; collective.
+
+    `backend` is the name of what moves the data (None: the default group's, or the default group itself if
+    it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
+    what goes over the default group waits as that does.
+    """
+    mover = dist.group.WORLD
+    if backend not in (None, dist.get_backend()):
+        mover = dist.new_group(timeout=timeout, backend=backend)
+    assert mover is not None
+    everyone = range(dist.get_world_size())
+    group = _open_over(_Origin(backend=mover, traffic=Traffic(), members=everyone), timeout)
+    assert group is not None
     return group

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import torch
-import torch.distributed as dist
 
 from harness.worker.control import Control
 from results.recorded import LinkPeak
@@ -32,7 +31,7 @@ def measure_link_peak(
 ) -> LinkPeak:
     """Three all-reduces of the backend after one that warms it up, each after a barrier; collective.
 
-    They go over the default group, so that no traffic of the cell is counted. Two ranks or more.
+    They go around the exchange, so that no traffic of the cell is counted. Two ranks or more.
     """
     payload_bytes = peak_payload_bytes(ranks, link_mbit_per_s)
     values = torch.zeros(payload_bytes // 4, device=device)
@@ -45,6 +44,6 @@ def _all_reduce_ns(values: torch.Tensor, control: Control) -> int:
     control.barrier()
     control.synchronize()
     start = time.perf_counter_ns()
-    dist.all_reduce(values)
+    control.all_reduce(values)
     control.synchronize()
     return time.perf_counter_ns() - start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from harness.worker.control import Control
@@ -15,10 +14,13 @@ from strategies.promise import Promise, everyone
 class Partners:
     """Sums over the partners, and checks that replicas which must be equal are equal."""
 
-    def __init__(self, promise: Promise, groups: GroupLayout, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, promise: Promise, groups: GroupLayout, rank: int, *, device: torch.device, control: Control
+    ) -> None:
         """`groups` are of all ranks; sums travel on `device`. Raises UsageError for a promise that names no
         replicas."""
-        self._promise, self._groups, self._rank, self._device = promise, groups, rank, device
+        self._promise, self._groups, self._rank = promise, groups, rank
+        self._device, self._control = device, control
         self._replicas = self._of(groups.replica(rank))
 
     def _of(self, replica: int) -> list[int]:
@@ -42,10 +44,9 @@ class Partners:
         values = values.to(self._device)
         if self._promise.partners is everyone and self._groups.model_parallel == 1:
             total = values.clone()
-            dist.all_reduce(total)
+            self._control.all_reduce(total)
             return total
-        every = [torch.empty_like(values) for _ in range(self._groups.ranks)]
-        dist.all_gather(every, values.contiguous())
+        every = self._control.all_gather(values.contiguous())
         first = {self._groups.replica(rank): rank for rank in reversed(range(self._groups.ranks))}
         own = [every[first[replica]] for replica in self._replicas]
         total = own[0].clone()
@@ -53,22 +54,22 @@ class Partners:
             total += values
         return total
 
-    def agree(self, control: Control, value: float) -> bool:
+    def agree(self, value: float) -> bool:
         """Whether ranks that the strategy promises to keep equal have the same `value`, which is at least 0.
 
         Collective; the same answer on all ranks.
         """
         if self._promise.partners is everyone:
-            return control.agree(value)
+            return self._control.agree(value)
         if not self._promise.equal:
             return True
         every = [0.0] * self._groups.ranks
         every[self._rank] = value
-        every = control.largest(every)
+        every = self._control.largest(every)
         alike = (
             every[rank]
             for rank in range(self._groups.ranks)
             if self._of(self._groups.replica(rank)) == self._replicas
         )
         different = any(other != value for other in alike)
-        return not control.largest([float(different)])[0]
+        return not self._control.largest([float(different)])[0]

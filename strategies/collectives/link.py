@@ -46,7 +46,9 @@ class Link:
 
     def backend(self, device: str) -> str:
         """`nccl` if that is what moves tensors of a kind of device, else `gloo`."""
-        return "nccl" if device == "cuda" and "nccl" in dist.get_backend() else "gloo"
+        # A group in Python names the one that it goes over; of others, torch knows the default group.
+        over = getattr(self._group, "backend", None)
+        return "nccl" if device == "cuda" and "nccl" in dist.get_backend(over) else "gloo"
 
     @property
     def rank(self) -> int:

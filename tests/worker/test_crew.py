@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from harness.code import code_version
 from harness.worker.crew import work
+from harness.worker.interface import interface_towards, name_interface
 from harness.worker.rank import Rank
 from results.launch import Launch
 from results.outcome import Evidence
@@ -50,6 +52,24 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
         code = work(study.launch_folder("l") / "launch.json", who, pinned=(), cores=(0,))
     log = (study.launch_folder("l") / "rank-00000.jsonl").read_text(encoding="utf-8")
     return code, [json.loads(line)["event"] for line in log.splitlines()]
+
+
+def test_gloo_uses_the_interface_that_leads_to_the_master() -> None:
+    loopback = interface_towards("127.0.0.1")
+    assert loopback in psutil.net_if_addrs()
+    assert interface_towards("no-such-host.invalid") is None
+
+    def named(nodes: int, **environment: str) -> str | None:
+        name_interface(environment, nodes)
+        return environment.get("GLOO_SOCKET_IFNAME")
+
+    with patch("harness.worker.interface.interface_towards", {"master": "eth7", "127.0.0.1": "lo"}.get):
+        assert named(2, MASTER_ADDR="master") == "eth7"
+        assert named(1, MASTER_ADDR="master") is None
+        assert named(2, MASTER_ADDR="master", GLOO_SOCKET_IFNAME="ib0") == "ib0"
+        # The address of the loopback is the same on every node.
+        assert named(2, MASTER_ADDR="127.0.0.1") is None
+        assert named(2, MASTER_ADDR="unknown") is None
 
 
 def test_a_launch_on_cuda_comes_to_its_cells(ranks: Ranks, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -208,6 +208,69 @@ def wait_alone(rank: int) -> str:
 
 def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks: Ranks) -> None:
     assert "Timed out waiting 2000ms" in ranks(2, wait_alone)[0]
+
+
+class DataMover(dist.ProcessGroup):
+    """A backend that is not the default group's, as NCCL on CUDA: a Gloo of its own that keeps its calls."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._inner: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.named = ""
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        self.named = dist.distributed_c10d._world.pg_names.get(self, self.named)
+        return self.named
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
+        self.calls.append("allreduce")
+        work: dist.Work = self._inner.allreduce(tensors, options or dist.AllreduceOptions())
+        return work
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
+        self.calls.append("broadcast")
+        work: dist.Work = self._inner.broadcast(tensors, options or dist.BroadcastOptions())
+        return work
+
+
+def agree_beside_the_exchange(rank: int) -> dict[str, Any]:
+    """On a rank: agreements and sums beside an exchange whose backend is not the default group's."""
+    if "data_mover" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("data_mover", DataMover, devices=["cpu"])
+    exchange = open_exchange(backend="data_mover")
+    # A device without memory: an agreement that is laid on the device fails.
+    control = Control(torch.device("meta"), exchange.backend)
+    DataMover.calls.clear()
+    control.barrier()
+    found = [control.largest([rank]), control.of_all([rank]), control.from_first(rank + 5), control.agree(1)]
+    agreements = list(DataMover.calls)
+    values = torch.ones(2)
+    dist.all_reduce(values, group=exchange.split_into([[0, 1]]))
+    control.all_reduce(values)
+    control.broadcast(values)
+    counted = exchange.traffic.operations
+    exchange.reset()
+    calls = list(DataMover.calls)
+    return {
+        "found": found,
+        "agreements": agreements,
+        "calls": calls,
+        "counted": counted,
+        "sum": values.tolist(),
+    }
+
+
+def test_agreements_go_over_the_default_group_and_data_over_the_backend_of_the_exchange(ranks: Ranks) -> None:
+    for said in ranks(2, agree_beside_the_exchange):
+        assert said["found"] == [[1.0], [[0.0], [1.0]], 5.0, True]
+        assert said["agreements"] == []
+        # Of the exchange, in a group that was split, which it counts; then of the checks.
+        assert said["calls"] == ["allreduce", "allreduce", "broadcast"]
+        assert said["counted"] == 1
+        assert said["sum"] == [4.0, 4.0]
 
 
 def off_gradient(rank: int) -> list[tuple[list[float], bool]]:
