@@ -14,10 +14,7 @@ from results.errors import SchemaError, UsageError
 from results.job import Job
 from results.job_store import JobStore
 from results.store import Study
-from workloads.fits import DIGITS_IMAGES
-
-_DATASET_SAMPLES = {"digits": DIGITS_IMAGES}
-"""Real data sets of one size; that of a text depends on the file and on the length of a sample."""
+from workloads.datasets.facts import DATASETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,9 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
         site=_site(study, console),
         epoch_samples=flags.epoch_samples,
-        dataset_samples=_DATASET_SAMPLES,
+        dataset_samples={
+            facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
+        },
         within_s=within_s,
     )
 

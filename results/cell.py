@@ -18,6 +18,8 @@ REFERENCE_STRATEGY = "ddp"
 """Plain data parallelism: what a study takes beside the baseline if it names no strategy, and whose dense
 exchange others are compared with."""
 UNCOMPRESSED = "none"
+SYNTHETIC = "synthetic"
+"""The data that each workload draws for itself."""
 DEFAULT_COLLECTIVE = "default"
 """The backend's own all-reduce."""
 Device = Literal["cpu", "cuda"]
@@ -131,6 +133,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     def link(self) -> str:
         """The rate of the link as a user writes it: `1gbit`, or `none`."""
         return link_text(self.link_mbit_per_s)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether its samples are noise with random targets, of which nothing can be learned."""
+        return self.dataset == SYNTHETIC
 
     @property
     def compresses(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from results.cell import (
     DEFAULT_COLLECTIVE,
+    SYNTHETIC,
     UNCOMPRESSED,
     Cell,
     Checkpointing,
@@ -70,7 +71,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Global batches of the strong series; empty: each batch size times the largest replica count."""
     scalings: tuple[Scaling, ...] = ("weak",)
     repeats: int = 3
-    dataset: str = "synthetic"
+    dataset: str = SYNTHETIC
     device: Device = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
     precision: Precision = "fp32"

@@ -1,4 +1,4 @@
-"""What there is: the table of workloads, the data sets, and what planning may ask of them; torch-free."""
+"""The table of workloads, and what planning may ask of them; torch-free."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from results.cell import Cell
 from results.extensions import Extension
-from results.spec import Catalog, Entry, Option, Spec
+from results.spec import Catalog, Entry, Spec
 from results.unknown import Unknown
-from workloads.fits import DIGITS_IMAGES
+from workloads.datasets.facts import DATASETS
 from workloads.gpt.shape import GPTShape
 from workloads.llama.shape import LlamaShape
 from workloads.mlp.shape import MLPShape
@@ -217,28 +217,6 @@ def register(member: Member) -> None:
 for _member in _MEMBERS:
     register(_member)
 
-_WORKERS = MappingProxyType(
-    {"workers": Option(kind="int", default=0, minimum=0, help="processes that prepare batches; 0: the rank")}
-)
-
-DATASETS = Catalog(
-    "dataset",
-    [
-        Entry(name="synthetic", help="random samples made beforehand on the device: no input pipeline"),
-        Entry(
-            name="digits",
-            help=f"{DIGITS_IMAGES} handwritten digits of scikit-learn, resized to the workload's input",
-            options=_WORKERS,
-        ),
-        Entry(
-            name="text",
-            help="bytes of a text: Python's own standard library, or text:PATH for a file of yours",
-            positional=Option(kind="str", default="stdlib", help="PATH of a text file"),
-            options=_WORKERS,
-        ),
-    ],
-)
-
 
 def default_workloads(device: str) -> tuple[str, ...]:
     """One ResNet and one GPT that suit the device ("cpu" or "cuda")."""
@@ -266,7 +244,7 @@ def refusal(cell: Cell) -> str | None:
 
     Facts that are unknown to the plan (a user's own model) refuse nothing: the worker checks them.
     """
-    spec, dataset = WORKLOADS.parse(cell.workload), DATASETS.parse(cell.dataset)
+    spec, dataset = WORKLOADS.parse(cell.workload), DATASETS.facts(cell.dataset)
     known = facts(spec)
     if not isinstance(known.datasets, Unknown) and dataset.name not in known.datasets:
         return f"{spec.text} does not take {dataset.name}; it takes {', '.join(known.datasets)}"
@@ -274,10 +252,10 @@ def refusal(cell: Cell) -> str | None:
         return f"BatchNorm of {spec.text} needs at least {known.minimum_batch} samples in a micro-batch"
     if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
         return f"--memory-format {cell.memory_format} is for models of images, and {spec.text} is not one"
-    share = DIGITS_IMAGES // cell.replicas
-    if dataset.name == "digits" and share < cell.micro_batch:
+    share = None if dataset.samples is None else dataset.samples // cell.replicas
+    if share is not None and share < cell.micro_batch:
         return (
-            f"digits has {share} images for each of {cell.replicas} replicas, fewer than a micro-batch of "
-            f"{cell.micro_batch}"
+            f"{dataset.name} has {share} {dataset.takes} for each of {cell.replicas} replicas, fewer than a "
+            f"micro-batch of {cell.micro_batch}"
         )
     return None

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from results.cell import SYNTHETIC
 from results.errors import UsageError
-from results.spec import Spec
-from workloads.catalog import DATASETS
-from workloads.datasets import Images, Windows, digits, text
-from workloads.workload import Batch, ImageInput, TokenInput, Workload
+from workloads.datasets.facts import DATASETS, DatasetFacts
+from workloads.datasets.samples import Images, Windows
+from workloads.workload import Batch, Workload
 
 POOL = 4
 """Synthetic batches made beforehand and then given in turn."""
@@ -48,10 +48,10 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
     permutation), no sample to two replicas; what does not fill a batch is left out. Raises UsageError if
     the data set does not fit the workload or has less than one batch for each replica.
     """
-    spec = DATASETS.parse(request.dataset)
-    if spec.name == "synthetic":
+    facts = DATASETS.facts(request.dataset)
+    if facts.takes is None:
         return cycle(_pool(request))
-    loader, sampler = _loader(request, spec)
+    loader, sampler = _loader(request, facts)
     return _epochs(request, loader, sampler)
 
 
@@ -85,13 +85,13 @@ def _epochs(
             yield _placed(request, (inputs, targets))
 
 
-def _loader(request: DataRequest, spec: Spec) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:
-    dataset = _dataset(request, spec)
+def _loader(request: DataRequest, facts: DatasetFacts) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:
+    dataset = _dataset(request, facts)
     share = len(dataset) // request.replicas
     if share < request.micro_batch:
         raise UsageError(
-            f"dataset {spec.text} has {len(dataset)} samples: {share} for each of {request.replicas} replicas"
-            f" is less than a batch of {request.micro_batch}; use a smaller batch or more data"
+            f"dataset {facts.spec.text} has {len(dataset)} samples: {share} for each of {request.replicas} "
+            f"replicas is less than a batch of {request.micro_batch}; use a smaller batch or more data"
         )
     sampler: DistributedSampler[Batch] = DistributedSampler(
         dataset,
@@ -100,7 +100,7 @@ def _loader(request: DataRequest, spec: Spec) -> tuple[DataLoader[Batch], Distri
         seed=request.seed,
         drop_last=True,
     )
-    workers = spec.integer("workers")
+    workers = facts.spec.integer("workers")
     loader = DataLoader(
         dataset,
         batch_size=request.micro_batch,
@@ -121,19 +121,13 @@ def _as_is(batch: object) -> object:
     return batch
 
 
-def _dataset(request: DataRequest, spec: Spec) -> Images | Windows:
+def _dataset(request: DataRequest, facts: DatasetFacts) -> Images | Windows:
     takes = request.workload.input
-    if spec.name == "digits" and isinstance(takes, ImageInput):
-        return digits(takes)
-    if spec.name == "text" and isinstance(takes, TokenInput):
-        return text(takes, path=_path(request, str(spec.positional)))
-    wants = {ImageInput: "images", TokenInput: "tokens"}.get(type(takes), "no real data (its input is None)")
-    raise UsageError(
-        f"dataset {spec.text} does not fit: the workload takes {wants}; use synthetic, which fits all"
-    )
-
-
-def _path(request: DataRequest, positional: str) -> Path | None:
-    if positional == "stdlib":
-        return None
-    return (request.source_folder or Path.cwd()) / positional
+    if takes is None or takes.kind != facts.takes:
+        kind = "no real data (its input is None)" if takes is None else takes.kind
+        raise UsageError(
+            f"dataset {facts.spec.text} does not fit: the workload takes {kind}; use {SYNTHETIC}, which fits "
+            f"all"
+        )
+    samples: Images | Windows = facts.read(takes, request.source_folder or Path.cwd())
+    return samples

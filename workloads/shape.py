@@ -20,7 +20,7 @@ from results.errors import SpecError
 from results.parts import ModelParts
 from results.spec import Option, Spec
 from results.unknown import Unknown
-from workloads.fits import fit_tokens
+from workloads.datasets.facts import fit_tokens
 
 Unit = Literal["images", "tokens", "samples"]
 

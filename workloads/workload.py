@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ Batch = tuple[Tensor, Tensor]
 class ImageInput:
     """A model that sorts images into classes: inputs float32 (n, *shape), targets int64 (n,)."""
 
+    kind: ClassVar = "images"
     shape: tuple[int, ...]
     """(channels, px, px), or (pixels,) where the image is flattened."""
     classes: int
@@ -34,6 +35,7 @@ class ImageInput:
 class TokenInput:
     """A model that predicts the next token: inputs and targets int64 (n, length), shifted by one."""
 
+    kind: ClassVar = "tokens"
     length: int
     vocabulary: int
 

@@ -13,7 +13,7 @@ from results.layout import LinearSplit, ModelLayout, splits_of
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from workloads.activations import INDEX_BYTES, SCALAR, linear, saved
 from workloads.catalog import Member
-from workloads.fits import fit_images
+from workloads.datasets.facts import fit_images
 from workloads.shape import Shape, WorkloadFacts
 
 if TYPE_CHECKING:

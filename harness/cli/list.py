@@ -9,7 +9,8 @@ from harness.plan.launchers import launcher_entries
 from results.extensions import GROUPS, Extension, extensions, stray_groups
 from results.spec import Catalog, Entry, Option
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from workloads.catalog import DATASETS, WORKLOADS
+from workloads.catalog import WORKLOADS
+from workloads.datasets.facts import DATASETS
 
 
 @click.command(name="list")

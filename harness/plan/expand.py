@@ -11,7 +11,6 @@ import msgspec
 from harness.plan import network, split
 from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
-from harness.plan.dataset import data_file
 from harness.plan.limit import Limit
 from harness.plan.points import Point, points, workloads_of
 from harness.plan.reason import Reason
@@ -23,6 +22,7 @@ from results.plan import EXCLUDED, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import Refusal, refusal
 from workloads import catalog as workloads
+from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 
 
@@ -186,7 +186,7 @@ def _base(request: Request, workload: str) -> Cell:
     spec = workloads.WORKLOADS.parse(workload)
     known = workloads.facts(spec)
     folder = Path(request.source_folder or ".")
-    file = data_file(request.dataset)
+    file = DATASETS.facts(request.dataset).file
     return Cell(
         workload=workload,
         dataset=request.dataset,

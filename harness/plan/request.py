@@ -8,13 +8,13 @@ from typing import cast
 
 import msgspec
 
-from harness.plan.dataset import data_file, require_fit
 from harness.plan.options import Counts, Gpus, Names, read_counts, read_duration_s, read_gpus, read_names
 from harness.plan.study_file import BY_NAME, StudyFile, check_values
 from results.cell import (
     BASELINE_STRATEGY,
     DEFAULT_COLLECTIVE,
     REFERENCE_STRATEGY,
+    SYNTHETIC,
     UNCOMPRESSED,
     Backend,
     Checkpointing,
@@ -25,8 +25,10 @@ from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
 from results.plan import Pattern, Request, Scaling
 from results.spec import Catalog
+from results.unknown import Unknown
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from workloads.catalog import DATASETS, WORKLOADS, default_workloads, facts
+from workloads.catalog import WORKLOADS, default_workloads, facts
+from workloads.datasets.facts import DATASETS
 
 DEFAULT_STRATEGIES = (BASELINE_STRATEGY, REFERENCE_STRATEGY)
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
@@ -60,9 +62,9 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
     device = _device(options, machine_has_cuda)
     workloads = _canonical(WORKLOADS, options.workload, default_workloads(device))
     include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
-    dataset = DATASETS.parse(options.dataset or "synthetic").text
+    dataset = DATASETS.parse(options.dataset or SYNTHETIC).text
     named = [*workloads, *(pattern.workload for pattern in include if pattern.workload is not None)]
-    require_fit(dataset, named)
+    _require_fit(dataset, named)
     given = {name: getattr(options, name) for name in _AS_THEY_ARE}
     request = Request(
         workloads=workloads,
@@ -191,5 +193,21 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
 
 def _source_folder(workloads: Sequence[str], dataset: str, folder: Path) -> str | None:
     """`folder` where something is read from it, else None: a plan names no path that it does not need."""
-    reads = data_file(dataset) is not None or any(facts(WORKLOADS.parse(text)).own_code for text in workloads)
+    reads = DATASETS.facts(dataset).file is not None or any(
+        facts(WORKLOADS.parse(text)).own_code for text in workloads
+    )
     return str(folder.absolute()) if reads else None
+
+
+def _require_fit(dataset: str, workloads: Sequence[str]) -> None:
+    """Raise UsageError if no workload takes the data set; where some do, or may, the others become skips."""
+    name = DATASETS.parse(dataset).name
+    takes = {workload: facts(WORKLOADS.parse(workload)).datasets for workload in workloads}
+    refusing = {
+        workload: names
+        for workload, names in takes.items()
+        if not isinstance(names, Unknown) and name not in names
+    }
+    if len(refusing) == len(takes):
+        what = "; ".join(f"{workload} takes {', '.join(names)}" for workload, names in refusing.items())
+        raise UsageError(f"--dataset {name} fits none of the workloads: {what}")

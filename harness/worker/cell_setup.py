@@ -17,8 +17,9 @@ from results.groups import GroupLayout
 from strategies.catalog import group_layout
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
-from workloads.catalog import DATASETS, WORKLOADS
+from workloads.catalog import WORKLOADS
 from workloads.data import DataRequest, open_batches
+from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 from workloads.workload import Workload
 
@@ -45,11 +46,11 @@ class CellSetup:
 
     def _check_files(self) -> None:
         folder = self.source_folder or Path.cwd()
-        workload, dataset = WORKLOADS.parse(self.cell.workload), DATASETS.parse(self.cell.dataset)
+        workload, dataset = WORKLOADS.parse(self.cell.workload), DATASETS.facts(self.cell.dataset)
         if self.cell.source_hash is not None:
             _require_same(workload.text, self.cell.source_hash, source_hash(str(workload.positional), folder))
         if self.cell.dataset_hash is not None:
-            _require_same(dataset.text, self.cell.dataset_hash, file_hash(folder / str(dataset.positional)))
+            _require_same(dataset.spec.text, self.cell.dataset_hash, file_hash(folder / str(dataset.file)))
 
     def batches(self, workload: Workload, replica: int) -> Draws:
         """One replica's micro-batches from the first on."""

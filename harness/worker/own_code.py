@@ -7,7 +7,7 @@ from itertools import islice
 from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.seeds import seed_step
-from workloads.catalog import DATASETS, WORKLOADS, facts
+from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
 
 
@@ -31,7 +31,7 @@ def own_code_cause(setup: CellSetup) -> str:
 
 def data_follow_generator(setup: CellSetup) -> bool:
     """Whether `synthetic` gives the same batches for the same generator, whatever the global random state."""
-    if DATASETS.parse(setup.cell.dataset).name != "synthetic":
+    if not setup.cell.synthetic:
         return True
     workload = setup.workload()
     drawn = set()

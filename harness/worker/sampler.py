@@ -17,8 +17,9 @@ from harness.worker.agreement import hash_number
 from results.cell import Cell
 from results.errors import UsageError
 from strategies.training.parallel import Batch
-from workloads.catalog import DATASETS, WORKLOADS, facts
-from workloads.datasets import Images, Windows, digits, text
+from workloads.catalog import WORKLOADS, facts
+from workloads.datasets.facts import DATASETS
+from workloads.datasets.samples import Images, Windows
 from workloads.workload import ImageInput, TokenInput, Workload
 
 SYNTHETIC_BATCHES = 4
@@ -48,7 +49,6 @@ class Sampler:
     ) -> None:
         """`source_folder` is what the path of a user's text is relative to; None: the working folder."""
         self._cell, self._workload, self._device = cell, workload, device
-        self._spec = DATASETS.parse(cell.dataset)
         self._own_synthetic = own_synthetic(cell)
         self._folder = source_folder or Path.cwd()
         self._prints: dict[int, list[float]] = {}
@@ -56,13 +56,13 @@ class Sampler:
 
     def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
         """`count` micro-batches of a replica from number `first`, counted from 0, on the device."""
-        pool = self._pool(replica) if self._spec.name == "synthetic" else []
+        pool = self._pool(replica) if self._cell.synthetic else []
         for number in range(first, first + count):
             yield self._placed(pool[number % len(pool)] if pool else self._dealt(replica, number))
 
     def prints(self, replica: int, first: int, count: int) -> list[float]:
         """A fingerprint of each of the same micro-batches."""
-        if self._spec.name != "synthetic":
+        if not self._cell.synthetic:
             return [batch_print(batch) for batch in self.batches(replica, first, count)]
         if replica not in self._prints:
             pool = self.batches(replica, 0, SYNTHETIC_BATCHES)
@@ -114,8 +114,7 @@ class Sampler:
 
 def own_synthetic(cell: Cell) -> bool:
     """Whether a cell's batches come from the `synthetic` of a user's workload."""
-    own_code = facts(WORKLOADS.parse(cell.workload)).own_code
-    return own_code and DATASETS.parse(cell.dataset).name == "synthetic"
+    return cell.synthetic and facts(WORKLOADS.parse(cell.workload)).own_code
 
 
 def _generator(key: str) -> torch.Generator:
@@ -139,7 +138,5 @@ def _samples(
     dataset: str, content: str | None, takes: ImageInput | TokenInput, folder: Path
 ) -> Images | Windows:
     """A data set, read once; `content` is the hash of a user's file."""
-    spec = DATASETS.parse(dataset)
-    if isinstance(takes, ImageInput):
-        return digits(takes)
-    return text(takes, path=None if spec.positional == "stdlib" else folder / str(spec.positional))
+    samples: Images | Windows = DATASETS.facts(dataset).read(takes, folder)
+    return samples

@@ -15,7 +15,6 @@ from reports.analysis.scaling import Curve
 from results.cell import Cell
 from results.run import RunResult
 
-_SYNTHETIC = "synthetic"
 _WINDOW_SHARE = 10
 """A loss is the mean over the last tenth of the samples that are compared: losses of single batches jump."""
 
@@ -116,11 +115,6 @@ def trained_samples(cell: Cell, run: RunResult) -> int | None:
     return (run.first_steps + run.warmup_steps + run.steps) * cell.global_batch
 
 
-def is_real(cell: Cell) -> bool:
-    """Whether the cell trains on a data set with something to learn."""
-    return cell.dataset.partition(":")[0] != _SYNTHETIC
-
-
 def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     """The loss curves of one piece of work, at the largest size that most series have; None for none."""
     sizes: dict[int, list[LossCurve]] = {}
@@ -138,7 +132,7 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
 
 
 def _loss_curve(label: str, figures: CellFigures) -> LossCurve | None:
-    if not is_real(figures.cell):
+    if figures.cell.synthetic:
         return None
     kept = [run for run in figures.runs if len(run.losses) > 1]
     if not kept:

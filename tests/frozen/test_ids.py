@@ -15,7 +15,8 @@ from results.cell import Cell
 from results.plan import StepPolicy
 from results.spec import Catalog, Entry, Option
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from workloads.catalog import DATASETS, WORKLOADS
+from workloads.catalog import WORKLOADS
+from workloads.datasets.facts import DATASETS
 
 Frozen = Callable[[str, Any], Any]
 BASE: dict[str, Any] = {

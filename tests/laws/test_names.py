@@ -1,5 +1,5 @@
 """What is known of a name is in its folder: no other code has the name of a strategy, a compressor, a
-collective or a launcher as a text."""
+collective, a data set or a launcher as a text."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ import pytest
 
 from harness.launchers.registry import launchers
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+from workloads.datasets.facts import DATASETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
 HOMES = {
     entry.name: facts.__module__.rpartition(".")[0].replace(".", "/")
-    for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES)
+    for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES, DATASETS)
     for facts in catalog.all_facts
     for entry in facts.entries()
 } | {one.name: type(one).__module__.rpartition(".")[0].replace(".", "/") for one in launchers()}
 """By name: the folder that may have it."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
+    # What a text is, and what it says of data.
+    *("digits", "synthetic", "text"),
     # Also names of precisions, and of the tensor dimension.
     *("bf16", "fp16", "tp"),
 }
-"""Names that mean other things as well: they are looked for where a cell's field is compared or given."""
-AXES = ("strategy", "compression", "collective", "launcher")
+"""Names that mean other things as well: they are looked for where a cell's field, or the name of facts, is
+compared or given."""
+AXES = ("strategy", "compression", "collective", "dataset", "launcher")
 ALLOWED = {
     ("results/cell.py", "ddp"): "the one place that chooses defaults",
     ("strategies/advice.py", "ddp"): "the one place that chooses what errors name as the way out",
@@ -74,7 +78,9 @@ def given(tree: ast.Module) -> Iterator[tuple[str, str]]:
             case ast.Compare(left=left, comparators=comparators):
                 sides = [part for side in (left, *comparators) for part in parts(side)]
                 fields = [
-                    side.attr for side in sides if isinstance(side, ast.Attribute) and side.attr in AXES
+                    side.attr
+                    for side in sides
+                    if isinstance(side, ast.Attribute) and side.attr in (*AXES, "name")
                 ]
                 values: list[ast.expr] = sides if fields else []
             case ast.keyword(arg=str(field), value=value) if field in AXES:

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from reports.analysis.losses import LossCurve, is_real, loss_group, trained_samples
+from reports.analysis.losses import LossCurve, loss_group, trained_samples
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.render import render_figures
 
@@ -144,7 +144,7 @@ def test_synthetic_samples_have_no_loss_curve(planted) -> None:
     planted.plan(repeats=1)
     planted.runs(cell, [10.0])
     study = analysed(planted, {"ddp": QUICK})
-    assert not is_real(cell)
+    assert cell.synthetic
     assert loss_group(study.curves) is None
     html = render_figures(study)
     assert "The samples are synthetic" in html

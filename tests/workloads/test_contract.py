@@ -19,8 +19,9 @@ from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS
 from workloads.build import build
-from workloads.catalog import DATASETS, MEMBERS, Member
+from workloads.catalog import MEMBERS, Member
 from workloads.data import DataRequest, open_batches
+from workloads.datasets.facts import DATASETS
 from workloads.flops import counted
 from workloads.gpt.shape import GPTShape
 from workloads.llama.shape import LlamaShape

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from results.errors import UsageError
 from workloads.data import POOL, DataRequest, open_batches
-from workloads.datasets import STDLIB_BYTES, Windows, digits, stdlib_text
-from workloads.fits import DIGITS_CLASSES, DIGITS_IMAGES
+from workloads.datasets.facts import DIGITS_CLASSES, Digits
+from workloads.datasets.samples import STDLIB_BYTES, Windows, digits, stdlib_text
 from workloads.workload import Batch, ImageInput
 
 Ask = Callable[..., DataRequest]
@@ -141,9 +141,9 @@ def test_worker_processes_give_the_same_batches(ask: Ask) -> None:
 
 def test_the_digits_are_all_there_and_standardised() -> None:
     images = digits(ImageInput(shape=(3, 8, 8), classes=10))
-    assert len(images) == DIGITS_IMAGES
+    assert len(images) == Digits.samples
     assert sorted(set(images.classes.tolist())) == list(range(DIGITS_CLASSES))
-    x, _ = images.__getitems__(list(range(DIGITS_IMAGES)))
+    x, _ = images.__getitems__(list(range(Digits.samples)))
     # At 8 x 8 nothing is resized, so mean and deviation are exact, and the channels are alike.
     assert x.mean().item() == pytest.approx(0, abs=1e-5)
     assert x[:, 0].std().item() == pytest.approx(1, abs=1e-4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from workloads.data import DataRequest, open_batches
-from workloads.datasets import stdlib_text
+from workloads.datasets.samples import stdlib_text
 
 Ask = Callable[..., DataRequest]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from workloads.activations import INDEX_BYTES, SCALAR
-from workloads.fits import fit_images
+from workloads.datasets.facts import fit_images
 from workloads.shape import Shape, WorkloadFacts
 
 

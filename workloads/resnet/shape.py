@@ -11,7 +11,7 @@ from typing import NamedTuple
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from results.spec import Option
 from workloads.activations import INDEX_BYTES, SCALAR, saved
-from workloads.fits import fit_images
+from workloads.datasets.facts import fit_images
 from workloads.shape import Shape, WorkloadFacts
 
 

@@ -14,7 +14,6 @@ from reports.analysis.budget import PARTS, CellBudget, Part, budget, why_no_budg
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import runs_text
-from reports.analysis.losses import is_real
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page import tables
@@ -83,7 +82,7 @@ def _budgets(study: StudyFigures) -> Iterator[Block]:
 def _unmeasured_input(study: StudyFigures) -> Iterator[Paragraph]:
     """That no loader works in the steps of synthetic cells, though tables have a time for input."""
     cells = len(study.cells)
-    synthetic = sum(not is_real(cell.cell) for cell in study.cells.values())
+    synthetic = sum(cell.cell.synthetic for cell in study.cells.values())
     if synthetic:
         where = "" if synthetic == cells else f" of {synthetic:,} of {count(cells, 'cell')}"
         yield Paragraph(f"Input{where} was not measured: {_SYNTHETIC}", "plain")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from reports import fields
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import LossCurve, LossGroup, is_real, loss_group, trained_samples
+from reports.analysis.losses import LossCurve, LossGroup, loss_group, trained_samples
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.page.groups import line_styles
@@ -149,7 +149,7 @@ def _joined(methods: dict[str, int]) -> str:
 
 
 def _losses(study: StudyFigures) -> Iterator[Block]:
-    real = [is_real(cell.cell) for cell in study.cells.values()]
+    real = [not cell.cell.synthetic for cell in study.cells.values()]
     if not any(real):
         yield _SYNTHETIC
         return

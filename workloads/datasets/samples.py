@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from results.errors import UsageError
-from workloads.fits import BYTE_VALUES, DIGITS_CLASSES, is_square
+from workloads.datasets.facts import BYTE_VALUES, DIGITS_CLASSES, is_square
 from workloads.workload import Batch, ImageInput, TokenInput
 
 STDLIB_BYTES = 4 * 2**20

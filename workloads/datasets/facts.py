@@ -1,0 +1,115 @@
+"""The data sets: what is known of each without reading it, and which of them fit a model; torch-free."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from results.cell import SYNTHETIC
+from results.registry import Facts, Registry, load
+from results.spec import Option
+
+DIGITS_CLASSES = 10
+BYTE_VALUES = 256
+_WORKERS = MappingProxyType(
+    {"workers": Option(kind="int", default=0, minimum=0, help="processes that prepare batches; 0: the rank")}
+)
+
+
+class DatasetFacts(Facts):
+    """The facts of one data set with its options."""
+
+    takes: ClassVar[Literal["images", "tokens"] | None]
+    """What a model takes that is trained on it; None: anything, as each workload makes its own samples."""
+    samples: ClassVar[int | None] = None
+    """Samples of an epoch; None: without end, or as many as the file and the length of a sample give."""
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
+        """Whether it suits a model: of images of a `shape` in `classes`, or of tokens of a `vocabulary`."""
+
+    @property
+    def file(self) -> str | None:
+        """The path of the user's file, as written; None for data that come with Python packages."""
+        return None
+
+    def read(self, takes: Any, folder: Path) -> Any:
+        """The torch data set, shaped to the model's `ImageInput` or `TokenInput`; `folder` is what `file` is
+        relative to. Raises UsageError if it does not suit the model, or the file cannot be read."""
+        raise NotImplementedError
+
+
+class Synthetic(DatasetFacts):
+    """What a workload draws for itself."""
+
+    name = SYNTHETIC
+    help = "random samples made beforehand on the device: no input pipeline"
+    takes = None
+
+    @classmethod
+    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
+        return True
+
+
+class Digits(DatasetFacts):
+    """Small square images."""
+
+    name = "digits"
+    samples = 1797
+    help = f"{samples} handwritten digits of scikit-learn, resized to the workload's input"
+    options = _WORKERS
+    takes = "images"
+
+    @classmethod
+    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
+        return classes >= DIGITS_CLASSES and is_square(shape)
+
+    def read(self, takes: Any, folder: Path) -> Any:
+        return load("workloads.datasets.samples:digits")(takes)
+
+
+class Text(DatasetFacts):
+    """The bytes of a text, each a token."""
+
+    name = "text"
+    help = "bytes of a text: Python's own standard library, or text:PATH for a file of yours"
+    positional = Option(kind="str", default="stdlib", help="PATH of a text file")
+    options = _WORKERS
+    takes = "tokens"
+
+    @classmethod
+    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
+        return vocabulary >= BYTE_VALUES
+
+    @property
+    def file(self) -> str | None:
+        path = str(self.spec.positional)
+        return None if path == self.positional.default else path
+
+    def read(self, takes: Any, folder: Path) -> Any:
+        path = None if self.file is None else folder / self.file
+        return load("workloads.datasets.samples:text")(takes, path=path)
+
+
+DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text])
+
+
+def fit_images(*, shape: tuple[int, ...], classes: int) -> tuple[str, ...]:
+    """Data sets for a classifier of images of (channels, px, px) or (pixels,), the default first."""
+    return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(shape=shape, classes=classes))
+
+
+def fit_tokens(*, vocabulary: int) -> tuple[str, ...]:
+    """Data sets for a model over tokens, the default first."""
+    return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(vocabulary=vocabulary))
+
+
+def is_square(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape, (channels, px, px) or (pixels,), are squares."""
+    if len(shape) == 1:
+        return math.isqrt(shape[0]) ** 2 == shape[0]
+    return len(shape) == 3 and shape[1] == shape[2]
