@@ -1,7 +1,11 @@
 # syntax=docker/dockerfile:1
 # The image of a node, with bench and torch:
 #
-#   docker build --build-arg VARIANT=cuda --tag bench:cuda .
+#   docker build --build-arg VARIANT=cuda --build-arg COMMIT=$(git rev-parse HEAD) --tag bench:cuda .
+#   docker run --rm --volume $PWD/results:/results --user $(id -u):$(id -g) bench:cuda matrix --gpus 1..2
+#
+# Studies are written under /results: a volume that the user of the container may write. COMMIT stands on the
+# records of runs, since no .git is in the image.
 #
 # VARIANT is cpu, or cuda: then torch's wheels bring CUDA and NCCL along, and the host only the driver.
 # Python packages are those of constraints.txt, except the nvidia-* and triton packages that torch's wheels for
@@ -40,6 +44,8 @@ ENV PATH=/opt/bench/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 # By these NVIDIA's container runtime hands devices in: torch and NCCL need the driver's compute libraries, and
 # NVML and nvidia-smi are in `utility`. A Python image, unlike CUDA's own, does not set them.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ARG COMMIT=
+ENV BENCH_COMMIT=$COMMIT
 USER 1000:1000
 WORKDIR /results
 ENTRYPOINT ["bench"]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
+import os
 import re
 import subprocess
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from results.environment import CodeVersion
@@ -44,7 +48,7 @@ def code_version() -> CodeVersion:
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeVersion(
         code_hash=code_hash(folder),
-        commit=_git(folder, "rev-parse", "HEAD"),
+        commit=_git(folder, "rev-parse", "HEAD") or _installed_commit(folder),
         dirty=None if status is None else bool(status),
     )
 
@@ -99,6 +103,16 @@ def _stands_alone(source: bytes, token: re.Match[bytes]) -> bool:
     before = source[source.rfind(b"\n", 0, token.start()) + 1 : token.start()]
     after = _REST_OF_LINE.match(source, token.end())
     return not before.strip() and after is not None
+
+
+def _installed_commit(folder: Path) -> str | None:
+    """The commit that pip took the package from (direct_url.json of PEP 610), else the one that whoever built
+    an image gave."""
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError):
+        installed = metadata.distribution("bench")
+        if Path(str(installed.locate_file(""))).resolve() == folder:
+            return str(json.loads(installed.read_text("direct_url.json") or "{}")["vcs_info"]["commit_id"])
+    return os.environ.get("BENCH_COMMIT") or None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -31,7 +31,7 @@ from harness.studies import warn_of_losses
 from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
-from results.errors import UsageError
+from results.errors import UsageError, bench_call
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.lock import study_lock
 from results.plan import Plan, Request
@@ -124,6 +124,7 @@ class Matrix:
         """`--dry-run`: the plan and its commands on stdout; nothing is written."""
         study = Study.for_planning(self._root)
         warn_of_losses(study, self._console)
+        self._warn_of_other_work(study)
         plan = self._plan(study)
         code = with_packages(code_version(), plan.cells)
         conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
@@ -145,6 +146,7 @@ class Matrix:
             require_room(self._root)
             study = Study.for_planning(self._root)
             warn_of_losses(study, self._console)
+            self._warn_of_other_work(study)
             plan = self._kept_plan(study)
             exit_code = self._call.run(study, plan, code, lock)
             if exit_code is not None:
@@ -167,6 +169,16 @@ class Matrix:
             limit=self._limit(),
             link_obstacle=self._link_obstacle(),
         )
+
+    def _warn_of_other_work(self, study: Study) -> None:
+        """Tell that the study has other workloads than this call: a name that was taken already."""
+        kept = {workload for plan in study.plans() for workload in plan.request.workloads}
+        if kept and not kept & set(self._request.workloads):
+            asked, known = (", ".join(sorted(texts)) for texts in (self._request.workloads, kept))
+            self._console.warn(
+                f"{study.root} holds the study of {known}: {asked} will stand beside it in one report; "
+                f"another --name makes a study of its own"
+            )
 
     def _limit(self) -> Limit | None:
         """What cells of this machine may need; None: they run elsewhere, or share its devices."""
@@ -221,9 +233,8 @@ class Matrix:
             write_report(study, figures, self._console)
         missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))
         if missing:
-            self._console.note(
-                f"{count(missing, 'cell')} of {len(plan.cells)} without all runs: bench status {study.root}"
-            )
+            incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"
+            self._console.note(f"{incomplete}: {bench_call('status', study.root)}")
         return max(int(missing > 0), self._without_cells(plan))
 
 

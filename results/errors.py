@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 
@@ -69,8 +70,14 @@ class SchedulerError(BenchError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near."""
+    """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near, in any case."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    folded = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+    return f" (did you mean {folded[close[0]]!r}?)" if close else ""
+
+
+def bench_call(*words: object) -> str:
+    """A call of bench to type in a shell: words with spaces or other signs are quoted."""
+    return shlex.join(["bench", *map(str, words)])

@@ -33,6 +33,8 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    example: str | None = None
+    """A value to show where it is missing."""
     canonical: Callable[[str], str] | None = None
     """Of a text with a grammar of its own: the one way to write what it means; raises SpecError."""
 
@@ -232,7 +234,8 @@ class Catalog:
         if text is not None:
             return entry.positional.read(text, f"{self.kind} {entry.name}")
         if entry.positional.default is None:
-            raise SpecError(f"{self.kind} {entry.name} needs {entry.positional.help}: {entry.name}:...")
+            example = f"{entry.name}:{entry.positional.example or '...'}"
+            raise SpecError(f"{self.kind} {entry.name} needs {entry.positional.help}: write {example}")
         return entry.positional.default
 
     def _unknown(self, name: str) -> str:

@@ -19,7 +19,7 @@ class UserShape(Shape):
 
     @property
     def positional(self) -> Option:
-        return Option(kind="str", help="MODULE:FUNCTION, such as mypackage.mymodule:build")
+        return Option(kind="str", help="MODULE:FUNCTION", example="mypackage.mymodule:build")
 
     def of(self, spec: Spec) -> Self:
         return type(self)(function=str(spec.positional))

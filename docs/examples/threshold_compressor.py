@@ -26,7 +26,9 @@ class ThresholdFacts(CompressorFacts):
 
     name = "threshold"
     help = "elements of at least a share of their bucket's largest magnitude, with their indices"
-    positional = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share of the largest, such as 0.3")
+    positional = Option(
+        kind="float", minimum=1e-6, maximum=1.0, help="the share of the largest", example="0.3"
+    )
     options = MappingProxyType({"feedback": FEEDBACK})
     compressor = "threshold_compressor:Threshold"
     need = "all-gather"

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import click
 
-from results.errors import BenchError
+from results.errors import BenchError, UsageError, nearest
 from results.foreign_text import visible
 from results.version import VERSION
 
@@ -40,7 +40,17 @@ class _Commands(click.Group):
     """Commands by name; their modules, and what these import, are loaded when one is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
+        # The builtin `list` is hidden here once the command of that name has been imported.
+        return [*COMMANDS]
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = arguments[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            known = ", ".join(COMMANDS)
+            raise UsageError(f"there is no command {name!r}{nearest(name, COMMANDS)}; there are: {known}")
+        return super().resolve_command(context, arguments)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
@@ -50,10 +60,10 @@ class _Commands(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items()])
 
 
-@click.command(cls=_Commands, name="bench")
+@click.command(cls=_Commands, name="bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="bench")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error; may stand anywhere.")
 def bench(debug: bool) -> None:
@@ -105,6 +115,12 @@ def _reading(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "bench"
+        if isinstance(error, click.NoSuchOption):
+            name = error.option_name
+            return (
+                f"there is no option {name}{nearest(name, error.possibilities or ())}; see {path} --help",
+                2,
+            )
         return f"{error.format_message()} See {path} --help", 2
     return (
         f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"

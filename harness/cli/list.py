@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import click
 
+from harness.cli.catalogs import CATALOGS
 from harness.console import Console
 from harness.plan.launchers import launcher_entries
 from results.extensions import GROUPS, Extension, extensions, stray_groups
-from results.spec import Catalog, Entry, Option
-from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
-from workloads.catalog import WORKLOADS
-from workloads.datasets.facts import DATASETS
+from results.spec import Entry, Option
+
+_CATALOGS = {
+    f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in CATALOGS.items()
+}
+_KINDS = (*_CATALOGS, "launchers", "sections")
 
 
 @click.command(name="list")
-def command() -> int:
+@click.argument("kinds", nargs=-1, type=click.Choice(_KINDS, case_sensitive=False), metavar="[KIND]...")
+def command(kinds: tuple[str, ...]) -> int:
     """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
 
-    Launchers and the sections of the report follow, each with the package that adds it, if that is not bench.
+    Launchers and the sections that other packages add to the report follow, each with its package. With
+    KIND, such as strategies, those alone.
     """
     console = Console()
-    for catalog in (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, COLLECTIVES, OPTIMIZERS):
-        _show(console, catalog.kind, _catalog_rows(catalog))
-    launchers = launcher_entries().values()
-    _show(console, "launcher", [(each.name, "", each.help) for each in launchers])
-    sections = extensions("bench.sections")
-    if sections:
-        _show(console, "section", [(name, "", f"is of {each.package}") for name, each in sections.items()])
+    for kind in kinds or _KINDS:
+        if rows := _rows_of(kind):
+            console.result(f"\n{kind}")
+            console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
+        elif kinds:
+            console.result(f"\n{kind}: no package adds one")
     for group, package in stray_groups().items():
         console.warn(
             f"the package {package} has entry points in the group {group}, which bench does not read: "
@@ -35,26 +39,24 @@ def command() -> int:
     return 0
 
 
-def _show(console: Console, kind: str, rows: list[tuple[str, str, str]]) -> None:
-    console.result(f"\n{_plural(kind)}")
-    console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
-
-
-def _catalog_rows(catalog: Catalog) -> list[tuple[str, str, str]]:
+def _rows_of(kind: str) -> list[tuple[str, str, str]]:
+    if kind == "launchers":
+        return [(each.name, "", each.help) for each in launcher_entries().values()]
+    if kind == "sections":
+        return [(name, "", f"is of {each.package}") for name, each in extensions("bench.sections").items()]
+    catalog = _CATALOGS[kind]
     broken = [(name, "", str(error)) for name, error in catalog.admit_all().items()]
     rows = [row for entry in catalog for row in _rows(entry, catalog.offered.get(entry.name))]
     return rows + broken
-
-
-def _plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def _rows(entry: Entry, extension: Extension | None) -> list[tuple[str, str, str]]:
     origin = f" (of {extension.package} {extension.version})" if extension else ""
     rows = [(entry.name, "", entry.help + origin)]
     if entry.positional is not None:
-        rows.append((f"  {entry.name}:...", _default(entry.positional), entry.positional.help))
+        positional = entry.positional
+        such_as = f", such as {positional.example}" if positional.example else ""
+        rows.append((f"  {entry.name}:...", _default(positional), positional.help + such_as))
     rows += [
         (f"  {entry.name}:{key}=", _default(option), option.help) for key, option in entry.options.items()
     ]

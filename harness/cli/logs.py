@@ -11,7 +11,7 @@ import click
 from harness.cli.show import one_cell
 from harness.console import Console
 from harness.launch.rank_output import OutputFile, OutputTail, launcher_output, rank_output
-from results.errors import UsageError
+from results.errors import UsageError, bench_call
 from results.foreign_text import shortened
 from results.job_store import JobStore
 from results.launch import Launch
@@ -102,7 +102,7 @@ def _last_launch(study: Study) -> Launch:
     raise UsageError(
         f"no launch of {study.root} has begun"
         + (f"; its jobs have printed {', '.join(map(str, logs))}" if logs else "")
-        + (f": bench status {study.root}" if jobs else "; bench matrix starts some")
+        + (f": {bench_call('status', study.root)}" if jobs else "; bench matrix starts some")
     )
 
 
@@ -113,7 +113,9 @@ def _last_run(study: Study, cell_id: str) -> tuple[Launch, str]:
         for slot in launch.slots:
             if slot.cell_id == cell_id and slot.run_id in begun:
                 return launch, slot.run_id
-    raise UsageError(f"{cell_id} has not been run yet, or its launches are gone: bench status {study.root}")
+    raise UsageError(
+        f"{cell_id} has not been run yet, or its launches are gone: {bench_call('status', study.root)}"
+    )
 
 
 def _newer(study: Study, launch: Launch) -> Launch | None:

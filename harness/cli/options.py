@@ -25,4 +25,18 @@ def _flag(option: PlanOption) -> Callable[[Function], Function]:
     if kind.flag_type is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=option.help)
     type_ = kind.flag_type if kind.metavar else click.Choice(kind.choices)
-    return click.option(flag, type=type_, default=None, help=option.help, metavar=kind.metavar)
+    # click asks the type where no function is given.
+    complete = _complete_names if kind.flag_type is str and kind.metavar else None
+    return click.option(
+        flag, type=type_, default=None, help=option.help, metavar=kind.metavar, shell_complete=complete
+    )
+
+
+def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The names a shell offers for the last of `incomplete`, texts joined by commas."""
+    from harness.cli.catalogs import CATALOGS
+
+    before, comma, begun = incomplete.rpartition(",")
+    catalog = CATALOGS.get(parameter.name or "")
+    names = sorted({*catalog.entries, *catalog.offered}) if catalog else []
+    return [f"{before}{comma}{name}" for name in names if name.startswith(begun)]

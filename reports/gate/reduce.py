@@ -10,7 +10,7 @@ from reports.analysis.pooling import Pool, machine_facts, pool
 from reports.gate.metrics import EXACT, TIMED
 from results.baseline import Baseline, Exact, Subject
 from results.cell import Cell, StepPolicy
-from results.errors import UsageError
+from results.errors import UsageError, bench_call
 from results.label import label
 from results.record import RankRecord
 from results.run import RunResult
@@ -25,7 +25,9 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
     """Every planned cell of a study as a subject. Raises UsageError for a study without a run."""
     cells = {cell.id: cell for plan in study.told_plans() for cell in plan.cells}
     if not results:
-        raise UsageError(f"{study.root} has no run yet: run its matrix first (bench status {study.root})")
+        raise UsageError(
+            f"{study.root} has no run yet: run its matrix first ({bench_call('status', study.root)})"
+        )
     subjects: dict[str, Subject] = {}
     for cell in cells.values():
         runs = [result for result in results if result.cell_id == cell.id]

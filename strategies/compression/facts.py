@@ -16,8 +16,8 @@ UNIT_ROUNDOFF = 2.0**-24
 ROUNDINGS = 256
 """Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it."""
 
-RATIO = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share that is sent, such as 0.01")
-RANK = Option(kind="int", minimum=1, maximum=1024, help="the rank of the approximation, such as 4")
+RATIO = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share that is sent", example="0.01")
+RANK = Option(kind="int", minimum=1, maximum=1024, help="the rank of the approximation", example="4")
 SELECT = Option(
     kind="str",
     default="exact",

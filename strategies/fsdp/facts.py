@@ -206,7 +206,8 @@ class Manual(Fsdp2Facts):
     positional = Option(
         kind="str",
         canonical=canonical,
-        help="a choice for each block, such as reshard.checkpoint*2+keep*2",
+        help="a choice for each block",
+        example="reshard.checkpoint*2+keep*2",
     )
     options = MappingProxyType(_ALL_BLOCKS)
     by_blocks = True

@@ -18,7 +18,7 @@ class LocalSgd(StrategyFacts):
 
     name = "local-sgd"
     help = "every rank trains alone, parameters are averaged every so many steps"
-    positional = Option(kind="int", minimum=1, help="the steps from one average to the next")
+    positional = Option(kind="int", minimum=1, help="the steps from one average to the next", example="8")
     options = MappingProxyType(
         {
             "warmup": Option(

@@ -28,6 +28,7 @@ class Pipeline(StrategyFacts):
         kind="str",
         choices=("gpipe", "1f1b", "interleaved"),
         help="the schedule: gpipe, 1f1b or interleaved",
+        example="gpipe",
     )
     options = MappingProxyType(
         {

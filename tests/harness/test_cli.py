@@ -8,16 +8,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import jsonschema
 import msgspec
 import pytest
 import yaml
 
 from harness.cli import COMMANDS, run
+from harness.cli.matrix import command as matrix
 from harness.launch.machine import Machine
 from harness.matrix import Matrix
 from harness.plan.study_file import OPTIONS, StudyFile
+from results.errors import bench_call
 from results.plan import Pattern
 from results.store import Study
 
@@ -88,7 +92,9 @@ MATRIX_ERRORS = [
     (["--gpus", "1", "--workload", "py:absent:build"], "absent.py", "found neither"),
     (["--gpus", "1", "--budget", "soon"], "'soon'", "90s"),
     (["--gpus", "1", "--launcher", "slum"], "'slum'", "'local', 'slurm', 'kubernetes', 'manual'"),
-    (["--gpu", "1"], "--gpu", "--gpus"),
+    (["--gpus", "1", "--strategy", "FSDP"], "'FSDP'", "did you mean 'fsdp'?"),
+    (["--gpus", "2", "--compression", "topk"], "needs the share that is sent", "write topk:0.01"),
+    (["--gpu", "1"], "--gpu", "(did you mean '--gpus'?)"),
     (["absent.yaml"], "absent.yaml", "check the name"),
 ]
 
@@ -104,10 +110,47 @@ def test_a_wrong_call_says_what_was_given_and_what_to_do(
     assert list(Path().iterdir()) == [], "a wrong call writes nothing"
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = _error(capsys, "matirx")
+@pytest.mark.parametrize("name", ["matirx", "Matrix"])
+def test_an_unknown_command_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = _error(capsys, name)
     assert code == 2
-    assert "See bench --help" in error
+    assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, report," in error
+
+
+def test_help_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:
+    for call in ([], ["matrix"]):
+        assert run([*call, "-h"]) == 0
+        assert capsys.readouterr().out.startswith("Usage: bench")
+
+
+def test_names_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "Optimizers"]) == 0
+    text = capsys.readouterr().out
+    assert "optimizers" in text
+    assert "adamw" in text
+    assert "strategies" not in text
+
+
+def test_a_shell_completes_names_after_each_comma() -> None:
+    parameter = next(each for each in matrix.params if each.name == "compression")
+    context = click.Context(matrix)
+    assert [item.value for item in parameter.shell_complete(context, "none,top")] == ["none,topk"]
+    strategy = next(each for each in matrix.params if each.name == "strategy")
+    assert "zero1" in [item.value for item in strategy.shell_complete(context, "")]
+
+
+def test_a_call_to_type_is_quoted() -> None:
+    assert bench_call("status", Path("my runs/a")) == "bench status 'my runs/a'"
+
+
+def test_work_that_joins_another_study_by_its_name_is_told(
+    small_study: tuple[Study, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, _ = small_study
+    run(["matrix", "--gpus", "1", "--workload", "gpt-nano", "--out", str(study.root), "--dry-run"])
+    assert "holds the study of mlp: gpt-nano will stand beside it in one report" in capsys.readouterr().err
+    run(["matrix", "--gpus", "1", "--workload", "mlp", "--out", str(study.root), "--dry-run"])
+    assert "stand beside it" not in capsys.readouterr().err
 
 
 def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

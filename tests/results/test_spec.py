@@ -98,7 +98,7 @@ def test_a_spec_has_typed_values_with_the_defaults_filled_in() -> None:
         ),
         ("zzz", "there is no compression 'zzz'; there are: lowrank, none, powersgd, py, topk"),
         ("", "there is no compression ''; there are: lowrank, none, powersgd, py, topk"),
-        ("topk", "compression topk needs the share that is kept: topk:..."),
+        ("topk", "compression topk needs the share that is kept: write topk:..."),
         ("topk:much", "compression topk takes a number, not 'much'"),
         ("topk:-0.5", "compression topk is at least 0, not -0.5"),
         ("topk:nan", "compression topk is a finite number, not nan"),

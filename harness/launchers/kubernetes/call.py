@@ -26,7 +26,7 @@ from harness.plan.options import read_duration_s
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_header
 from results.environment import CodeVersion
-from results.errors import UsageError
+from results.errors import UsageError, bench_call
 from results.job import Submission
 from results.job_store import JobStore
 from results.plan import Plan
@@ -120,4 +120,5 @@ class KubernetesCall(JobCall):
                 f"the pods look for the study in {made.study_folder}: copy {study.root} there first, on the "
                 f"volume {self._profile.volume_claim}, and copy it back for the report"
             )
-        self._console.note(f"bench status {study.root} says where it stands; then bench report {study.root}")
+        status, report = (bench_call(command, study.root) for command in ("status", "report"))
+        self._console.note(f"{status} says where it stands; then {report}")

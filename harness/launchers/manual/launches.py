@@ -16,6 +16,7 @@ from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, Tally
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
+from results.errors import bench_call
 from results.job import RunOptions
 from results.launch import Launch
 from results.outcome import Evidence
@@ -48,7 +49,7 @@ def write_launches(
         console.result(typed_line(launch, path))
     console.note(
         f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, in "
-        f"the environment where bench is installed; then: bench report {study.root}"
+        f"the environment where bench is installed; then: {bench_call('report', study.root)}"
     )
 
 

@@ -21,7 +21,7 @@ from harness.launchers.study_jobs import job_statuses
 from harness.plan_text import plan_header
 from reports.text import count
 from results.environment import CodeVersion
-from results.errors import UsageError
+from results.errors import UsageError, bench_call
 from results.plan import Plan
 from results.store import Study
 from slurm.client import Client
@@ -75,7 +75,7 @@ class SlurmCall(JobCall):
                 if live
                 else "every cell has its runs or its reason"
             )
-            self._console.note(f"nothing to submit: {told}; bench status {study.root}")
+            self._console.note(f"nothing to submit: {told}; {bench_call('status', study.root)}")
             reported = any(status.is_live and status.job.purpose == "report" for status in found)
             if live and self._options.report_job and not reported:
                 submitter = Submitter(study, client, self._site, self._console)
@@ -137,4 +137,5 @@ class SlurmCall(JobCall):
                 f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
                 f"--feed wait waits for room, --feed depend has a job do it"
             )
-        self._console.note(f"bench status {study.root} says where it stands; then bench report {study.root}")
+        status, report = (bench_call(command, study.root) for command in ("status", "report"))
+        self._console.note(f"{status} says where it stands; then {report}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from harness.code import code_version
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,3 +66,29 @@ def test_the_runtime_hands_devices_and_their_driver_into_the_image() -> None:
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
     # Compute: CUDA. Utility: NVML, which telemetry reads, and nvidia-smi.
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+
+
+def test_the_commit_of_the_image_is_that_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert "ENV BENCH_COMMIT=$COMMIT" in lines
+    monkeypatch.setattr("harness.code.checkout", lambda: tmp_path)
+    monkeypatch.setenv("BENCH_COMMIT", "0123abcd")
+    assert code_version().commit == "0123abcd"
+    monkeypatch.setenv("BENCH_COMMIT", "")
+    assert code_version().commit is None
+
+
+def test_the_commit_of_an_installation_from_git_is_that_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As pip writes it: the "direct URL origin" record of the packaging specifications.
+    folder = tmp_path / "bench-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bench\nVersion: 0\n")
+    url = {"url": "https://example.org/bench", "vcs_info": {"vcs": "git", "commit_id": "4567cdef"}}
+    (folder / "direct_url.json").write_text(json.dumps(url))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("harness.code.checkout", lambda: tmp_path)
+    assert code_version().commit == "4567cdef"
