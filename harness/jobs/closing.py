@@ -6,6 +6,7 @@ from harness.launch.ending import Stopped, rank_exits
 from results import files
 from results.errors import StoreError
 from results.launch import Attempt, Launch
+from results.outcome import Outcome
 from results.store import Study, utc_now
 
 
@@ -14,7 +15,24 @@ def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: st
 
     Call this only when no process of the job runs any more: an attempt is written once.
     """
-    found = open_launches(study, job_id)
+    return _close(study, open_launches(study, job_id), stopped, scheduler=scheduler)
+
+
+def close_lost_launches(study: Study) -> int:
+    """Write an attempt for each launch of a bench that is gone. Returns how many launches had none.
+
+    Call this only under the study's lock, which a bench holds while it supervises a launch, and its workers
+    as long as they live. A launch that a person starts by hand has no supervisor, and stays as it is.
+    """
+    lost = [launch for launch in open_launches(study, None) if launch.supervisor_pid is not None]
+    for launch in lost:
+        gone = f"bench (process {launch.supervisor_pid}) was killed, or its machine stopped"
+        reason = f"{gone}, before the end of the launch was recorded"
+        _close(study, [launch], Stopped(outcome=Outcome.MISSING_RANKS, reason=reason))
+    return len(lost)
+
+
+def _close(study: Study, found: list[Launch], stopped: Stopped, *, scheduler: str | None = None) -> int:
     for launch in found:
         try:
             study.add_attempt(_attempt(study, launch, stopped, scheduler))
@@ -25,8 +43,8 @@ def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: st
     return len(found)
 
 
-def open_launches(study: Study, job_id: str) -> list[Launch]:
-    """The launches of a job that have no attempt yet."""
+def open_launches(study: Study, job_id: str | None) -> list[Launch]:
+    """The launches of a job that have no attempt yet; None: those that are of no job."""
     own = [launch for launch in study.launches() if launch.job_id == job_id]
     for launch in own:
         if not study.has_attempt(launch.launch_id):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from harness.code import checkout
+from harness.jobs.closing import close_lost_launches
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
@@ -50,6 +51,7 @@ class CampaignCall(LauncherCall):
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
         console = self._call.console
+        close_lost_launches(study)
         held = live_cells(study)
         if held:
             console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,41 +69,3 @@ def links() -> None:
         by_hand = subprocess.run(["sh", "-c", LINK_BY_HAND], stderr=subprocess.DEVNULL)
         assert by_hand.returncode != 0, f"a link can be made by hand, and not by us: {obstacle}"
         pytest.skip(obstacle)
-
-
-@pytest.fixture
-def memory_group() -> Iterator[Callable[[int], list[str]]]:
-    """Words before a command that let it and its children have so many bytes of memory together.
-
-    A control group of its own, with which the kernel really ends processes; skips where none can be made.
-    """
-    made: list[Path] = []
-
-    def limited(limit_bytes: int) -> list[str]:
-        folder = _own_memory_group() / f"bench-test-{os.getpid()}-{len(made)}"
-        try:
-            folder.mkdir()
-            made.append(folder)
-            limits = [folder / name for name in ("memory.limit_in_bytes", "memory.max")]
-            next(path for path in limits if path.exists()).write_text(str(limit_bytes))
-        except (OSError, StopIteration):
-            pytest.skip("no control group with a memory limit can be made here")
-        return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(folder)]
-
-    yield limited
-    for folder in made:
-        end = time.monotonic() + 100
-        while folder.exists() and time.monotonic() < end:
-            # Busy until the kernel has buried the last process.
-            with suppress(OSError):
-                folder.rmdir()
-            time.sleep(0.05)
-
-
-def _own_memory_group() -> Path:
-    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    groups = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
-    for controllers, path in groups.items():
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory", path.lstrip("/"))
-    return Path("/sys/fs/cgroup", groups.get("", "/").lstrip("/"))

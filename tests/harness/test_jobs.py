@@ -16,7 +16,7 @@ import pytest
 
 from harness.code import checkout, code_hash
 from harness.jobs.baseline import baseline_of
-from harness.jobs.closing import close_launches
+from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document
 from harness.jobs.gpu_hours import gpu_hours, require_within_budget
 from harness.jobs.job_environment import obstacle, stranger_to
@@ -426,6 +426,24 @@ def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> 
     [result] = study.results()
     assert (result.run_id, result.outcome, result.reason) == ("begun", Outcome.NODE_FAILED, "n1 went away")
     assert (study.has_attempt("l"), study.has_attempt("m")) == (True, False)
+
+
+def test_launches_of_a_killed_bench_are_closed_and_those_of_jobs_and_persons_are_not(tmp_path: Path) -> None:
+    plan = plan_of(gpus=1, strategy="single", repeats=1)
+    [cell] = plan.cells
+    study = Study(tmp_path)
+    study.add_plan(plan)
+    job = launch_of((Slot(cell_id=cell.id, run_id="begun", repeat=1),))
+    own = msgspec.structs.replace(job, launch_id="own", job_id=None, supervisor_pid=4711)
+    by_hand = msgspec.structs.replace(own, launch_id="by-hand", supervisor_pid=None)
+    for launch in (job, own, by_hand):
+        study.add_launch(launch)
+    study.start_run(cell.id, "begun")
+    assert (close_lost_launches(study), close_lost_launches(study)) == (1, 0)
+    assert [study.has_attempt(one.launch_id) for one in (job, own, by_hand)] == [False, True, False]
+    [result] = study.results()
+    assert result.outcome is Outcome.MISSING_RANKS
+    assert str(result.reason).startswith("bench (process 4711) was killed, or its machine stopped")
 
 
 # What a job looks at before it begins.
