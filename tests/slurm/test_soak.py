@@ -242,7 +242,7 @@ class Soak:
         if result.outcome is Outcome.UNKNOWN:
             # The next call names it.
             assert not self.study.has_attempt(launch.launch_id), said
-            fitting = [s for s in met if s.fault in ("bench", "bench and guardian")]
+            fitting = [s for s in met if s.fault in OF_CALL[self.kind]]
         else:
             fitting = [s for s in met if result.outcome in ENDS[s.fault]]
         assert fitting, said
