@@ -45,11 +45,11 @@ SEED = int(os.environ.get("SOAK_SEED", "9431"))
 LEDGER = Path(os.environ["SOAK_LEDGER"]) if "SOAK_LEDGER" in os.environ else None
 CALLS = 6
 """Calls of the same command after the last fault, at most."""
-STRIKES = {"local": 6, "slurm": 4}
+STRIKES = {"local": 9, "slurm": 6}
 """Faults of a round."""
-CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32", "--block-steps", "60")
+CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--block-steps", "20")
 ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
-LATEST_S = {"call": 1.5, "start": 8.0, "run": 3.0, "end": 1.0}
+LATEST_S = {"call": 1.5, "start": 8.0, "run": 2.0, "end": 1.0}
 """The fault comes at most so long after its anchor: the call of bench, the start of a launch, the begin of a
 run of it, or its last record."""
 MEMORY_BYTES = 2 * 2**30
@@ -186,7 +186,7 @@ def drawn(kind: str, turn: int, faults: Sequence[str]) -> tuple[list[Strike], ra
             anchors += ["end", "end"]
         anchor = chance.choice(anchors)
         moment_s = round(chance.uniform(0, LATEST_S[anchor]), 2)
-        strikes.append(Strike(fault=fault, anchor=anchor, moment_s=moment_s, run=chance.choice([1, 1, 2])))
+        strikes.append(Strike(fault=fault, anchor=anchor, moment_s=moment_s, run=chance.choice([1, 1, 1, 2])))
     print(f"SOAK_SEED={SEED} {kind} round {turn}: {[(s.fault, s.anchor, s.moment_s) for s in strikes]}")
     return strikes, chance
 
