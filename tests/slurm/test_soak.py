@@ -559,7 +559,8 @@ class OnThisMachine:
         with suppress(OSError):
             Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
             hog = subprocess.Popen([*self._group, sys.executable, "-c", HOG], cwd=checkout())
-            strike.hit = hog.wait(PATIENCE_S) == 0
+            # A rank may take so long to die that the kernel ends the neighbour as well.
+            strike.hit = hog.wait(PATIENCE_S) in (0, -signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
