@@ -125,6 +125,9 @@ if os.environ.get("RANK") == "1" and LEFT.exists():
     if first == "hang":
         (HERE / "reached").write_text(str(os.getpid()))
         time.sleep(3600)
+    taken = []
+    while first == "exhaust":
+        taken.append(b"x" * 2**24)
     if first:
         os.kill(os.getpid(), getattr(signal, first))
 """
@@ -152,6 +155,21 @@ def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goe
     assert reasons[1] in shown.stdout
     again = scene.bench.matrix(*scene.call(), *batches, "--rerun", "failed", "--dry-run")
     assert "2 of 3 runs to do" in again.stdout
+
+
+def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(
+    scene: Scene, memory_group: Callable[[int], list[str]]
+) -> None:
+    folder = scene.bench.folder
+    (folder / "sitecustomize.py").write_text(STARTUP)
+    (folder / "startup").write_text("exhaust")
+    group = tuple(memory_group(2 * 2**30))
+    assert scene.bench.run(*scene.call(), before=group, PYTHONPATH=str(folder)).code == 1
+    # The cell of batch 8 comes first, and that of a smaller batch may have room.
+    assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.OUT_OF_MEMORY)]
+    (lost,) = [run for run in scene.bench.results() if run.outcome is not Outcome.OK]
+    killed = "before any cell began: rank 1 was killed by SIGKILL, and meanwhile the kernel"
+    assert str(lost.reason).startswith(killed)
 
 
 @pytest.fixture
