@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.plan.naming import fresh_studies
 from harness.studies import read_results
 from reports.gate.pytest_benchmark import read_pytest_benchmark
 from reports.gate.reduce import NOT_RUN, reduce_study
@@ -18,15 +19,17 @@ from results.thresholds import Thresholds, machine_name, thresholds_path
 
 FOLDER = Path("baselines")
 """Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
+LATEST = "@latest"
+"""At the end of a word: the newest study of `bench matrix --fresh`."""
 
 
 def read_side(text: str, folder: Path = FOLDER) -> Baseline:
     """What a word of the call means: a study, the folder of a run, a file, or the name of a kept baseline.
 
     Files are those of `bench baseline save` and of pytest-benchmark, whose files in one folder are runs.
-    Raises UsageError for anything else.
+    `@latest` is the newest night, `NAME@latest` the newest one of NAME. Raises UsageError for anything else.
     """
-    path = Path(text)
+    path = latest(text) if text.endswith(LATEST) else Path(text)
     if path.is_dir():
         return _of_folder(path)
     if path.is_file():
@@ -39,6 +42,16 @@ def read_side(text: str, folder: Path = FOLDER) -> Baseline:
         f"{text} is no study, no run, no file and no baseline in {folder}/{nearest(text, names)}; name a "
         f"folder under runs/, a file of pytest-benchmark or of bench baseline save, or one of its baselines"
     )
+
+
+def latest(text: str, runs: Path = Path("runs")) -> Path:
+    """The newest night that `@latest` or `NAME@latest` means. Raises UsageError if there is none."""
+    found = fresh_studies(text.removesuffix(LATEST), runs)
+    if not found:
+        raise UsageError(
+            f"{text}: {runs}/ holds no such night; bench matrix NAME.yaml --fresh makes one of NAME"
+        )
+    return found[-1]
 
 
 def _of_folder(path: Path) -> Baseline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,20 @@ DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What baselines and nights were made from."""
+
+    runs: frozenset[str]
+    """Ids of runs: a study that has one is named, whatever its folder is called by now."""
+    studies: frozenset[str]
+    """Folders' names in files that state no run."""
+
+    def has(self, study: Study) -> bool:
+        runs = {path.name for path in study.root.glob("cells/*/*/")}
+        return study.name in self.studies or not self.runs.isdisjoint(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One study of a folder."""
 
@@ -31,7 +45,7 @@ class Candidate:
     """Why it stays; None: it may go."""
 
 
-def candidates(folder: Path, *, keep_s: float, named: Set[str]) -> list[Candidate]:
+def candidates(folder: Path, *, keep_s: float, named: Named) -> list[Candidate]:
     """The studies in `folder`, oldest first. Raises UsageError if there is none."""
     studies = [Study(path) for path in sorted(folder.glob("*")) if Study(path).plan_paths()]
     if not studies:
@@ -41,13 +55,16 @@ def candidates(folder: Path, *, keep_s: float, named: Set[str]) -> list[Candidat
     return sorted(found, key=lambda one: one.age_s, reverse=True)
 
 
-def named_studies(baselines: Path, history: Path) -> frozenset[str]:
-    """Names of the studies that baselines and nights were made from.
+def named_studies(baselines: Path, history: Path) -> Named:
+    """The runs and studies that baselines and nights were made from.
 
     Raises SchemaError for a damaged file: what it names could be removed.
     """
-    paths = [*baseline_paths(baselines), *night_paths(history)]
-    return frozenset(study for path in paths if (study := schemas.BASELINE.read(path).study) is not None)
+    kept = [schemas.BASELINE.read(path) for path in (*baseline_paths(baselines), *night_paths(history))]
+    runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
+    silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
+    studies = {one.study for one in silent if one.study is not None}
+    return Named(runs=frozenset(runs), studies=frozenset(studies))
 
 
 def remove(study: Study) -> None:
@@ -61,15 +78,15 @@ def remove(study: Study) -> None:
     shutil.rmtree(gone)
 
 
-def _candidate(study: Study, now: float, keep_s: float, named: Set[str]) -> Candidate:
+def _candidate(study: Study, now: float, keep_s: float, named: Named) -> Candidate:
     age_s = now - max(path.stat().st_mtime for path in (*study.plan_paths(), *study.root.glob("launches/*")))
     size = sum(path.stat().st_size for path in study.root.rglob("*") if path.is_file())
     reasons = _reasons(study, age_s, keep_s, named)
     return Candidate(study=study, age_s=age_s, size_bytes=size, kept=next(reasons, None))
 
 
-def _reasons(study: Study, age_s: float, keep_s: float, named: Set[str]) -> Iterator[str]:
-    if study.name in named:
+def _reasons(study: Study, age_s: float, keep_s: float, named: Named) -> Iterator[str]:
+    if named.has(study):
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"

@@ -32,6 +32,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[str, ...] = ()
     """What rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
     runs: int = 0
+    run_ids: tuple[str, ...] = ()
+    """The runs that its figures are of; empty for files of pytest-benchmark."""
     disturbed: int = 0
     """Of the runs, how many had to share the machine with others."""
     failed: str | None = None

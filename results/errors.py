@@ -10,6 +10,7 @@
     |   +-- SchemaError       a file that is damaged or not what it should be
     |   |   +-- NewerSchemaError  ... or newer than this program
     |   +-- StudyBusyError    another process works on the study
+    |       +-- NightBusyError  4: ... or another night of bench matrix --fresh measures on this host
     +-- MachineError          1: this machine cannot do what was asked
     +-- ExtensionError        1: a name that another package adds cannot be used
     +-- SchedulerError        1: a cluster's scheduler refused, failed or did not answer
@@ -55,6 +56,12 @@ class NewerSchemaError(SchemaError):
 
 class StudyBusyError(StoreError):
     """Another process plans, runs or submits in the same study."""
+
+
+class NightBusyError(StudyBusyError):
+    """Another night (`bench matrix --fresh`) has not ended."""
+
+    exit_code = 4
 
 
 class MachineError(BenchError):

@@ -66,6 +66,11 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
     return ordered, damaged
 
 
+def later_nights(path: Path) -> list[Path]:
+    """The nights of the same machine that were measured after this one, by their names."""
+    return [other for other in sorted(path.parent.glob("*.json")) if other.name > path.name]
+
+
 def night_paths(folder: Path) -> list[Path]:
     """Every file of a history."""
     return sorted(folder.glob("*/*.json"))

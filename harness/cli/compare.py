@@ -36,6 +36,11 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     help=f"write it for CI, too: {', '.join(FORMATS)}; FORM alone goes to stdout; may be repeated",
 )
 @click.option(
+    "--on-regression",
+    metavar="CMD",
+    help="run CMD by sh if the exit code is 1; BENCH_VERDICT is the path of the verdicts as JSON",
+)
+@click.option(
     "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="folder of kept baselines"
 )
 def command(
@@ -48,7 +53,9 @@ def command(
     """
     from harness.console import Console
     from harness.gate import machine_margins, read_side
+    from harness.nights import set_off
     from reports.gate.comparison import Rules, compare
+    from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
 
     margins, targets = read_margins(fail_above), _targets(shown["forms"])
@@ -60,7 +67,12 @@ def command(
     rules = Rules(margins=of_machine | one.fail_above | margins, across=facts)
     found = compare(one, other, rules)
     _show(found, targets, every=shown["every"])
-    return found.exit_code(strict=shown["strict"])
+    code = found.exit_code(strict=shown["strict"])
+    if code == 1 and shown["on_regression"] is not None:
+        wrong = set_off(shown["on_regression"], json_text(found))
+        if wrong:
+            Console().warn(wrong)
+    return code
 
 
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:

@@ -17,17 +17,48 @@ def command() -> None:
 
 
 @command.command(name="add")
-@click.argument("side", metavar="STUDY")
+@click.argument("side", metavar="[STUDY]", default="@latest")
+@click.option(
+    "--on-regression",
+    metavar="CMD",
+    help="run CMD by sh if this night shows a change for the worse; BENCH_VERDICT is the path of its JSON",
+)
 @_FOLDER
-def _add(side: str, folder: Path) -> int:
-    """Add STUDY (or files of pytest-benchmark) as a night. Nothing that was added is ever changed."""
+def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
+    """Add STUDY (or files of pytest-benchmark) as a night, and say which changes it shows first.
+
+    Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
+    """
     from harness.console import Console
-    from harness.gate import read_side
-    from results.history import add_night
+    from harness.gate import latest, read_side
+    from harness.nights import require_ended, set_off
+    from reports.gate.faces import changes_json
+    from reports.gate.text import step_sentence
+    from reports.gate.trends import WATCHED, seen_on, trends
+    from results.history import add_night, later_nights, read_nights
 
     console = Console()
-    for path in add_night(read_side(side), folder):
+    side = str(latest(side)) if side.endswith("@latest") else side
+    if list(Path(side).glob("plan-*.json")):
+        require_ended(Path(side))
+    night = read_side(side)
+    added = add_night(night, folder)
+    for path in added:
         console.result(str(path))
+        for later in later_nights(path)[:1]:
+            console.warn(
+                f"{later} was measured after this night and is there already: if the clock went back, remove "
+                f"{path} and set the clock; nights are ordered by it"
+            )
+    nights, _ = read_nights(folder)
+    here = {path.parent.name: nights[path.parent.name] for path in added}
+    found = seen_on(night.measured_at, trends(here, WATCHED))
+    for trend, step in found:
+        console.result(step_sentence(trend, step))
+    if on_regression is not None and any(step.is_worse for _, step in found):
+        wrong = set_off(on_regression, changes_json(found))
+        if wrong:
+            console.warn(wrong)
     return 0
 
 
@@ -42,7 +73,7 @@ def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     from harness.console import Console
     from reports.gate.metrics import TIMED
     from reports.gate.text import TRENDS, step_sentence, trend_row
-    from reports.gate.trends import trends
+    from reports.gate.trends import WATCHED, trends
     from results.errors import UsageError, nearest
     from results.history import read_nights
 
@@ -53,7 +84,7 @@ def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     nights, damaged = read_nights(folder)
     for sentence in damaged:
         console.warn(sentence)
-    found = [one for one in trends(nights, metrics or ("step_time", "time")) if words in one.label]
+    found = [one for one in trends(nights, metrics or WATCHED) if words in one.label]
     if not found:
         console.result("no series has a figure")
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ def command(
     """Plan a matrix of training jobs, run what is left of it, and write the report.
 
     Every option can stand in STUDY.yaml as well (batch_size: 8,16); flags win. The same command again
-    goes on where it stopped; with --fresh it measures all again.
+    goes on where it stopped; with --fresh it measures all again, and ends with exit code 4 while another
+    --fresh works on this host.
     """
-    from harness.matrix import Matrix
-    from harness.plan.naming import fresh_study
+    from harness.matrix import RUNS, Matrix
+    from harness.nights import night
+    from harness.plan.naming import fresh_base, fresh_study
     from harness.plan.study_file import StudyFile, merge, read_study_file
 
     path = Path(study_file) if study_file else None
@@ -47,4 +50,5 @@ def command(
     if dry_run:
         matrix.show()
         return 0
-    return matrix.run(report=not no_report)
+    with night(fresh_base(str(options.name)), RUNS) if fresh else nullcontext():
+        return matrix.run(report=not no_report)

@@ -15,6 +15,7 @@ from results.plan import Request
 from results.store import new_id
 
 _GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_FRESH = re.compile(r"(?P<base>.+)-\d{8}T\d{6}Z-[0-9a-f]{6}")
 _NOT_WORK = ("repeats", "source_folder")
 """More repeats go on in the same study; where its files lie does not make it another one."""
 
@@ -45,6 +46,20 @@ def fresh_study(options: StudyFile, study_file: Path | None) -> StudyFile:
     if base is None:
         raise UsageError("--fresh needs a name for its studies: give --name, or a study file")
     return msgspec.structs.replace(options, name=f"{base}-{new_id()}")
+
+
+def fresh_base(name: str) -> str:
+    """NAME of `NAME-20260102T030405Z-0123ab`, a name that `fresh_study` gave."""
+    match = _FRESH.fullmatch(name)
+    assert match is not None, name
+    return match["base"]
+
+
+def fresh_studies(base: str, runs: Path) -> list[Path]:
+    """The studies of `bench matrix --fresh` in a folder, oldest first by name; all if `base` is empty."""
+    matches = [(path, _FRESH.fullmatch(path.name)) for path in runs.glob("*")]
+    found = [path for path, match in matches if match is not None and base in ("", match["base"])]
+    return sorted(found, key=lambda path: path.name[-len("20260102T030405Z-0123ab") :])
 
 
 def plain_name(stem: str) -> str:

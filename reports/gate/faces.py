@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from reports.gate.comparison import FAILING, Comparison, Finding, Verdict
-from reports.gate.text import headline, markdown, name, sentence
+from reports.gate.text import headline, markdown, name, sentence, step_sentence
+from reports.gate.trends import Step, Trend
 
 MOST_ANNOTATIONS = 10
 """GitHub shows ten a step and level."""
@@ -25,6 +26,29 @@ def json_text(comparison: Comparison) -> str:
             "confidence": comparison.confidence,
             "exit_code": comparison.exit_code(),
             "findings": [msgspec.to_builtins(finding) for finding in comparison.findings],
+        }
+    )
+
+
+def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
+    """Changes of a history, as one JSON object: `{"changes": [...]}` (docs/gate.md)."""
+    return _json(
+        {
+            "changes": [
+                {
+                    "machine": trend.machine,
+                    "cell": trend.label,
+                    "metric": trend.metric.name,
+                    "effect": step.effect,
+                    "is_worse": step.is_worse,
+                    "before": msgspec.to_builtins(step.before),
+                    "after": msgspec.to_builtins(step.after),
+                    "seen": msgspec.to_builtins(step.seen),
+                    "environment": step.facts,
+                    "sentence": step_sentence(trend, step),
+                }
+                for trend, step in found
+            ]
         }
     )
 

@@ -79,6 +79,7 @@ def _subject(study: Study, pooled: Pool) -> Subject:
         exact={name: found for name, found in counters.items() if found},
         collectives=_collectives(study.rank_records(cell.id, newest.run_id)),
         runs=len(runs),
+        run_ids=tuple(run.run_id for run in runs),
         disturbed=sum(run.disturbed for run in runs),
     )
 

@@ -11,6 +11,9 @@ from reports.gate.change_points import ChangePoint, change_points
 from reports.gate.metrics import TIMED, TimedMetric
 from results.baseline import Baseline, Subject
 
+WATCHED = ("step_time", "time")
+"""Metrics whose series are shown, and searched when a night is added, unless others are named."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
@@ -58,6 +61,11 @@ def trends(nights: Mapping[str, Sequence[Baseline]], metrics: Sequence[str]) -> 
     return [
         trend for machine, found in nights.items() for name in metrics for trend in _of(machine, found, name)
     ]
+
+
+def seen_on(measured_at: str, found: Sequence[Trend]) -> list[tuple[Trend, Step]]:
+    """The changes that the night of this time shows first."""
+    return [(trend, step) for trend in found for step in trend.steps if step.seen.measured_at == measured_at]
 
 
 def _of(machine: str, nights: Sequence[Baseline], name: str) -> Iterator[Trend]:

@@ -66,13 +66,14 @@ class Timing:
 class PlantedStudy:
     """Builds a study's folder: series first, then `plan`, then runs."""
 
-    def __init__(self, root: Path, *, device: Device = "cpu") -> None:
+    def __init__(self, root: Path, *, device: Device = "cpu", runs_before: int = 0) -> None:
+        """`runs_before` are those of other studies: ids of runs count on from them."""
         self.study = Study(root)
         self.device: Device = device
         self._series: list[Series] = []
         self._skips: list[Skip] = []
         self._cells: dict[str, Cell] = {}
-        self._runs = 0
+        self._runs = runs_before
 
     def series(
         self, kind: Scaling, strategy: str, gpus: list[int], *, batch: int, **fields: object

@@ -472,6 +472,7 @@ BASELINE = Baseline(
             exact={"payload_bytes": (4096,), "parameters_hash": ("feed",)},
             collectives=("allreduce 0-1 4096 B",),
             runs=2,
+            run_ids=("20260102T030405Z-0123ab",),
             disturbed=1,
             failed="crashed: rank 1",
         ),

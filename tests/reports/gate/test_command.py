@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from harness import nights
 from harness.cli import run
 from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
+from harness.prune import named_studies
+from results import schemas
 from results.lock import study_lock
+from results.store import Study
 
 
 @pytest.fixture
@@ -23,9 +29,10 @@ def study(
 ) -> Callable[..., str]:
     """`study("before", [10.0, 10.1, 10.2])` plants one cell with these step times; gives its folder."""
     monkeypatch.chdir(tmp_path)
+    started = itertools.count(0, 100)
 
     def make(name: str, step_ms: list[float], **timing: object) -> str:
-        made = new_study(tmp_path / name)
+        made = new_study(tmp_path / name, runs_before=next(started))
         (cell,) = made.series("weak", "ddp", [2], batch=8)
         made.plan()
         made.runs(cell, step_ms, **timing)
@@ -178,6 +185,84 @@ def test_a_history_names_the_night_the_commits_and_what_changed(
     assert run(["history", "show", "--folder", "none"]) == 2
 
 
+def night(number: int, factor: float) -> None:
+    found = {
+        "commit_info": {"id": f"c{number:02d}", "dirty": False},
+        "benchmarks": [{"fullname": "sum", "stats": {"median": factor * (1 + 0.001 * (number % 3))}}],
+        "datetime": f"2026-01-{number + 1:02d}T03:00:00+00:00",
+    }
+    Path("night.json").write_text(json.dumps(found))
+
+
+def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = ["--on-regression", "cp $BENCH_VERDICT told.json"]
+    for number in range(20):
+        night(number, 1.2 if number >= 12 else 1.0)
+        assert run(["history", "add", "night.json", *told]) == 0
+        if Path("told.json").exists():
+            break
+    (change,) = json.loads(Path("told.json").read_text())["changes"]
+    assert change["seen"]["commit"] == f"c{number:02d}"
+    assert (change["before"]["commit"], change["after"]["commit"]) == ("c11", "c12")
+    assert change["sentence"] in capsys.readouterr().out
+    Path("told.json").unlink()
+    night(number + 1, 1.2)
+    assert run(["history", "add", "night.json", *told]) == 0
+    assert not Path("told.json").exists(), "a change is told once, by the night that shows it"
+
+
+def test_a_night_before_the_last_one_is_added_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, warned in ((5, False), (4, True), (6, False)):
+        night(number, 1.0)
+        assert run(["history", "add", "night.json"]) == 0
+        assert ("if the clock went back" in capsys.readouterr().err) == warned
+
+
+def test_a_regression_sets_a_command_off_whose_failure_changes_no_exit_code(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
+    told = ["--on-regression", "cp $BENCH_VERDICT told.json; exit 7"]
+    assert run(["compare", before, before, *told]) == 0
+    assert not Path("told.json").exists()
+    assert run(["compare", before, after, *told]) == 1
+    assert "ended with exit code 7; the verdict stands" in capsys.readouterr().err
+    assert json.loads(Path("told.json").read_text())["findings"][0]["verdict"] == "regressed"
+
+
+def test_the_newest_night_has_a_word_and_one_that_is_measured_is_not_added(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["history", "add"]) == 2
+    assert "runs/ holds no such night" in capsys.readouterr().err
+    study("runs/weekly-20260103T030405Z-0123ab", [10.0, 10.1, 10.2])
+    newer = study("runs/nightly-20260102T030405Z-0123ab", [10.0, 10.1, 10.2])
+    study("runs/nightly-20260101T030405Z-ffffff", [10.0, 10.1, 10.2])
+    assert run(["baseline", "save", "last", "nightly@latest"]) == 0
+    assert schemas.BASELINE.read(Path("baselines/last.json")).study == Path(newer).name
+    with study_lock(Path(newer)):
+        assert run(["history", "add", "nightly@latest"]) == 1
+        assert "is in use by another bench" in capsys.readouterr().err
+    assert run(["history", "add", "nightly@latest"]) == 0
+
+
+def test_two_nights_on_one_host_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nightly.yaml").write_text("workload: mlp\ngpus: 1\n")
+    with nights.night("other", Path("runs")):
+        assert run(["matrix", "nightly.yaml", "--fresh"]) == 4
+    assert "another night measures on this host" in capsys.readouterr().err
+    assert [path.name for path in Path("runs").iterdir()] == [f".night-{platform.node()}"]
+
+
 def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
     study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +287,37 @@ def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
         "young": "stays: written 0.0 days ago",
     }
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"kept", "night", "busy", "young"}
+
+
+def test_a_study_is_known_by_its_runs_under_any_name(
+    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    study("runs/first", [10.0, 10.1, 10.2])
+    assert run(["baseline", "save", "main", "runs/first"]) == 0
+    (runs / "first").rename(runs / "moved")
+    study("runs/first", [10.0, 10.1, 10.2])
+    assert run(["prune", "--keep", "0s"]) == 0
+    rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
+    told = {row[0]: row[-1] for row in rows}
+    assert told["moved"] == "stays: a baseline or a night was made from it"
+    assert told["first"] == "would be removed"
+
+
+def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
+    tmp_path: Path, new_study: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, before in (("old", 0), ("new", 100)):
+        made = new_study(tmp_path / "runs" / name, runs_before=before)
+        cells = made.series("weak", "ddp", [2, 4], batch=8)
+        made.plan()
+        for cell in cells:
+            made.runs(cell, [10.0, 10.1, 10.2])
+    assert run(["baseline", "save", "main", "runs/old"]) == 0
+    assert run(["baseline", "promote", "main", "runs/new", "--reason", "x", "--cell", "2 x 8"]) == 0
+    named = named_studies(Path("baselines"), Path("history"))
+    assert all(named.has(Study(Path("runs") / name)) for name in ("old", "new"))
 
 
 def test_nothing_goes_while_a_baseline_cannot_be_read(

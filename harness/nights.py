@@ -1,0 +1,76 @@
+"""Nights: the studies of `bench matrix --fresh`, one at a time on a host, and what a regression sets off."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.launchers.study_jobs import job_statuses
+from harness.plan.naming import fresh_studies
+from results.errors import NightBusyError, StudyBusyError
+from results.lock import study_lock
+from results.store import Study
+
+
+@contextmanager
+def night(base: str, runs: Path) -> Iterator[None]:
+    """Be the only night on this host that measures into `runs`, and the only one of `base` with live jobs.
+
+    Raises NightBusyError, SchedulerError if a scheduler does not say whether jobs are live.
+    """
+    lock = runs / f".night-{platform.node()}"
+    try:
+        with study_lock(lock):
+            _refuse_live_jobs(base, runs)
+            yield
+    except StudyBusyError as error:
+        if isinstance(error, NightBusyError) or str(lock) not in str(error):
+            raise
+        raise NightBusyError(
+            f"another night measures on this host ({lock}): both would be slower; nothing was started, "
+            f"start the next one when it has ended"
+        ) from error
+
+
+def _refuse_live_jobs(base: str, runs: Path) -> None:
+    for path in fresh_studies(base, runs):
+        live = [status.job.job_id for status in job_statuses(Study(path)) if status.is_live]
+        if live:
+            raise NightBusyError(
+                f"the night {path.name} still has live jobs ({', '.join(live)}): nothing was started; wait "
+                f"(bench status {path}), or end them with bench cancel {path}"
+            )
+
+
+def require_ended(root: Path) -> None:
+    """Refuse to keep a study while its runs still come: a night is kept once, and never changed.
+
+    Raises StudyBusyError if a bench works on it or a job of it is live, SchedulerError if nobody knows.
+    """
+    if os.access(root, os.W_OK):
+        with study_lock(root):
+            pass
+    live = [status.job.job_id for status in job_statuses(Study(root)) if status.is_live]
+    if live:
+        raise StudyBusyError(f"{root} has live jobs ({', '.join(live)}): add it when they have ended")
+
+
+def set_off(command: str, verdict: str) -> str | None:
+    """Run a shell command line that is told of a regression. Returns what went wrong, as a sentence, or None.
+
+    BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
+    """
+    with tempfile.NamedTemporaryFile("w", prefix="bench-verdict-", suffix=".json") as file:
+        file.write(verdict)
+        file.flush()
+        done = subprocess.run(
+            ["sh", "-c", command], env={**os.environ, "BENCH_VERDICT": file.name}, check=False
+        )
+    if done.returncode == 0:
+        return None
+    return f"--on-regression {command!r} ended with exit code {done.returncode}; the verdict stands"
