@@ -56,6 +56,9 @@ from strategies.catalog import COMPRESSIONS, STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
 
+HALVINGS = 4
+"""Of the scale of the loss, where a simulated step in fp16 overflows and the trainer's did not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
@@ -356,12 +359,11 @@ class Examination:
             step=step,
             replicas=replicas,
             averaged=averaged or len(replicas),
-            # Below the scaler's: what just did not overflow there must not do so here.
-            scale=max(1.0, self._scale / 16),
+            scale=self._scale,
             unexpected=self.unexpected,
         )
         try:
-            reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
+            reference = self._simulated(start, what, overflows=not finite(gradients))
             replay = None if history is None else replay_update(self._setup, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation of a step would take about {error.seconds:.0f} s"
@@ -370,6 +372,20 @@ class Examination:
                 raise
             return None, "a serial simulation does not fit in memory beside the model"
         return _Recomputed(reference=reference, replay=replay), ""
+
+    def _simulated(self, start: dict[str, Tensor], what: Simulated, *, overflows: bool) -> Reference:
+        """The step with the trainer's scale of the loss, so that both sides lose the same small numbers.
+
+        Where the trainer's gradients are finite and those of the simulation are not, another kernel's
+        rounding stands between them at the edge of fp16's range: then half the scale, up to `HALVINGS` times.
+        """
+        reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
+        for _ in range(HALVINGS):
+            if overflows or what.scale <= 1 or finite(reference.gradients):
+                break
+            what = replace(what, scale=what.scale / 2)
+            reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
+        return reference
 
     def _buffers_equal(self, found: _Recomputed | None) -> bool:
         """Whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""

@@ -69,7 +69,7 @@ class Simulated:
     averaged: int
     """Replicas that the strategy's gradients are the mean over."""
     scale: float = 1.0
-    """Of the loss: without it small gradients are zero in half precision."""
+    """Of the loss, as the trainer's scaler has it: small gradients lose digits in half precision."""
     unexpected: bool = False
     """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
 

@@ -104,6 +104,12 @@ def deafening() -> Workload:
     return workload(nn.Linear(6, 3), lambda y, t: 1000 * F.mse_loss(y, t))
 
 
+def quiet_tokens() -> Workload:
+    """Gradients as small as a token's share of a mean over millions: they lose digits in half precision."""
+    whole = gpt()
+    return replace(whole, loss=lambda y, t: whole.loss(y, t) * 2.0**-22)
+
+
 def deafening_for_ever() -> Workload:
     """Its scaled gradients overflow at every factor, though its loss is finite."""
     return workload(nn.Linear(6, 3), lambda y, t: F.mse_loss(y, t) + _Infinite.apply(y))

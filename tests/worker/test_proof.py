@@ -100,6 +100,12 @@ def _no_time_and_twice_the_gradient_on_rank_0(rank: int, size: int) -> Iterator[
 FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp16"}
 
 
+def test_gradients_at_the_edge_of_fp16_lose_the_same_digits_on_both_sides(proofs: Proofs) -> None:
+    found = proofs(2, FP16 | {"workload": "py:proof_models:quiet_tokens"})[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+    assert found["max_difference"] < found["max_bound"] / 10
+
+
 def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs: Proofs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:loud"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation")
