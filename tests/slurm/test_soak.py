@@ -47,7 +47,7 @@ CALLS = 6
 """Calls of the same command after the last fault, at most."""
 STRIKES = {"local": 9, "slurm": 6}
 """Faults of a round."""
-CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--block-steps", "20")
+CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64,128,256", "--block-steps", "20")
 ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
 LATEST_S = {"call": 1.5, "start": 8.0, "run": 2.0, "end": 1.0}
 """The fault comes at most so long after its anchor: the call of bench, the start of a launch, the begin of a
