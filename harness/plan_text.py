@@ -10,7 +10,7 @@ from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
 from harness.plan.auto import Candidate, Choice, Row, rows
-from harness.plan.estimate import Estimate, estimate
+from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.expand import choices
 from harness.plan.points import Point
 from harness.plan.schedule import PlannedLaunch
@@ -38,12 +38,12 @@ CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for 
 
 
 def plan_summary(
-    study: Study, plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]
+    study: Study, plan: Plan, launches: Sequence[PlannedLaunch], earlier: Mapping[str, Earlier]
 ) -> list[str]:
     """A few lines: the study, its size, what is left, and what that takes."""
     lines = plan_header(study, plan, launches)
     if launches:
-        lines += _cost(_estimated(plan, launches, known_step_ns), launches)
+        lines += _cost(_estimated(plan, launches, earlier), launches)
     return lines
 
 
@@ -94,7 +94,7 @@ def plan_tables(
     study: Study,
     plan: Plan,
     launches: Sequence[PlannedLaunch],
-    known_step_ns: Mapping[str, float],
+    earlier: Mapping[str, Earlier],
     *,
     line: Callable[[Launch, Path], str],
 ) -> None:
@@ -102,7 +102,7 @@ def plan_tables(
 
     `line` says how a launch whose file is at a path is started.
     """
-    for text in plan_summary(study, plan, launches, known_step_ns):
+    for text in plan_summary(study, plan, launches, earlier):
         console.result(text)
     workers = devices_word({plan.request.device})
     axes = _told_axes(plan.cells)
@@ -126,7 +126,7 @@ def plan_tables(
         for text in groups:
             console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
-    costs = _estimated(plan, launches, known_step_ns).launches
+    costs = _estimated(plan, launches, earlier).launches
     for launch, cost in zip(launches, costs, strict=True):
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
@@ -191,9 +191,9 @@ def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:
     return [line, *(f"  {note}" for note in costs.notes)]
 
 
-def _estimated(plan: Plan, launches: Sequence[PlannedLaunch], known_step_ns: Mapping[str, float]) -> Estimate:
+def _estimated(plan: Plan, launches: Sequence[PlannedLaunch], earlier: Mapping[str, Earlier]) -> Estimate:
     hardware = Machine.here().hardware(plan.request.device)
-    return estimate(launches, known_step_ns=known_step_ns, hardware=hardware)
+    return estimate(launches, earlier=earlier, hardware=hardware)
 
 
 def _sizes(plan: Plan) -> str:

@@ -129,6 +129,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The very first step, with what is done once: allocation, tuning of kernels, compilation."""
     first_steps: int | None = None
     """Steps before the warm-up's first: those that a proof checks, proven or not."""
+    spent_ns: dict[str, int] = {}
+    """Time of each part of the run on this rank, in their order; empty in records from before it was kept.
+
+    `build`, `proof` or `first steps`, `warm-up`, `measure`, `exposed`, `recording`, `hash`, `trace`, and
+    `late proof`.
+    """
     period: int = 1
     """Steps from one exchange to the next."""
     training: Training | None = None

@@ -31,8 +31,8 @@ from results.thresholds import Thresholds
 #   cell    3  0.1.0  model_parallel, memory_limit_mb; selective activation_checkpointing
 #   rank-record -, run-result -  0.2.0  training
 #   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
-#   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof
-#   run-result  -  unreleased  late_first and late_steps of the proof
+#   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns
+#   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
 #   plan    -  unreleased  rule and predicate of skips
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

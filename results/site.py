@@ -60,15 +60,15 @@ class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def startup_s(self) -> float:
         return 0.0 if self.startup is None else seconds(self.startup)
 
-    def limit_s(self, estimate_s: float) -> float:
-        """The limit to ask for, in whole minutes, as Slurm counts.
+    def limit_s(self, estimate_s: float, *, least_s: float = 0.0) -> float:
+        """The limit to ask for, at least `least_s`, in whole minutes, as Slurm counts.
 
-        It can be less than the estimate where the site allows no more.
+        It can be less than both where the site allows no more.
         """
         if self.fixed is not None:
             return math.ceil(seconds(self.fixed) / 60) * 60.0
         step = seconds(self.round_to)
-        wanted = math.ceil(estimate_s * self.safety_factor / step) * step
+        wanted = math.ceil(max(estimate_s * self.safety_factor, least_s) / step) * step
         return math.ceil(min(max(wanted, seconds(self.minimum)), seconds(self.maximum)) / 60) * 60.0
 
     def signal_s(self, limit_s: float) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from results.catalogue.gpus import require_known
 from results.errors import UsageError
 from results.plan import Placement
 from results.site import Price, Times
@@ -122,6 +123,9 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpu_request: GpuRequest = "gres"
     """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
     gpu_type: str | None = None
+    gpu_model: str | None = None
+    """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, to assume unmeasured step times from; left
+    out: they count as the longest of which the measuring budget holds the fewest blocks."""
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
     cpus_per_gpu: Count | None = None
@@ -157,8 +161,11 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in (*words, "python"):
             _check(name, _word, getattr(self, name))
         _check("memory_per_node", _size, self.memory_per_node)
-        if self.gpu_request == "none" and (self.gpu_type or self.gpus_per_node):
-            raise ValueError("gpu_request is none, but gpu_type or gpus_per_node is given; keep one of them")
+        _check("gpu_model", require_known, self.gpu_model)
+        if self.gpu_request == "none" and (self.gpu_type or self.gpu_model or self.gpus_per_node):
+            raise ValueError(
+                "gpu_request is none, but gpu_type, gpu_model or gpus_per_node is given; keep one of them"
+            )
         for name, value in self.directives.items():
             _check_directive(name, value)
         for name, text in self.environment.items():

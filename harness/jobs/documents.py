@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -12,9 +15,14 @@ from harness.jobs.planned import PlannedJob
 from harness.plan.naming import plain_name
 from results.environment import CodeVersion
 from results.job import Job, Purpose, RunOptions
+from results.job_store import JobStore
+from results.outcome import Outcome
 from results.plan import Placement, Plan
 from results.site import Times
 from results.store import Study
+
+LONGER = 2.0
+"""What a job asks for where one before it ran out of time, in parts of that one's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +61,8 @@ class JobMaker:
         self._made = len(list(self.root.glob("jobs/*")))
 
     def run(self, planned: PlannedJob, time: Times, *, billed_gpus: int | None, site: object) -> Job:
-        """The job of an allocation to come."""
+        """The job of an allocation to come. Where one of its cells was in a job that ran out of time, it asks
+        for longer, as far as the site allows."""
         place = planned.placement
         # Beside the cells' own launches there may be one of the baseline.
         launches = len(planned.launches) + (planned.baseline is not None)
@@ -64,7 +73,7 @@ class JobMaker:
             cells=planned.cells,
             baseline=None if planned.baseline is None else planned.baseline.id,
             estimate_s=estimate_s,
-            time_limit_s=time.limit_s(estimate_s),
+            time_limit_s=time.limit_s(estimate_s, least_s=LONGER * self._ran_out_s(planned.cells)),
             billed_gpus=billed_gpus,
             site=msgspec.to_builtins(site),
         )
@@ -82,6 +91,25 @@ class JobMaker:
             billed_gpus=0,
             site=msgspec.to_builtins(site),
         )
+
+    def _ran_out_s(self, cells: Sequence[str]) -> float:
+        """The longest limit of a job with one of these cells that ran out of it; 0.0 if none did."""
+        wanted = set(cells)
+        return max((job.time_limit_s for job in self._too_short if wanted & set(job.cells)), default=0.0)
+
+    @cached_property
+    def _too_short(self) -> list[Job]:
+        """The jobs so far that ran out of their time, not of the user's `--max-time`."""
+        store, found = JobStore(self.root), []
+        for job in store.jobs():
+            end, most_s = store.ended(job.job_id), job.options.max_time_s
+            if (
+                end is not None
+                and end.outcome is Outcome.TIMED_OUT
+                and (most_s or math.inf) > job.time_limit_s
+            ):
+                found.append(job)
+        return found
 
     def _job(self, kind: str, **facts: Any) -> Job:
         self._made += 1

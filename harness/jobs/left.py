@@ -1,12 +1,12 @@
-"""The launches and the jobs that a study still needs."""
+"""The launches that a study still needs."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.launch.tally import Conditions, tally
+from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
 from results.job import RunOptions
@@ -16,10 +16,11 @@ from results.store import Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Launches that are still to be run, and the jobs that run them."""
+    """Launches that are still to be run, and what runs so far took."""
 
     launches: list[PlannedLaunch]
-    jobs: list[PlannedJob]
+    earlier: Mapping[str, Earlier]
+    """By cell id."""
 
 
 def left(
@@ -28,7 +29,6 @@ def left(
     options: RunOptions,
     code: CodeVersion,
     *,
-    per_cell: bool,
     held: Set[str] = frozenset(),
 ) -> Left:
     """The runs that are missing under this code, without the cells in `held`, which live jobs have.
@@ -44,6 +44,4 @@ def left(
         prune=options.prune,
     )
     so_far.closed |= dict.fromkeys(held, "a job has it")
-    launches = so_far.planned(options.isolation)
-    jobs = planned_jobs(plan, launches, per_cell=per_cell, known_step_ns=so_far.step_ns)
-    return Left(launches=launches, jobs=jobs)
+    return Left(launches=so_far.planned(options.isolation), earlier=so_far.earlier)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.jobs.baseline import baseline_of
-from harness.plan.estimate import Hardware, estimate
+from harness.plan.estimate import Earlier, Hardware, estimate
 from harness.plan.schedule import PlannedLaunch
 from results.cell import Cell
 from results.plan import Placement, Plan
@@ -36,7 +36,12 @@ class PlannedJob:
 
 
 def planned_jobs(
-    plan: Plan, launches: Sequence[PlannedLaunch], *, per_cell: bool, known_step_ns: Mapping[str, float]
+    plan: Plan,
+    launches: Sequence[PlannedLaunch],
+    *,
+    per_cell: bool,
+    earlier: Mapping[str, Earlier],
+    hardware: Hardware,
 ) -> list[PlannedJob]:
     """The jobs for `launches`, small placements first: one for each placement, or for each cell.
 
@@ -50,7 +55,7 @@ def planned_jobs(
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
     baseline = baseline_of(plan.cells)
-    return [_job(groups[key], baseline, known_step_ns) for key in sorted(groups)]
+    return [_job(groups[key], baseline, earlier, hardware) for key in sorted(groups)]
 
 
 def _shares(launch: PlannedLaunch) -> list[PlannedLaunch]:
@@ -60,10 +65,12 @@ def _shares(launch: PlannedLaunch) -> list[PlannedLaunch]:
     ]
 
 
-def _job(launches: list[PlannedLaunch], baseline: Cell, known_step_ns: Mapping[str, float]) -> PlannedJob:
+def _job(
+    launches: list[PlannedLaunch], baseline: Cell, earlier: Mapping[str, Earlier], hardware: Hardware
+) -> PlannedJob:
     own = {cell.id for launch in launches for cell in launch.cells}
     extra = [] if baseline.id in own else [baseline_launch(baseline)]
-    costs = estimate([*extra, *launches], known_step_ns=known_step_ns, hardware=Hardware())
+    costs = estimate([*extra, *launches], earlier=earlier, hardware=hardware)
     return PlannedJob(
         launches=tuple(launches), baseline=baseline if extra else None, estimate_s=costs.seconds
     )

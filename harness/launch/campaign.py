@@ -116,7 +116,7 @@ class Campaign:
         machine = context.machine or self._machine
         costs = estimate(
             launches,
-            known_step_ns=so_far.step_ns,
+            earlier=so_far.earlier,
             hardware=machine.hardware(self._plan.request.device),
         )
         runs = [len(launch.cells) for launch in launches]

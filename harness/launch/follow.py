@@ -13,6 +13,7 @@ from results.launch_files import rank_log_path
 
 _PHASES = {
     "proof": "proof",
+    "first steps": "first steps",
     "warm-up": "warm-up",
     "measure": "measuring",
     "exposed": "on and off",

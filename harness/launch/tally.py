@@ -10,6 +10,7 @@ from importlib import metadata
 
 from harness.device import nccl_settings
 from harness.launch.machine import Machine
+from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from reports.text import count
 from results.environment import CodeVersion
@@ -111,7 +112,8 @@ class Tally:
     """Those of `closed` that did not fail themselves: a smaller batch ran out of memory."""
     proofs: dict[str, str] = field(default_factory=dict)
     """The run that proved a cell under the present code."""
-    step_ns: dict[str, float] = field(default_factory=dict)
+    earlier: dict[str, Earlier] = field(default_factory=dict)
+    """What the runs of a cell took."""
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
@@ -142,7 +144,11 @@ class Tally:
         cell = result.cell_id
         self.ok_runs[cell] = self.ok_runs.get(cell, 0) + 1
         if result.step_ns is not None:
-            self.step_ns[cell] = result.step_ns.value
+            took = Earlier(
+                step_ns=result.step_ns.value,
+                spent_s={part: spent / 1e9 for part, spent in result.spent_ns.items()},
+            )
+            self.earlier[cell] = self.earlier[cell].and_then(took) if cell in self.earlier else took
         if result.proof is not None and result.proof.method != "earlier-run":
             self.proofs.setdefault(cell, result.run_id)
 

@@ -60,7 +60,7 @@ class CampaignCall(LauncherCall):
         campaign = Campaign(study, plan, self._call.run_options, console)
         conditions = self._conditions(code)
         so_far = campaign.tally(study.collect(), conditions)
-        for line in plan_summary(study, plan, campaign.planned(so_far), so_far.step_ns):
+        for line in plan_summary(study, plan, campaign.planned(so_far), so_far.earlier):
             console.note(line)
         context = CampaignContext(
             starter=self.starter(),
@@ -89,4 +89,4 @@ def show_plan(
     """Print the plan, and how each launch is started, as `line` has it. Writes nothing."""
     campaign = Campaign(study, plan, call.run_options, call.console)
     so_far = campaign.tally(study.results(), conditions)
-    plan_tables(call.console, study, plan, campaign.planned(so_far), so_far.step_ns, line=line)
+    plan_tables(call.console, study, plan, campaign.planned(so_far), so_far.earlier, line=line)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence, Set
 from harness.jobs.documents import Document
 from harness.jobs.gpu_hours import require_within_budget
 from harness.jobs.left import left
-from harness.jobs.planned import PlannedJob
+from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.jobs.words import cost_lines
 from harness.launchers.launcher import LauncherCall, MatrixCall
+from harness.plan.estimate import Hardware
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
 from results.plan import Plan
@@ -21,11 +22,13 @@ from results.store import Study
 class JobCall(LauncherCall):
     """A call whose launches are left to jobs."""
 
-    def __init__(self, call: MatrixCall, price: Price | None) -> None:
+    def __init__(self, call: MatrixCall, price: Price | None, gpu_model: str | None) -> None:
+        """`gpu_model` is the catalogue's name of the cluster's GPUs; None: not known, or none."""
         self._options = call.options
         self._run_options = call.run_options
         self._console = call.console
         self._price = price
+        self._hardware = Hardware(gpu_name=gpu_model)
 
     @abstractmethod
     def maker(self, study: Study, plan: Plan, code: CodeVersion) -> Callable[[PlannedJob], Document]:
@@ -40,10 +43,16 @@ class JobCall(LauncherCall):
         self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
     ) -> tuple[list[PlannedLaunch], list[Document]]:
         """The launches that are left, but for the cells in `held`, and the jobs for them."""
-        per_cell = bool(self._options.jobs_per_cell)
-        found = left(study, plan, self._run_options, code, per_cell=per_cell, held=held)
+        found = left(study, plan, self._run_options, code, held=held)
+        jobs = planned_jobs(
+            plan,
+            found.launches,
+            per_cell=bool(self._options.jobs_per_cell),
+            earlier=found.earlier,
+            hardware=self._hardware,
+        )
         make = self.maker(study, plan, code)
-        return found.launches, [make(job) for job in found.jobs]
+        return found.launches, [make(job) for job in jobs]
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
         """What the jobs will take."""

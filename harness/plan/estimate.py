@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.plan.run_parts import longest_unknown_step_s, run_parts
 from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell, Device
-from results.recorded import RECORDED_STEPS
 from results.unknown import Unknown
 from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
@@ -20,8 +20,6 @@ STARTUP_S: Mapping[Device, float] = {"cpu": 8.0, "cuda": 15.0}
 """From the start of torchrun to the first cell. CPU: a trivial torchrun of 2 ranks took 7.9 to 9.5 s on a
 2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds for
 the CUDA context and NCCL's first communicator; assumed, not measured."""
-SETUP_S = 1.0
-"""Building model, data and strategy of one cell: assumed."""
 CPU_CORE_FLOPS_PER_S = 50e9
 """One core in fp32 on large matrix products: measured on a 2-core x86 machine with torch 2.13."""
 PEAK_SHARE = 0.4
@@ -29,10 +27,8 @@ PEAK_SHARE = 0.4
 BACKWARD_AND_FORWARD = 3
 """FLOPs of forward and backward over those of forward: backward has two products for each of forward's
 (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
-PROOF_STEPS = 3
-PROOF_LIMIT_S = 60.0
-"""Steps of the check that a cell trains, and the time above which a weaker check is made."""
-QUAD_BLOCKS = 4
+_BUDGETED = ("warm-up", "measure")
+"""Parts of a run that may take longer than in an earlier one, up to their limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +39,20 @@ class Hardware:
     """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
     gpu_name: str | None = None
     """As its driver gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What earlier runs of a cell took."""
+
+    step_ns: float
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    """The longest time of each part of a run, by the names of `RankRecord.spent_ns`; empty: not recorded."""
+
+    def and_then(self, later: Earlier) -> Earlier:
+        """Both, with the step time of the later one."""
+        longest = {part: max(seconds, self.spent_s.get(part, 0.0)) for part, seconds in later.spent_s.items()}
+        return Earlier(step_ns=later.step_ns, spent_s={**self.spent_s, **longest})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,26 +113,30 @@ class Estimate:
 def estimate(
     launches: Sequence[PlannedLaunch],
     *,
-    known_step_ns: Mapping[str, float],
+    earlier: Mapping[str, Earlier],
     hardware: Hardware | None = None,
 ) -> Estimate:
     """Time and device-hours of `launches`.
 
-    `known_step_ns` holds step times of earlier runs by cell id. A run is taken to use its whole budget, so
-    that runs that reach their target sooner end earlier than said here.
+    `earlier` holds what earlier runs took, by cell id; what they did not record is modelled (`run_parts`).
+    A run is taken to use its whole budget, so that runs that reach their target sooner end earlier than said
+    here.
     """
     machine = hardware or Hardware()
     cells = {cell.id: cell for launch in launches for cell in launch.cells}
     steps = {
-        cell_id: step_time(cell, known_ns=known_step_ns.get(cell_id), hardware=machine)
+        cell_id: step_time(
+            cell, known_ns=earlier[cell_id].step_ns if cell_id in earlier else None, hardware=machine
+        )
         for cell_id, cell in cells.items()
     }
-    proven = set(known_step_ns)
+    proven = set(earlier)
     estimates = []
     for launch in launches:
         seconds = STARTUP_S[launch.device]
         for cell in launch.cells:
-            seconds += run_seconds(cell, steps[cell.id], proves=cell.id not in proven)
+            known = earlier[cell.id].spent_s if cell.id in earlier else {}
+            seconds += run_seconds(cell, steps[cell.id], proves=cell.id not in proven, known_s=known)
             proven.add(cell.id)
         estimates.append(LaunchEstimate(seconds=seconds, gpus=launch.placement.gpus))
     return Estimate(launches=tuple(estimates), bases=steps)
@@ -166,26 +180,15 @@ def _rate(cell: Cell, hardware: Hardware) -> float | Unknown:
     return PEAK_SHARE * peak
 
 
-def run_seconds(cell: Cell, step: StepTime, *, proves: bool) -> float:
-    """One run: set-up, the check that it trains, warm-up, measuring until the budget, quads and recording.
+def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:
+    """One run: the sum of its parts, by `run_parts` or as long as earlier runs took (`known_s`).
 
-    The check simulates all replicas on one device beside the real steps, each with the work of all its ranks
-    and no bubble, and is left out where it would not fit its limit.
+    A step of which nothing is known counts as the longest that the measuring budget has room for; a model of
+    an unknown number of parameters as a small one.
     """
-    policy, strategy = cell.steps, STRATEGIES.facts(cell.strategy)
-    if isinstance(step.seconds, Unknown):
-        return SETUP_S + policy.budget_s
-    block_s = max(policy.block_steps, strategy.period) * step.seconds
-    measuring_s = min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s)
-    exchange_s = policy.quads * QUAD_BLOCKS * block_s + _recorded_steps(cell) * step.seconds
-    simulated = cell.gpus / (1 + strategy.bubble(cell.gpus))
-    proof_s = max(PROOF_STEPS, strategy.period) * step.seconds * (1 + simulated)
-    counted_s = proof_s if proves and proof_s <= PROOF_LIMIT_S else 0.0
-    alone_s = SETUP_S + counted_s + policy.warmup_max_steps * step.seconds + measuring_s
-    return alone_s + exchange_s if cell.gpus > 1 else alone_s
-
-
-def _recorded_steps(cell: Cell) -> int:
-    """Whole periods, with the one before them."""
-    steps = STRATEGIES.facts(cell.strategy).period
-    return (max(1, RECORDED_STEPS // steps) + 1) * steps
+    step_s = longest_unknown_step_s(cell) if isinstance(step.seconds, Unknown) else step.seconds
+    counted = facts(WORKLOADS.parse(cell.workload)).parameters
+    parameters = 0 if isinstance(counted, Unknown) else counted
+    parts = run_parts(cell, step_s, parameters=parameters, proves=proves)
+    known = {part: known_s[part] for part in parts if part in known_s and part not in _BUDGETED}
+    return sum((parts | known).values())

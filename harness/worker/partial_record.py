@@ -16,6 +16,7 @@ class PartialRecord(TypedDict, total=False):
     setup_ns: int
     first_step_ns: int | None
     first_steps: int
+    spent_ns: dict[str, int]
     period: int
     training: Training
     warmup: StepColumns

@@ -89,7 +89,7 @@ class Run:
         self._around = around
         self._slot = slot
         self._cell = cell
-        self._found = PartialRecord(clock="monotonic")
+        self._found = PartialRecord(clock="monotonic", spent_ns={})
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
         self._parameters = self._parameter_bytes = 0
@@ -97,6 +97,8 @@ class Run:
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
         self._uses = UseCounter()
+        self._part: tuple[str, int] | None = None
+        """The part of the run that goes on, and the clock when it began."""
 
     def execute(self) -> RankRecord:
         """Run the cell. An exception becomes an outcome in the record, never more."""
@@ -115,8 +117,20 @@ class Run:
         """Whether the model of this run has been freed."""
         return self._model is None or self._model() is None
 
+    def _begin(self, part: str) -> None:
+        """Say in the log that a part of the run begins, and end the part before it."""
+        self._end_part()
+        self._part = part, time.perf_counter_ns()
+        self._around.log.event(part)
+
+    def _end_part(self) -> None:
+        if self._part is not None:
+            part, began = self._part
+            self._found["spent_ns"][part] = time.perf_counter_ns() - began
+
     def _execute(self) -> None:
         around, cell = self._around, self._cell
+        self._begin("build")
         # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
         idle_rss, idle_device = rss_bytes(), self._device_bytes()
@@ -132,7 +146,7 @@ class Run:
             trainer, batches, watch = self._train(setup)
         self._found["memory"] = self._memory(idle_rss, idle_device)
         if around.launch.placement.gpus > 1 and cell.steps.quads:
-            around.log.event("exposed")
+            self._begin("exposed")
             self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
         else:
             self._absent["quads"] = (
@@ -141,6 +155,7 @@ class Run:
         self._record_exchange(watch, trainer.model.period)
         if self._foreign is not None:
             self._found["foreign_cpu_cores"] = self._foreign.cores_used()
+        self._begin("hash")
         trainer.model.settle()
         if STRATEGIES.facts(cell.strategy).promise.all_equal:
             self._found["parameters_hash"] = parameters_hash(trainer)
@@ -193,7 +208,7 @@ class Run:
         around = self._around
         if not any(rank < around.rank.gpus for rank in around.launch.trace):
             return
-        around.log.event("trace")
+        self._begin("trace")
         rank = around.rank.rank
         profiler = traced_steps(trainer, batches, around.control, keep=rank in around.launch.trace)
         if profiler is not None:
@@ -206,7 +221,7 @@ class Run:
         if around.rank.gpus == 1:
             self._absent |= dict.fromkeys(("recorded", "link_peak"), "one rank exchanges nothing")
             return
-        around.log.event("recording")
+        self._begin("recording")
         try:
             recorded = watch.record(around.exchange, around.device)
         except TooManyOperationsError as error:
@@ -236,9 +251,10 @@ class Run:
         if self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
+            self._begin("first steps")
             take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
         else:
-            around.log.event("proof")
+            self._begin("proof")
             with reproducible_compilation(self._cell):
                 proof = prove(setup, trainer, batches, around.control, around.log.heartbeat, first)
             if around.rank.rank == 0:
@@ -259,7 +275,7 @@ class Run:
     def _prove_late(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
         """Steps after all that was measured, as the timed ones went; also in a run that leans on a proof."""
         around = self._around
-        around.log.event("late proof")
+        self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
         obstacle = no_room(self._cell, self._parameter_bytes, around.control)
         if obstacle is None:
@@ -312,12 +328,12 @@ class Run:
             self._absent["memory"] = (
                 "the kernel does not reset peaks: the peak is the process's, not the run's"
             )
-        around.log.event("warm-up")
+        self._begin("warm-up")
         warmup, steady = watch.warm_up(policy)
         self._found |= {"warmup": warmup, "warmup_steady": steady}
         if self._cell.compile:
             require_compiled()
-        around.log.event("measure")
+        self._begin("measure")
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
         used = self._uses.so_far
@@ -392,6 +408,7 @@ class Run:
 
     def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
         around = self._around
+        self._end_part()
         return RankRecord(
             cell_id=self._cell.id,
             run_id=self._slot.run_id,

@@ -42,8 +42,16 @@ def _rows() -> dict[str, dict[str, str]]:
         return {row["gpu"]: row for row in csv.DictReader(file)}
 
 
+def require_known(name: str) -> None:
+    """Raises ValueError, with all names, for one that no row of the catalogue has."""
+    if name not in _rows():
+        raise ValueError(f"{name!r} is not in the catalogue of GPUs, which has {', '.join(_rows())}")
+
+
 def catalogue_name(device_name: str) -> str | None:
-    """The catalogue's row of a device, by the name its driver gives; None if there is none."""
+    """The catalogue's row of a device, by the row's name or the driver's; None if there is none."""
+    if device_name in _rows():
+        return device_name
     return next((row for pattern, row in _NAMES if re.search(pattern, device_name)), None)
 
 

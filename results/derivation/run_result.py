@@ -215,6 +215,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         setup_ns=_largest(rank.setup_ns for rank in ranks),
         first_step_ns=_largest(rank.first_step_ns for rank in ranks),
         startup_ns=startup_ns,
+        spent_ns={part: max(rank.spent_ns.get(part, 0) for rank in ranks) for part in first.spent_ns},
         warnings=(
             *_warnings(ranks),
             *_residual_warning(phases["other"], step_ns.value),

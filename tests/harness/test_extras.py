@@ -24,6 +24,7 @@ from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
 from harness.launchers.manual.launches import write_launches
 from harness.launchers.slurm.documents import SlurmDocuments
+from harness.plan.estimate import Hardware
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import schedule
@@ -99,7 +100,9 @@ def test_a_launch_carries_them() -> None:
 
 def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
     plan = plan_of()
-    jobs = planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, known_step_ns={})
+    jobs = planned_jobs(
+        plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware()
+    )
     site = SiteProfile(gpus_per_node=8)
     document = SlurmDocuments(Study(tmp_path / "s"), plan, site, BOTH, CODE).run(jobs[0])
     assert document.job.options == BOTH

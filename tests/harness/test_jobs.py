@@ -20,7 +20,7 @@ from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document
 from harness.jobs.gpu_hours import gpu_hours, require_within_budget
 from harness.jobs.job_environment import obstacle, stranger_to
-from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
+from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs
 from harness.jobs.planned import planned_jobs
 from harness.jobs.progress import progress
 from harness.jobs.start import JobStart
@@ -34,7 +34,7 @@ from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.documents import SlurmDocuments
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
-from harness.plan.estimate import estimate
+from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import schedule
@@ -46,7 +46,7 @@ from results.job_store import JobStore
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan
-from results.site import Price
+from results.site import Price, Times
 from results.store import Study
 from slurm.job_view import JobView
 from slurm.runner import SlurmError
@@ -56,7 +56,7 @@ CODE = CodeVersion(code_hash="c0de")
 
 
 def plan_of(**options: object) -> Plan:
-    file = StudyFile(workload="mlp", batch_size=8, device="cpu", **options)  # type: ignore[arg-type]
+    file = StudyFile(**{"workload": "mlp", "batch_size": 8, "device": "cpu"} | options)  # type: ignore[arg-type]
     request = make_request(file, machine_has_cuda=False, source_folder=Path())
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
 
@@ -64,21 +64,21 @@ def plan_of(**options: object) -> Plan:
 def test_a_placement_is_a_job_with_all_its_repeats_and_the_same_baseline_everywhere() -> None:
     plan = plan_of(gpus="1..4", gpus_per_node=2, strategy="single,ddp,scratch-ddp", repeats=2)
     launches = schedule(plan.cells, repeats=2, gpus_per_node=2)
-    jobs = planned_jobs(plan, launches, per_cell=False, known_step_ns={})
+    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
     assert [(job.placement.nodes, job.placement.gpus_per_node) for job in jobs] == [(1, 1), (1, 2), (2, 2)]
     assert [(len(job.cells), job.runs) for job in jobs] == [(1, 2), (2, 4), (2, 4)]
     alone = next(cell for cell in plan.cells if cell.strategy == "single")
     # The first job runs it anyhow.
     assert [job.baseline and job.baseline.id for job in jobs] == [None, alone.id, alone.id]
     # Its time is that of its launches, the baseline's among them.
-    own = estimate(jobs[1].launches, known_step_ns={}).seconds
+    own = estimate(jobs[1].launches, earlier={}).seconds
     assert jobs[1].estimate_s > own
-    assert jobs[0].estimate_s == estimate(jobs[0].launches, known_step_ns={}).seconds
+    assert jobs[0].estimate_s == estimate(jobs[0].launches, earlier={}).seconds
 
 
 def test_a_job_a_cell_has_all_repeats_of_that_cell() -> None:
     plan = plan_of(gpus="1..2", strategy="single,ddp,scratch-ddp", repeats=3)
-    jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, known_step_ns={})
+    jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, earlier={}, hardware=Hardware())
     assert sorted(job.cells for job in jobs) == sorted((cell.id,) for cell in plan.cells)
     assert {job.runs for job in jobs} == {3}
 
@@ -99,7 +99,10 @@ def test_a_plan_without_cells_has_no_jobs() -> None:
     # Data parallelism on one worker is a skip.
     plan = plan_of(gpus="1", strategy="ddp")
     assert plan.cells == ()
-    assert planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, known_step_ns={}) == []
+    assert (
+        planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware())
+        == []
+    )
 
 
 SITE = SiteProfile(gpus_per_node=8, exclusive=True, price=Price(usd_per_gpu_hour=2.5, source="a list, 2026"))
@@ -108,7 +111,7 @@ SITE = SiteProfile(gpus_per_node=8, exclusive=True, price=Price(usd_per_gpu_hour
 def documents_of(tmp_path: Path, site: SiteProfile, **options: object) -> list[Document]:
     plan = plan_of(**options)
     launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
-    jobs = planned_jobs(plan, launches, per_cell=False, known_step_ns={})
+    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
     made = SlurmDocuments(Study(tmp_path / "s"), plan, site, RunOptions(), CODE)
     return [made.run(job) for job in jobs]
 
@@ -130,6 +133,42 @@ def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alon
     require_within_budget(planted, 12.0)
     with pytest.raises(UsageError, match=r"the jobs may take 12\.00 by their time limits \(2\.40 expected\)"):
         require_within_budget(planted, 11.9)
+
+
+def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
+    options = {"gpus": "8,16", "gpus_per_node": 8, "strategy": "ddp", "repeats": 1}
+    store, first = JobStore(tmp_path / "s"), documents_of(tmp_path, SITE, **options)
+    assert [document.job.time_limit_s for document in first] == [600, 600]
+    for document, outcome in zip(first, (Outcome.TIMED_OUT, Outcome.CRASHED), strict=True):
+        store.add(document.job, document="", name="script.sh")
+        store.add_end(end_of_job(document.job, None, outcome, "the job's time limit was near"))
+    # Another cell's limit stays; a site may allow no more; a fixed limit is the user's.
+    asked = [
+        [document.job.time_limit_s for document in documents_of(tmp_path, site, **options)]
+        for site in (
+            SITE,
+            msgspec.structs.replace(SITE, time=Times(maximum="15m")),
+            msgspec.structs.replace(SITE, time=Times(fixed="12m")),
+        )
+    ]
+    assert asked == [[1200, 600], [900, 600], [720, 720]]
+    # It runs out again, by a limit of its user's: that says nothing of the job's.
+    [again, _] = documents_of(tmp_path, SITE, **options)
+    own = msgspec.structs.replace(again.job, options=RunOptions(max_time_s=60.0))
+    store.add(own, document="", name="script.sh")
+    store.add_end(end_of_job(own, None, Outcome.TIMED_OUT, "--max-time was over"))
+    assert documents_of(tmp_path, SITE, **options)[0].job.time_limit_s == 1200
+
+
+def test_a_gpu_that_the_profile_names_is_asked_for_its_steps(tmp_path: Path) -> None:
+    plan = plan_of(gpus="8", gpus_per_node=8, strategy="ddp", repeats=1, device="cuda", workload="gpt2-small")
+    launches = schedule(plan.cells, repeats=1, gpus_per_node=8)
+    unknown, known = (
+        planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware(gpu_name=name))
+        for name in (None, "H100-SXM5-80GB")
+    )
+    # 67 TFLOP/s of fp32 at 40 %: a step of 8 samples takes less than 2/3 s, the longest for the budget.
+    assert known[0].estimate_s < unknown[0].estimate_s
 
 
 def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import tokenize
 from importlib import metadata
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,13 +27,14 @@ from harness.launch.follow import LaunchState, LogTail
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
-from harness.plan.estimate import LaunchEstimate
+from harness.plan.estimate import Earlier, LaunchEstimate
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
+from results.statistics import Metric
 
 
 def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
@@ -402,7 +404,7 @@ def test_a_comment_in_a_strategy_makes_no_other_hash(tmp_path: Path) -> None:
 
 
 def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
-    def run(cell: str, outcome: Outcome) -> RunResult:
+    def run(cell: str, outcome: Outcome, **figures: Any) -> RunResult:
         return RunResult(
             cell_id=cell,
             run_id="r",
@@ -414,6 +416,7 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
             started_at=None,
             ranks_expected=1,
             ranks_present=0,
+            **figures,
         )
 
     results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
@@ -421,6 +424,18 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
     so_far = tally(results, EMPTY, conditions, rerun_failed=False)
     assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c": "out_of_memory"})
     assert tally(results, EMPTY, conditions, rerun_failed=True).closed == {}
+    # What runs took is for estimates: the last step time, and the longest of each part.
+    took = [
+        run(
+            "a",
+            Outcome.OK,
+            step_ns=Metric(value=step_ns, unit="ns", low=None, high=None, samples=1, interval=None),
+            spent_ns=spent,
+        )
+        for step_ns, spent in ((9.0, {"build": 5 * 10**9, "proof": 10**9}), (8.0, {"build": 3 * 10**9}))
+    ]
+    known = tally(took, EMPTY, conditions, rerun_failed=False).earlier
+    assert known == {"a": Earlier(step_ns=8.0, spent_s={"build": 5.0, "proof": 1.0})}
 
 
 EMPTY = Plan(

@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.plan.estimate import Hardware, StepTime, estimate, run_seconds, step_time
+from harness.plan import run_parts as model
+from harness.plan.estimate import Earlier, Hardware, StepTime, estimate, run_seconds, step_time
+from harness.plan.run_parts import run_parts
 from harness.plan.schedule import schedule
+from harness.worker import proof, run
 from results.cell import Cell, StepPolicy
 from results.unknown import Unknown
 
@@ -72,9 +75,8 @@ def test_a_proof_simulates_whole_replicas(
     cell_of: MakeCell, strategy: str, ranks: int, simulated: float
 ) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
-    step = StepTime(basis="known", seconds=0.1)
-    proof = run_seconds(cell, step, proves=True) - run_seconds(cell, step, proves=False)
-    assert proof == pytest.approx(3 * 0.1 * (1 + simulated))
+    parts = run_parts(cell, 0.1, parameters=0, proves=True)
+    assert parts["proof"] == pytest.approx(3 * 0.1 * (1 + simulated))
 
 
 def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
@@ -98,13 +100,17 @@ def test_a_gpu_without_a_known_peak_takes_its_budget(
     cell = cell_of(device="cuda", backend="nccl")
     step = step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
-    # Set-up 1 s and the budget of 20 s.
-    assert run_seconds(cell, step, proves=True) == 21.0
+    # 6 blocks of 5 steps fill the budget of 20 s if a step takes 2/3 s; then set-up 1, the proof's 3 steps
+    # and their simulation, warm-up 40 steps, the budget, 9 steps before the late one, and 5 % of the 46.7 s
+    # measured for it. Building and checking half a million parameters is little beside that.
+    steps = 2 / 3 * (3 * 2 + 40 + 9)
+    expected = 1 + steps + 20 + 0.05 * (40 * 2 / 3 + 20)
+    assert run_seconds(cell, step, proves=True, known_s={}) == pytest.approx(expected, rel=0.01)
 
 
 def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
     cells = [cell_of(workload="py:mine:build"), cell_of()]
-    result = estimate(schedule(cells, repeats=1), known_step_ns={})
+    result = estimate(schedule(cells, repeats=1), earlier={})
     assert result.bases[cells[0].id].basis == "budget"
     assert result.notes == (
         "assumed: step times of 1 of 2 cells follow from their FLOPs, unmeasured",
@@ -116,68 +122,144 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
 @pytest.mark.parametrize(
     ("step_s", "gpus", "proves", "expected"),
     [
-        # Set-up 1, proof 3 x 0.1 x (1 + 1), warm-up 40 x 0.1, measuring 20.
-        (0.1, 1, True, 1 + 0.6 + 4 + 20),
-        (0.1, 1, False, 1 + 4 + 20),
-        # Proof 3 x 0.1 x (1 + 2); quads 5 x 4 blocks x 5 steps x 0.1; recorded 21 x 0.1.
-        (0.1, 2, True, 1 + 0.9 + 4 + 20 + 10 + 2.1),
-        # A thousandth of that: 200 blocks x 5 steps x 0.0001 s end before the budget.
-        (0.0001, 1, True, 1 + 0.0006 + 0.004 + 0.1),
-        # 6 blocks x 5 steps x 2 s are measured whatever the budget says.
-        (2.0, 1, True, 1 + 12 + 80 + 60),
-        # A proof of 3 x 10 x (1 + 2) = 90 s is beyond its limit; quads 100 steps x 10 s, recorded 21.
-        (10.0, 2, True, 1 + 400 + 300 + 1000 + 210),
+        # Proof 3 x 0.1 x (1 + 1), warm-up 40 x 0.1, measuring 20; the late proof has 9 x 0.1 before it, and
+        # 5 % of 24 s for up to 10 checks of 0.2 s.
+        (0.1, 1, True, {"proof": 0.6, "warm-up": 4, "measure": 20, "late proof": 0.9 + 1.2}),
+        (0.1, 1, False, {"first steps": 0.3, "warm-up": 4, "measure": 20, "late proof": 0.9 + 1.2}),
+        # Proof 3 x 0.1 x (1 + 2); quads 5 x 4 blocks x 5 steps x 0.1; recorded 21 x 0.1. Late each rank
+        # simulates its own replica.
+        (
+            0.1,
+            2,
+            True,
+            {"proof": 0.9, "warm-up": 4, "measure": 20, "exposed": 10, "recording": 2.1, "late proof": 2.1},
+        ),
+        # A thousandth of that: 200 blocks x 5 steps x 0.0001 s end before the budget, and 10 checks of 0.2 ms
+        # take less than 5 % of 0.104 s.
+        (0.0001, 1, True, {"proof": 6e-4, "warm-up": 4e-3, "measure": 0.1, "late proof": 9e-4 + 2e-3}),
+        # 6 blocks x 5 steps x 2 s are measured whatever the budget says; 5 % of 140 s are 7 s.
+        (2.0, 1, True, {"proof": 12, "warm-up": 80, "measure": 60, "late proof": 18 + 7}),
+        # Simulating 2 replicas of 3 steps of 11 s is beyond the limit of 60 s.
+        (
+            11.0,
+            2,
+            True,
+            # 3 steps and one replica; quads 100 steps, recorded 21; 9 steps, and 5 % of 770 s.
+            {"proof": 44, "warm-up": 440, "measure": 330, "exposed": 1100, "recording": 231}
+            | {"late proof": 99 + 0.05 * 770},
+        ),
     ],
 )
 def test_a_run_is_the_sum_of_its_parts(
-    cell_of: MakeCell, step_s: float, gpus: int, proves: bool, expected: float
+    cell_of: MakeCell, step_s: float, gpus: int, proves: bool, expected: dict[str, float]
 ) -> None:
-    cell = cell_of(gpus=gpus)
-    step = StepTime(basis="known", seconds=step_s)
-    assert run_seconds(cell, step, proves=proves) == pytest.approx(expected)
+    parts = run_parts(cell_of(gpus=gpus), step_s, parameters=0, proves=proves)
+    assert parts == pytest.approx({"build": 1.0, "hash": 0.0, **expected})
 
 
 def test_without_quads_nothing_is_added_for_them(cell_of: MakeCell) -> None:
     cell = cell_of(gpus=2, steps=StepPolicy(quads=0))
-    # Set-up 1, warm-up 40 x 0.1, measuring 20, recorded 21 x 0.1.
-    assert run_seconds(cell, StepTime(basis="known", seconds=0.1), proves=False) == pytest.approx(27.1)
+    assert run_parts(cell, 0.1, parameters=10**9, proves=False)["exposed"] == 0
 
 
 def test_whole_periods_are_recorded_after_one_that_is_not_kept(cell_of: MakeCell) -> None:
-    plain, long = (cell_of(gpus=2, strategy=name) for name in ("local-sgd:8", "local-sgd:50"))
-    step = StepTime(basis="known", seconds=0.1)
+    plain, long = (
+        run_parts(cell_of(gpus=2, strategy=name), 0.1, parameters=0, proves=False)
+        for name in ("local-sgd:8", "local-sgd:50")
+    )
     # Quads are blocks of a period: 5 x 4 x 8 and 5 x 4 x 50 steps; recorded 2 periods of 8 or 1 of 50.
-    assert run_seconds(plain, step, proves=False) == pytest.approx(25 + 16 + 3 * 0.8)
-    assert run_seconds(long, step, proves=False) == pytest.approx(1 + 4 + 30 + 100 + 2 * 5)
+    assert (plain["exposed"], long["exposed"]) == pytest.approx((16, 100))
+    assert (plain["recording"], long["recording"]) == pytest.approx((3 * 0.8, 2 * 5))
+    # First a whole period, and late up to two of them before the checked steps, the last 8 or 10 of a period.
+    assert (plain["first steps"], long["first steps"]) == pytest.approx((0.8, 5))
+    assert (plain["late proof"], long["late proof"]) == pytest.approx((1.6 + 8 * 0.2, 10 + 10 * 0.2))
+
+
+def test_parameters_are_built_simulated_copied_and_hashed(cell_of: MakeCell) -> None:
+    values = 10**9
+    cell = cell_of(gpus=2, strategy="ddp", optimizer="adamw")
+    bare = run_parts(cell, 0.1, parameters=0, proves=True)
+    costs = {
+        part: seconds - bare[part]
+        for part, seconds in run_parts(cell, 0.1, parameters=values, proves=True).items()
+    }
+    # 10 s to draw initial values; 4e9 bytes at 1.1 GB/s to hash; copies of 4e9 bytes at 2.5 GB/s.
+    build, hashed, copied = 10, 4 / 1.1, 1.6
+    assert costs["build"] == build
+    assert costs["hash"] == pytest.approx(hashed)
+    # 3 steps x 2 replicas of 10 s are at their limit of 60 s, so that with the step time one is simulated.
+    assert costs["proof"] == pytest.approx(4 * 0.1 + build + hashed - 0.9)
+    # Each of 5 quads copies parameters and two values of state for each, there and back.
+    assert costs["exposed"] == pytest.approx(5 * 2 * 3 * copied)
+    # One step is checked: a simulated replica, a replayed update and 6 copies; 1.2 s of the time of measuring
+    # are less than that.
+    assert costs["late proof"] == pytest.approx(0.2 + 2 * build + 6 * copied + hashed - 1.2)
+    assert costs["warm-up"] == costs["measure"] == costs["recording"] == 0
+    sharded = run_parts(
+        cell_of(gpus=2, strategy="fsdp", optimizer="adamw"), 0.1, parameters=values, proves=True
+    )
+    # A rank has half of it; and rank 0 simulates both replicas of a late step.
+    assert sharded["exposed"] == pytest.approx(bare["exposed"] + 5 * 2 * 3 * copied / 2)
+    assert sharded["late proof"] == pytest.approx(0.9 + 0.1 + 2 * (0.1 + build) + build + 6 * copied + hashed)
+
+
+def test_a_small_models_proof_is_simulated_whole(cell_of: MakeCell) -> None:
+    cell = cell_of(gpus=2, strategy="ddp")
+    # 3 x (a step, 2 replicas of a step and 0.1 s each, a replay of 0.1 s, 6 copies of 16 ms), then a hash.
+    parts = run_parts(cell, 0.1, parameters=10**7, proves=True)
+    assert parts["proof"] == pytest.approx(3 * (0.1 + 2 * 0.2 + 0.1 + 6 * 0.016) + 0.04 / 1.1)
+
+
+def test_the_model_has_the_proofs_own_limits() -> None:
+    assert (model.PROOF_STEPS, model.PROOF_LIMIT_S) == (proof.STEPS, proof.LONGEST_S)
+    assert (model.LATE_STEPS, model.LATE_SHARE) == (proof.LATE_STEPS, run.LATE_SHARE)
+    assert model.PROOF_COPIES == proof.COPIES
+
+
+def test_what_earlier_runs_took_stands_for_the_model_of_it(cell_of: MakeCell) -> None:
+    cell = cell_of(gpus=2, strategy="ddp")
+    spent = {"build": 7.0, "proof": 50.0, "warm-up": 0.1, "measure": 0.2, "exposed": 11.0, "late proof": 30.0}
+    step = StepTime(basis="known", seconds=0.1)
+    parts = run_parts(cell, 0.1, parameters=535_818, proves=False)
+    # It leans on the proof; warm-up and blocks may take as long as their limits.
+    expected = 7 + parts["first steps"] + 4 + 20 + 11 + parts["recording"] + parts["hash"] + 30
+    assert run_seconds(cell, step, proves=False, known_s=spent) == pytest.approx(expected)
+    with_proof = run_seconds(cell, step, proves=True, known_s=spent)
+    assert with_proof - expected == pytest.approx(50 - parts["first steps"])
+    one = Earlier(step_ns=1e8, spent_s=spent)
+    both = one.and_then(Earlier(step_ns=2e8, spent_s={"build": 6.0, "first steps": 1.0, "late proof": 31.0}))
+    assert both == Earlier(step_ns=2e8, spent_s=spent | {"first steps": 1.0, "late proof": 31.0})
 
 
 def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
     one, two = cell_of(), cell_of(gpus=2, strategy="ddp")
-    result = estimate(
-        schedule([one, two], repeats=2), known_step_ns={one.id: 100_000_000, two.id: 100_000_000}
-    )
-    # Known cells have had their proof. one: 8 + 1 + 4 + 20 = 33 s; two: 33 + 10 s of quads + 2.1 s
-    # recorded; twice.
-    assert result.seconds == pytest.approx(2 * (33 + 45.1))
-    assert result.device_hours == pytest.approx(2 * (33 * 1 + 45.1 * 2) / 3600)
-    assert sorted(launch.seconds for launch in result.launches) == pytest.approx([33, 33, 45.1, 45.1])
+    known = {cell.id: Earlier(step_ns=100_000_000) for cell in (one, two)}
+    result = estimate(schedule([one, two], repeats=2), earlier=known)
+    # Known cells have had their proof. one: 8 + 1 + 0.3 + 4 + 20 + 2.1 = 35.4 s and what half a million
+    # parameters take; two: 35.4 + 10 s of quads + 2.1 s recorded; twice.
+    seconds = [35.4, 35.4, 47.5, 47.5]
+    assert result.seconds == pytest.approx(sum(seconds), rel=0.01)
+    assert sorted(launch.seconds for launch in result.launches) == pytest.approx(seconds, rel=0.01)
+    hours = sum(launch.seconds * launch.gpus for launch in result.launches) / 3600
+    assert result.device_hours == pytest.approx(hours)
+    assert [launch.gpus for launch in sorted(result.launches, key=lambda one: one.seconds)] == [1, 1, 2, 2]
     assert result.notes == ()
 
 
 def test_a_cell_proves_itself_once(cell_of: MakeCell) -> None:
     cell = cell_of(micro_batch=2560)
-    first, second = estimate(schedule([cell], repeats=2), known_step_ns={}).launches
-    # Ten times the step of 256 samples; the proof is 3 x 2 steps.
-    assert first.seconds - second.seconds == pytest.approx(6 * 10 * MLP_STEP_S)
+    first, second = estimate(schedule([cell], repeats=2), earlier={}).launches
+    # Ten times the step of 256 samples; the proof simulates 3 of them, and repeats take those steps as well.
+    assert first.seconds - second.seconds == pytest.approx(3 * 10 * MLP_STEP_S, rel=0.2)
 
 
 def test_a_cuda_launch_starts_more_slowly(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl")
-    result = estimate(schedule([cell], repeats=1), known_step_ns={cell.id: 1_000_000})
-    # 15 + 1 + 40 x 0.001 + 200 x 5 x 0.001.
-    assert result.seconds == pytest.approx(15 + 1 + 0.04 + 1.0)
+    result = estimate(schedule([cell], repeats=1), earlier={cell.id: Earlier(step_ns=1_000_000)})
+    # 15 + 1, 3 and 40 and 200 x 5 and 9 steps, and 5 % of 1.04 s for the late proof.
+    assert result.seconds == pytest.approx(15 + 1 + 1.052 + 0.052, abs=0.05)
 
 
 def test_the_estimate_of_nothing_is_nothing() -> None:
-    result = estimate([], known_step_ns={})
+    result = estimate([], earlier={})
     assert (result.seconds, result.device_hours, result.notes) == (0, 0, ())

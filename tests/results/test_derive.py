@@ -321,12 +321,14 @@ def test_what_the_ranks_found_is_put_together(two: Callable[..., RunResult]) -> 
     run = two(
         started_at=("2026-01-02T03:04:06.000Z", "2026-01-02T03:04:05.900Z"),
         setup_ns=(5, 9),
+        spent_ns=({"build": 5, "proof": 8}, {"build": 9, "proof": 7}),
         warnings=(["busy", "hot"], ["busy"]),
         absent=({"a": "rank 0 says"}, {"a": "rank 1 says", "b": "why"}),
         evidence=Evidence.EMULATED,
     )
     assert run.started_at == "2026-01-02T03:04:05.900Z"
     assert (run.setup_ns, run.warnings[:2], run.evidence) == (9, ("busy", "hot"), Evidence.EMULATED)
+    assert run.spent_ns == {"build": 9, "proof": 8}
     assert (run.absent["a"], run.absent["b"]) == ("rank 0 says", "why")
     # Besides them only what could not be derived.
     assert set(run.absent) == {"a", "b", "mfu", "budget", "communication", "energy_j"}

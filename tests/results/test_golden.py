@@ -317,6 +317,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,
     first_step_ns=90,
     first_steps=3,
+    spent_ns={"build": 700, "late proof": 900},
     period=2,
     training=TRAINING,
     quads=Quads(
@@ -414,6 +415,7 @@ RUN_RESULT_3 = msgspec.structs.replace(
     first_steps=3,
     first_step_ns=90,
     startup_ns=6_000_000_000,
+    spent_ns={"build": 700, "late proof": 900},
 )
 JOB = Job(
     job_id="0001-2x8",

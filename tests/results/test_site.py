@@ -34,7 +34,11 @@ def test_what_is_no_time_is_refused(text: str) -> None:
     ],
 )
 def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
-    assert Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5).limit_s(estimate_s) == limit_s
+    times = Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5)
+    assert times.limit_s(estimate_s) == limit_s
+    # What is asked for at least has no margin: 61 min are rounded up to 65, and two hours are the maximum.
+    assert times.limit_s(estimate_s, least_s=3660) == max(limit_s, 3900)
+    assert times.limit_s(estimate_s, least_s=10_000) == 7200
 
 
 def test_a_fixed_limit_is_asked_for_whatever_the_estimate() -> None:

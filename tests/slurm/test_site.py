@@ -97,7 +97,15 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ('python: "a\\nb"', "python: it cannot hold the character '\\n'"),
         ("python: 3.11", "line 1: python takes a text, not 3.11; quote it: '3.11'"),
         ('container: {image: a, python: " "}', "line 1: container.python: it is empty; leave it out"),
-        ("gpu_request: none\ngpu_type: h100", "gpu_request is none, but gpu_type or gpus_per_node is given"),
+        (
+            "gpu_request: none\ngpu_type: h100",
+            "gpu_request is none, but gpu_type, gpu_model or gpus_per_node is given",
+        ),
+        (
+            "gpu_request: none\ngpu_model: T4-16GB",
+            "gpu_request is none, but gpu_type, gpu_model or gpus_per_node",
+        ),
+        ("gpu_model: h100", "gpu_model: 'h100' is not in the catalogue of GPUs, which has V100-SXM2-16GB, "),
         ("directives: {gres: 'gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
         ("directives: {output: x}", "directives: output is for the job to decide"),
         ("directives: {contiguous: false}", "directives: contiguous is false; leave it out"),

@@ -222,13 +222,14 @@ def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list
     found = []
     for proved_by in (None, "before"):
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
+        began = time.perf_counter_ns()
         record = Run(around, slot, cell).execute()
+        took_ns = time.perf_counter_ns() - began
         assert record.reason is None
         names = ("parameters_hash", "first_step_ns", "setup_ns", "period", "absent", "recorded", "link_peak")
-        row = {name: getattr(record, name) for name in names}
-        row["quads"] = record.quads
-        row["work"] = record.work
+        row = {name: getattr(record, name) for name in (*names, "quads", "work", "spent_ns", "blocks_ns")}
         row["losses"] = record.steps.loss
+        row["took_ns"] = took_ns
         found.append(row)
     around.log.close()
     return found
@@ -285,9 +286,18 @@ MLP = {
 def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
     both = ranks(2, run_twice, str(tmp_path), 2, MLP)
     assert len({run["parameters_hash"] for runs in both for run in runs}) == 1
+    ends = ["warm-up", "measure", "exposed", "recording", "hash", "late proof"]
     for runs in both:
         assert runs[0]["losses"] == runs[1]["losses"]
+        assert [list(run["spent_ns"]) for run in runs] == [
+            ["build", "proof", *ends],
+            ["build", "first steps", *ends],
+        ]
         for run in runs:
+            spent_ns = run["spent_ns"]
+            assert sum(run["blocks_ns"]) < spent_ns["measure"]
+            assert run["setup_ns"] < spent_ns["build"]
+            assert sum(spent_ns.values()) < run["took_ns"]
             recorded, quads, work = run["recorded"], run["quads"], run["work"]
             assert run["period"] == 1
             assert 0 < run["first_step_ns"] < 20e9

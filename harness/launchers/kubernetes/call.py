@@ -52,7 +52,7 @@ class KubernetesCall(JobCall):
 
     def __init__(self, call: MatrixCall) -> None:
         self._profile = profile_of(call.options)
-        super().__init__(call, self._profile.price)
+        super().__init__(call, self._profile.price, self._profile.gpu_model)
         self._form: Form = call.options.kind or "job"
         self.hosts = WorkerHosts(
             has_gpus=self._profile.gpu_resource != "none",

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from harness.launchers.kubernetes.names import check_key, check_label, check_subdomain, check_value
+from results.catalogue.gpus import require_known
 from results.plan import Placement
 from results.site import Price, Times
 from results.strict_yaml import FileKind
@@ -110,6 +111,9 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     gpu_resource: str = "nvidia.com/gpu"
     """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
+    gpu_model: str | None = None
+    """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, to assume unmeasured step times from; left
+    out: they count as the longest of which the measuring budget holds the fewest blocks."""
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
     cpus_per_gpu: Count | None = None
@@ -156,8 +160,11 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def _check_resources(self) -> None:
         _check("gpu_resource", _resource, self.gpu_resource)
-        if self.gpu_resource == "none" and self.gpus_per_node:
-            raise ValueError("gpu_resource is none, but gpus_per_node is given; keep one of them")
+        _check("gpu_model", require_known, self.gpu_model)
+        if self.gpu_resource == "none" and (self.gpu_model or self.gpus_per_node):
+            raise ValueError(
+                "gpu_resource is none, but gpu_model or gpus_per_node is given; keep one of them"
+            )
 
     def _check_mappings(self) -> None:
         for name in ("node_selector", "labels"):

@@ -35,7 +35,7 @@ class SlurmCall(JobCall):
 
     def __init__(self, call: MatrixCall) -> None:
         self._site = site_of(call.options)
-        super().__init__(call, self._site.price)
+        super().__init__(call, self._site.price, self._site.gpu_model)
         self._call = call
         self._feed: Feed = call.options.feed or "once"
         self.hosts = WorkerHosts(

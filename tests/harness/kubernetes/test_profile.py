@@ -75,7 +75,11 @@ def test_a_profile_survives_the_file_of_a_job() -> None:
         ("image_pull_secrets: [ok, a_b]", "image_pull_secrets: 'a_b' is not a name"),
         ("queue: a.b", "queue: 'a.b' is not a name"),
         ("gpu_resource: gpu", "gpu_resource: 'gpu' is not a resource such as nvidia.com/gpu, or none"),
-        ("gpu_resource: none\ngpus_per_node: 8", "gpu_resource is none, but gpus_per_node is given"),
+        ("gpu_model: h100", "gpu_model: 'h100' is not in the catalogue of GPUs, which has V100-SXM2-16GB, "),
+        (
+            "gpu_resource: none\ngpus_per_node: 8",
+            "gpu_resource is none, but gpu_model or gpus_per_node is given",
+        ),
         ("gpus_per_node: 0", "gpus_per_node takes a whole number, at least 1, not 0"),
         ("memory_per_node: 480GB", "memory_per_node: '480GB' is not a size such as 480Gi"),
         ("shared_memory: 0Gi", "shared_memory: '0Gi' is not a size"),

@@ -1,0 +1,116 @@
+"""What each part of one run takes, by name as in `RankRecord.spent_ns`: a model of it, for planning.
+
+Costs follow from the time of a step and from the number of parameters, which is built, hashed, copied and
+simulated anew beside the steps. Where a strategy is not yet in its stride (a warm-up of a compressor), the
+proof takes more steps than is counted here.
+"""
+
+from __future__ import annotations
+
+from results.cell import Cell
+from results.parts import VALUE_BYTES
+from results.recorded import RECORDED_STEPS
+from strategies.catalog import OPTIMIZERS, STRATEGIES
+
+SETUP_S = 1.0
+"""Of one run whatever its size: data and strategy, counting FLOPs, the network's peak. Assumed."""
+VALUES_PER_S = 100e6
+"""Initial values that one core draws: 96 million a second for gpt-nano, 136 for gpt2-small, measured on a
+2-core x86 machine with torch 2.13."""
+HASHED_BYTES_PER_S = 1.1e9
+"""BLAKE2b on one core: 1.10 to 1.26 GB/s on the same machine."""
+COPIED_BYTES_PER_S = 2.5e9
+"""Into new host memory: 2.6 to 5.5 GB/s on the same machine. Assumed from a GPU too."""
+PROOF_STEPS = 3
+PROOF_LIMIT_S = 60.0
+"""The first steps that are checked, and the time of their simulations above which a weaker check is made."""
+PROOF_COPIES = 6
+"""Of all parameters, in host memory, that the check of a step makes."""
+LATE_STEPS = 10
+LATE_SHARE = 0.05
+"""Steps checked after the timed blocks at most, and their share of the time of warm-up and blocks; the place
+of the first is drawn from as many steps."""
+QUAD_BLOCKS = 4
+
+
+def longest_unknown_step_s(cell: Cell) -> float:
+    """The longest step of which the measuring budget holds the fewest blocks: for a step that nothing is
+    known of."""
+    return cell.steps.budget_s / (cell.steps.min_blocks * _block_steps(cell))
+
+
+def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> dict[str, float]:
+    """Seconds of each part of a run whose step takes `step_s`.
+
+    `parameters` are those of the whole model. A run is taken to use its whole budget. The simulation of a
+    step does the work of every replica that it simulates, with that of all its ranks and without a bubble.
+    """
+    policy, strategy = cell.steps, STRATEGIES.facts(cell.strategy)
+    block_s = _block_steps(cell) * step_s
+    hash_s = VALUE_BYTES * parameters / HASHED_BYTES_PER_S
+    measured_s = {
+        "warm-up": policy.warmup_max_steps * step_s,
+        "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
+    }
+    begins = max(PROOF_STEPS, strategy.period)
+    first_s = _proof_s(cell, step_s, parameters, begins) + hash_s if proves else begins * step_s
+    parts = {"build": SETUP_S + parameters / VALUES_PER_S, "proof" if proves else "first steps": first_s}
+    parts |= measured_s
+    if cell.gpus > 1:
+        undone_s = 2 * _held_bytes(cell, parameters) / COPIED_BYTES_PER_S
+        parts["exposed"] = policy.quads * (QUAD_BLOCKS * block_s + undone_s)
+        parts["recording"] = _recorded_steps(cell) * step_s
+    parts["hash"] = hash_s
+    parts["late proof"] = _late_s(cell, step_s, parameters, sum(measured_s.values())) + hash_s
+    return parts
+
+
+def _proof_s(cell: Cell, step_s: float, parameters: int, steps: int) -> float:
+    """The first steps with their checks; where simulating all replicas takes too long, one is simulated."""
+    one_s = _simulated_s(cell, step_s, parameters)
+    if cell.replicas * one_s > PROOF_LIMIT_S / steps:
+        return steps * step_s + one_s
+    return steps * (step_s + cell.replicas * one_s + _compared_s(parameters))
+
+
+def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> float:
+    """Up to as many steps as may lie before the first that is checked, and the checked ones."""
+    facts = STRATEGIES.facts(cell.strategy)
+    promise = facts.promise
+    by_each = (cell.model_parallel == 1 and not facts.shards) or promise.of == "parameters"
+    simulated_s = (1 if by_each else cell.replicas) * _simulated_s(cell, step_s, parameters)
+    checked_s = step_s + min(simulated_s, PROOF_LIMIT_S) + _compared_s(parameters)
+    fewest = min(promise.every, LATE_STEPS) if promise.of == "parameters" else 1
+    allowed_s = min(PROOF_LIMIT_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
+    before = max(LATE_STEPS - 1, 2 * promise.every)
+    return before * step_s + max(fewest * checked_s, allowed_s)
+
+
+def _simulated_s(cell: Cell, step_s: float, parameters: int) -> float:
+    """A step of one replica on one device, on a model that is built anew."""
+    idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
+    return step_s * cell.model_parallel / (1 + idle) + parameters / VALUES_PER_S
+
+
+def _compared_s(parameters: int) -> float:
+    """Beside the simulation of a step: the update is replayed on another model, and all is copied."""
+    return parameters / VALUES_PER_S + PROOF_COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
+
+
+def _held_bytes(cell: Cell, parameters: int) -> float:
+    """Of parameters and optimizer state on one rank: what a snapshot copies."""
+    ranks = cell.gpus if STRATEGIES.facts(cell.strategy).shards else cell.model_parallel
+    values = 1 + OPTIMIZERS.facts(cell.optimizer).state_values
+    return VALUE_BYTES * values * parameters / ranks
+
+
+def _block_steps(cell: Cell) -> int:
+    """Whole periods."""
+    period = STRATEGIES.facts(cell.strategy).period
+    return -(-cell.steps.block_steps // period) * period
+
+
+def _recorded_steps(cell: Cell) -> int:
+    """Whole periods, with the one before them."""
+    steps = STRATEGIES.facts(cell.strategy).period
+    return (max(1, RECORDED_STEPS // steps) + 1) * steps
