@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Literal, get_args
 
 from reports.analysis.figures import CellFigures
@@ -15,7 +15,7 @@ from reports.text import percent
 from results.budget import BudgetMethod, StepBudget
 from results.cell import Cell
 from results.run import RunResult
-from results.statistics import Metric, differences
+from results.statistics import Metric, differences, t_quantile
 
 Part = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -33,6 +33,8 @@ class CellBudget:
     method: BudgetMethod
     part_ns: Mapping[Part, float]
     """By part; without `bubble` for a strategy that has no stages."""
+    run_part_ns: tuple[Mapping[Part, float], ...]
+    """The same of each run."""
     transfer_ns: Metric
     wait_ns: Metric
 
@@ -74,6 +76,8 @@ class Lost:
 
     budget: CellBudget
     ideal_ns: float
+    run_ideal_ns: tuple[float, ...]
+    """The same by each run of the baseline."""
 
     @property
     def total_ns(self) -> float:
@@ -97,6 +101,37 @@ class Lost:
         parts = self.part_ns
         return max(parts, key=lambda part: parts[part])
 
+    @property
+    def rivals(self) -> tuple[Part, ...]:
+        """The parts that are not told apart from the largest: each of them may be the largest."""
+        largest = self.largest
+        return tuple(part for part in self.part_ns if part != largest and not self.leads(largest, part))
+
+    def leads(self, part: Part, rival: Part) -> bool:
+        """Whether `part` takes more than `rival` in every run, and its lead is more than chance.
+
+        Each run is held against each of the baseline's where one part is computation. More than chance: a
+        one-sided Student's t at 95 % on the runs' leads, with the smaller of two numbers of runs less one
+        as its freedom (Welch's test, conservatively). One run on both sides leads by its value.
+        """
+        leads = [run[part] - run[rival] for run in self.budget.run_part_ns]
+        sign = (rival == "compute") - (part == "compute")
+        ideals = [sign * ideal for ideal in self.run_ideal_ns] if sign else [0.0]
+        if min(leads) + min(ideals) <= 0:
+            return False
+        samples = [values for values in (leads, ideals) if len(values) > 1]
+        if not samples:
+            return True
+        freedom = min(len(values) for values in samples) - 1
+        error = sum(variance(values) / len(values) for values in samples) ** 0.5
+        return bool(fmean(leads) + fmean(ideals) > t_quantile(freedom, 0.90) * error)
+
+    def ends_ns(self, part: Part) -> tuple[float, float]:
+        """The smallest and the largest of the part over the runs, against the ideal."""
+        less = self.ideal_ns if part == "compute" else 0.0
+        values = [run[part] - less for run in self.budget.run_part_ns]
+        return min(values), max(values)
+
     def shown(self, part: Part) -> bool:
         """Whether the part is above zero by more than its interval; one without an interval by its value."""
         figure = {"transfer": self.budget.transfer_ns, "wait": self.budget.wait_ns}.get(part)
@@ -108,24 +143,31 @@ def budget(figures: CellFigures) -> CellBudget | None:
     budgets = _budgets(figures)
     if why_no_budget(figures) is not None:
         return None
-    parts: dict[Part, float] = {
-        "input": fmean(one.input_ns for one in budgets),
-        "compute": fmean(one.compute_ns for one in budgets),
-        "transfer": fmean(one.transfer_ns.value for one in budgets),
-        "wait": fmean(one.wait_ns.value for one in budgets),
-    }
-    bubbles = [one.bubble_ns for one in budgets if one.bubble_ns is not None]
-    if bubbles:
-        parts["bubble"] = sum(bubbles) / len(budgets)
+    run_parts = tuple(_parts(one, step) for one, step in zip(budgets, figures.run_step_ns, strict=True))
+    parts = {part: fmean(run[part] for run in run_parts) for part in run_parts[0]}
     # The mean of the runs' own residuals, but over the step time that the cell is shown with.
-    parts["other"] = figures.step_ns.value - sum(parts.values())
+    parts["other"] += figures.step_ns.value - sum(parts.values())
     return CellBudget(
         figures=figures,
         method=budgets[0].method,
         part_ns=parts,
+        run_part_ns=run_parts,
         transfer_ns=_pooled([one.transfer_ns for one in budgets]),
         wait_ns=_pooled([one.wait_ns for one in budgets]),
     )
+
+
+def _parts(one: StepBudget, step_ns: float) -> dict[Part, float]:
+    """Of one run; what its parts miss its step by is `other`."""
+    parts: dict[Part, float] = {
+        "input": one.input_ns,
+        "compute": one.compute_ns,
+        "transfer": one.transfer_ns.value,
+        "wait": one.wait_ns.value,
+    }
+    if one.bubble_ns is not None:
+        parts["bubble"] = one.bubble_ns
+    return {**parts, "other": step_ns - sum(parts.values())}
 
 
 def change(other_ns: float, step_ns: float) -> str:
@@ -151,7 +193,11 @@ def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
     """What the step loses against the computation of a baseline of the same work."""
     work = budget.cell.global_batch / baseline.cell.global_batch
     per_device = work * baseline.cell.gpus / budget.cell.gpus
-    return Lost(budget=budget, ideal_ns=baseline.part_ns["compute"] * per_device)
+    return Lost(
+        budget=budget,
+        ideal_ns=baseline.part_ns["compute"] * per_device,
+        run_ideal_ns=tuple(run["compute"] * per_device for run in baseline.run_part_ns),
+    )
 
 
 def _budgets(figures: CellFigures) -> list[StepBudget]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from harness.console import Console
 from harness.report import print_verdict
 from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.verdict.scalability import LostPart
+from reports.analysis.verdict.scaling_sentences import scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, Verdict, verdict
 from reports.page.sections.verdict import verdict_section
 from reports.text import listed
@@ -89,6 +92,23 @@ def test_the_largest_part_of_several_is_not_called_most(pair) -> None:
     sentence = said(pair(step_ms=(16.0, 16.0), slowest_ms=12.5))[1]
     assert "at 2 a step loses 40.6 % of its time" in sentence
     assert "the largest part of it to exposed communication (3.00 ms)" in sentence
+
+
+def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_ranges(pair) -> None:
+    study = analysed(pair(step_ms=(16.0, 16.0), slowest_ms=12.5))
+    [weak] = verdict(study).workloads[0].scalings
+    assert weak.largest is not None
+    assert weak.largest.dominant is not None
+    rivals = (
+        LostPart(part="transfer", ns=3.0 * MS, low_ns=2.0 * MS, high_ns=4.0 * MS),
+        LostPart(part="compute", ns=2.9 * MS, low_ns=2.5 * MS, high_ns=3.3 * MS),
+    )
+    dominant = replace(weak.largest.dominant, contenders=rivals)
+    told = list(scaling_sentences(replace(weak, largest=replace(weak.largest, dominant=dominant))))[1]
+    assert told.endswith(
+        "which of its parts is the largest is not told apart: exposed communication (3.00 ms, 2.00 ms to "
+        "4.00 ms) and computation that is slower than the baseline's (2.90 ms, 2.50 ms to 3.30 ms)."
+    )
 
 
 def test_without_a_knee_what_is_lost_at_the_largest_size_is_blamed_from_ten_percent_on(pair) -> None:

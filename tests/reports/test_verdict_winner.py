@@ -143,6 +143,7 @@ def test_a_part_is_blamed_up_to_five_percent_of_the_step_whatever_its_size() -> 
         part="wait",
         part_ns=6.0,
         shown=True,
+        contenders=(),
         other_ns=5.0,
         method="on-off",
         against="single on 1",

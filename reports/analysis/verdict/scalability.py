@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.budget import RESIDUAL_ABOVE, Part, budget, lost, why_no_budget
+from reports.analysis.budget import RESIDUAL_ABOVE, Lost, Part, budget, lost, why_no_budget
 from reports.analysis.knee import Growth, knee
 from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, scaled
 from reports.analysis.study import StudyFigures
@@ -44,6 +44,17 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostPart:
+    """What one part takes of the time that a step loses."""
+
+    part: Part
+    ns: float
+    low_ns: float
+    """The smallest over the runs, and the largest."""
+    high_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dominant:
     """What takes most of the time that a step loses, where it loses most: see `budget.Lost`."""
 
@@ -57,6 +68,8 @@ class Dominant:
     """What the part takes of the loss; 0 without a part."""
     shown: bool
     """Whether the part is above zero by more than its interval."""
+    contenders: tuple[LostPart, ...]
+    """The part and those that are not told apart from it, the largest first; empty where none compete."""
     other_ns: float
     """Step time less the sum of its parts."""
     method: BudgetMethod
@@ -251,8 +264,20 @@ def _dominant_of(point: Point, baseline: Baseline) -> tuple[Dominant | None, str
         part=part,
         part_ns=loss.part_ns[part] if part else 0.0,
         shown=part is None or loss.shown(part),
+        contenders=_contenders(loss) if part else (),
         other_ns=here.part_ns["other"],
         method=here.method,
         against=baseline.short,
     )
     return found, None
+
+
+def _contenders(loss: Lost) -> tuple[LostPart, ...]:
+    """The largest part and those that may be larger; empty where it leads all others."""
+    if not loss.rivals:
+        return ()
+    found = []
+    for part in (loss.largest, *loss.rivals):
+        low, high = loss.ends_ns(part)
+        found.append(LostPart(part=part, ns=loss.part_ns[part], low_ns=low, high_ns=high))
+    return tuple(sorted(found, key=lambda one: one.ns, reverse=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from reports.analysis.budget import Part, change
 from reports.analysis.compression import FEWEST_RUNS
-from reports.analysis.verdict.scalability import Configuration, Dominant, Reach, Scalability
+from reports.analysis.verdict.scalability import Configuration, Dominant, LostPart, Reach, Scalability
 from reports.text import MetricText, count, devices, duration, listed, metric, percent
 
 PART_WORDS: dict[Part, str] = {
@@ -108,9 +108,20 @@ def _loss(one: Dominant, *, compresses: bool) -> str:
     lost = f"at {one.gpus:,} a step loses {percent(one.lost_share)} of its time against {one.against}"
     if not one.blames:
         return f"{lost}; what this is lost to cannot be told: {change(one.other_ns, one.step_ns)}"
-    words = COMPRESSING if compresses and one.part == "compute" else PART_WORDS[one.part]
-    taken = f"{words} ({duration(one.part_ns)})"
+    if one.contenders:
+        parts = [f"{_words(each.part, compresses)} ({_ends(each)})" for each in one.contenders]
+        return f"{lost}; which of its parts is the largest is not told apart: {listed(parts)}"
+    taken = f"{_words(one.part, compresses)} ({duration(one.part_ns)})"
     if not one.shown:
         return f"{lost}; the largest part of it, {taken}, is not told apart from zero"
     most = "most of it to" if one.part_share > 0.5 else "the largest part of it to"
     return f"{lost}, {most} {taken}"
+
+
+def _words(part: Part, compresses: bool) -> str:
+    return COMPRESSING if compresses and part == "compute" else PART_WORDS[part]
+
+
+def _ends(one: LostPart) -> str:
+    """`27.8 ms, 25.1 ms to 30.3 ms`."""
+    return f"{duration(one.ns)}, {duration(one.low_ns)} to {duration(one.high_ns)}"

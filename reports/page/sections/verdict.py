@@ -56,6 +56,9 @@ _DEFINITION = Definition(
         "compute of the baseline's budget and W the samples of a step; it is taken apart at the first size "
         "beyond the knee, else at the largest, and below {little} of a step nothing is blamed. Nor is it "
         "where the parts miss the step by more than {rest} of it and by more than half of the part that "
-        "would be named. The cheapest: by the cost of a million samples."
+        "would be named. A part is named alone if it is the largest in every run, each held against every "
+        "run of the baseline, and its lead is above zero by a one-sided Student's t at 95 %; else all that "
+        "may be the largest are named, with the ranges of their runs. The cheapest: by the cost of a million "
+        "samples."
     ).format(pays=percent(PAYS_FROM), little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE), runs=FEWEST_RUNS),
 )
