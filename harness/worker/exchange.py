@@ -79,9 +79,16 @@ class ExchangeGroup(dist.ProcessGroup):
         """As new, for the next cell: nothing counted, on, and no group split from it. Collective."""
         self.traffic = Traffic()
         for part in self._parts:
+            backend = part.backend
             dist.destroy_process_group(part)
-            dist.destroy_process_group(part.backend)
+            dist.destroy_process_group(backend)
         self._parts.clear()
+
+    def shutdown(self) -> None:
+        """Called by torch as it destroys the group."""
+        # DTensor's caches hold the meshes of past cells, and these their groups. Without this the threads of
+        # the backend would poll until the worker ends.
+        self._backend = None
 
     @property
     def backend(self) -> dist.ProcessGroup:

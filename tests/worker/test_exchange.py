@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -114,6 +115,22 @@ def reset(rank: int) -> tuple[bool, int, int]:
 
 def test_a_reset_exchange_is_as_new(ranks: Ranks) -> None:
     assert ranks(1, reset) == [(True, 0, 0)]
+
+
+def threads_of_a_part(rank: int) -> tuple[bool, bool]:
+    exchange, process = open_exchange(), psutil.Process()
+    before = process.num_threads()
+    # Held to the end, as DTensor's caches hold the groups of a cell's mesh.
+    part = exchange.split_into([[0], [1]])
+    added = process.num_threads() > before
+    exchange.reset()
+    ended = process.num_threads() == before
+    del part
+    return added, ended
+
+
+def test_a_reset_exchange_ends_the_threads_of_parts_that_are_still_referred_to(ranks: Ranks) -> None:
+    assert ranks(2, threads_of_a_part) == [(True, True)] * 2
 
 
 def diverge_and_return(rank: int, settings: dict[str, Any]) -> dict[str, bool]:
