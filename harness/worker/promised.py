@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ class Exchanged:
 
 
 class Witness(Compressor):
-    """Delegates to another compressor, and keeps its inputs and outputs while `watching` is set."""
+    """Delegates to another compressor, and keeps its inputs and outputs while `watching` is set.
+
+    What it keeps is not under a memory limit of the cell (`beside_the_limit`).
+    """
 
     def __init__(self, inner: Compressor, *, after_ramp: bool) -> None:
         """`after_ramp`: every bucket has been exchanged at least `ramp_steps` times."""
@@ -80,16 +84,18 @@ class Witness(Compressor):
         if not self.watching or residual is None:
             self.inner.sum_shares(bucket, residual, wire)
             return
-        values = bucket.values.to("cpu", copy=True)
+        values = beside_the_limit(bucket.values)
         counting = _CountingWire(wire)
         self.inner.sum_shares(bucket, residual, counting)
-        carried = self.inner.carried(bucket.index, residual) if self.feedback else torch.zeros_like(residual)
+        left = beside_the_limit(residual)
+        sent = torch.sub(values, left, out=left)
+        carried = self.inner.carried(bucket.index, residual) if self.feedback else None
         self._seen.append(
             Exchanged(
                 values=values,
-                sent=values - residual.cpu(),
-                sums=bucket.values.to("cpu", copy=True),
-                carried=carried.to("cpu", copy=True),
+                sent=sent,
+                sums=beside_the_limit(bucket.values),
+                carried=torch.zeros(()).expand_as(values) if carried is None else beside_the_limit(carried),
                 wire_bytes=counting.bytes,
                 rank=wire.rank,
                 size=wire.size,
@@ -111,6 +117,16 @@ class Witness(Compressor):
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self.inner.load_state_dict(state)
+
+
+def beside_the_limit(vector: Tensor) -> Tensor:
+    """A copy of (n,) in host memory that a limit on this rank's memory does not count.
+
+    Shared memory is not data of the process (RLIMIT_DATA of getrlimit(2)), and a limit on a GPU leaves the
+    host out. So the limit stays the strategy's while its exchange runs on another thread.
+    """
+    room = torch.frombuffer(mmap.mmap(-1, vector.nbytes), dtype=vector.dtype)
+    return room.copy_(vector)
 
 
 class _CountingWire:

@@ -238,14 +238,14 @@ def _late(examination: Examination, fewest: int, longest_s: float, beat: Beat) -
 @contextmanager
 def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
     """What a lossy exchange does not send is kept meanwhile, with feedback or without, and a witness sees
-    what goes through a compressor of ours. Not under a memory limit, which the witness would use up."""
+    what goes through a compressor of ours."""
     exchange = trainer.model.gradient_exchange
     if exchange is None or not setup.cell.compresses:
         yield None
         return
     witness = None
     exchange.audited = True
-    if isinstance(exchange, GradientExchange) and setup.cell.memory_limit_mb is None:
+    if isinstance(exchange, GradientExchange):
         witness = exchange.compressor = Witness(exchange.compressor, after_ramp=after_ramp)
     try:
         yield witness

@@ -18,6 +18,7 @@ from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.log import RankLog
 from harness.worker.measure import DivergedError
+from harness.worker.memory_limit import MemoryLimit
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, Run
 from harness.worker.watchdog import Watchdog
@@ -64,7 +65,15 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
         if broken is not None:
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
-        setup = CellSetup(cell=_cell(size, fields), rank=who, device=device, source_folder=Path(folder))
+        cell = _cell(size, fields)
+        setup = CellSetup(
+            cell=cell,
+            rank=who,
+            device=device,
+            source_folder=Path(folder),
+            memory=MemoryLimit(cell.memory_limit_mb, device),
+        )
+        stack.enter_context(setup.memory.kept())
         workload = setup.workload()
         trainer = setup.trainer(workload, open_exchange())
         try:

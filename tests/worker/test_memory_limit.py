@@ -12,13 +12,19 @@ from threading import Thread
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from harness.worker import memory_limit
 from harness.worker.failure import classify
 from harness.worker.memory_limit import MIB, HostMemory, MemoryLimit
+from harness.worker.promised import Witness
 from results.errors import UsageError
 from results.outcome import Outcome
+from strategies.collectives.link import Link
+from strategies.collectives.wire import Wire
+from strategies.compression.base import Compressor
+from strategies.exchange.buckets import Bucket
 
 Found = list[object]
 FULL = Outcome.OUT_OF_MEMORY
@@ -228,3 +234,33 @@ def test_a_c_library_without_the_call_is_found_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory_limit.ctypes, "CDLL", lambda _: object())
     with pytest.raises(UsageError, match="does not hold a process to RLIMIT_DATA"):
         MemoryLimit(64)
+
+
+class _Passing(Compressor):
+    """Sends all of it, and takes no memory."""
+
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        assert residual is not None
+        residual.fill_(0.25)
+
+
+def test_what_a_witness_keeps_of_an_exchange_is_not_under_the_limit() -> None:
+    def watched() -> Found:
+        values, residual = torch.ones(8 * MIB), torch.zeros(8 * MIB)
+        bucket = Bucket(index=0, values=values, pieces=())
+        limit = MemoryLimit(8)
+        witness = Witness(_Passing(feedback=True), after_ramp=False)
+        witness.watching = True
+        with limit.kept():
+            # Copies of 32 MiB each of what went in, was sent, came out and is carried over.
+            witness.sum_shares(bucket, residual, Link(None))
+            room = [fits(2), fits(32)]
+        [seen] = witness.taken()
+        found = (float(part.sum()) / len(part) for part in (seen.values, seen.sent, seen.sums, seen.carried))
+        return [*room, *found]
+
+    def alone() -> Found:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return watched()
+
+    assert in_a_child(alone) == [True, FULL, 1.0, 0.75, 1.0, 0.25]

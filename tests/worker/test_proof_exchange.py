@@ -425,6 +425,14 @@ def test_a_compressor_that_keeps_its_books_and_not_its_promise_is_caught(
     assert re.search(BROKEN + detail, results[0]["detail"]), results[0]["detail"]
 
 
+def test_a_promise_is_checked_under_a_memory_limit_too(proofs: Proofs) -> None:
+    limited = MANY | PLAIN_SGD | {"compression": "topk:0.9", "memory_limit_mb": 256}
+    assert [found["passed"] for found in proofs(2, limited)] == [True] * 2
+    results = proofs(2, limited, broken=_the_smallest_are_sent)
+    assert [found["passed"] for found in results] == [False] * 2
+    assert re.search(BROKEN, results[0]["detail"]), results[0]["detail"]
+
+
 TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.01"}
 
 
