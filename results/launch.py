@@ -22,6 +22,16 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """The run that has checked this cell's training already; None: this run does."""
 
 
+class JobVariables(msgspec.Struct, frozen=True, kw_only=True):
+    """The environment variables by which a scheduler tells a process in which of its jobs it runs."""
+
+    scheduler: str
+    job: str
+    """The variable with the job's number."""
+    restarts: str
+    """The variable with how often the job was put back into the queue."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's input, the same on every host."""
 
@@ -52,6 +62,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The bench that supervises it on this host; None: it was started by hand or in a job."""
     warnings: tuple[str, ...] = ()
     """What the preflight found: kept on every record of the launch."""
+    job_variables: tuple[JobVariables, ...] = ()
+    """Of every scheduler in whose jobs its ranks may run, whoever starts them: a rank records its job."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from harness.launch.startup import log_end, machine_fault, no_rendezvous, schedu
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.plan.estimate import estimate
+from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch
 from results.cell import Cell, Device
 from results.environment import CodeVersion
@@ -259,6 +260,7 @@ class LaunchMaker:
             silence_s=self.options.silence_s,
             trace=self.options.trace,
             tensorboard=self.options.tensorboard,
+            job_variables=job_variables(),
         )
 
     def _threads(self, device: Device) -> int:

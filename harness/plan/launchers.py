@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from results.errors import UsageError
 from results.extensions import Extension, extensions
+from results.launch import JobVariables
 
 DEFAULT = "local"
 GROUP = "bench.launchers"
@@ -21,6 +22,8 @@ class LauncherEntry:
     """`module:class` of its `harness.launchers.launcher.Launcher`, imported when it is first used."""
     help: str
     """What it does, after its name: `submits jobs`."""
+    job_variables: JobVariables | None = None
+    """Of the jobs that its scheduler starts; None: it has none, or their numbers are not recorded."""
     extension: Extension | None = None
     """Of a launcher that another package adds by an entry point."""
 
@@ -28,15 +31,20 @@ class LauncherEntry:
 _ENTRIES: dict[str, LauncherEntry] = {}
 
 
-def register(name: str, home: str, help: str) -> None:
+def register(name: str, home: str, help: str, *, job_variables: JobVariables | None = None) -> None:
     """Add a launcher, before the command line is made. Raises UsageError for a name that is taken."""
     if name in _ENTRIES:
         raise UsageError(f"two launchers are called {name}: {_ENTRIES[name].home} and {home}; rename one")
-    _ENTRIES[name] = LauncherEntry(name=name, home=home, help=help)
+    _ENTRIES[name] = LauncherEntry(name=name, home=home, help=help, job_variables=job_variables)
 
 
 register("local", "harness.launchers.local.launcher:LocalLauncher", "runs here")
-register("slurm", "harness.launchers.slurm.launcher:SlurmLauncher", "submits jobs to Slurm")
+register(
+    "slurm",
+    "harness.launchers.slurm.launcher:SlurmLauncher",
+    "submits jobs to Slurm",
+    job_variables=JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),
+)
 register("kubernetes", "harness.launchers.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs")
 register("manual", "harness.launchers.manual.launcher:ManualLauncher", "prints the command for each host")
 
@@ -64,6 +72,12 @@ def launcher_entry(name: str) -> LauncherEntry:
     if name not in entries:
         raise UsageError(f"there is no launcher {name!r}; --launcher is one of {', '.join(entries)}")
     return entries[name]
+
+
+def job_variables() -> tuple[JobVariables, ...]:
+    """Of every scheduler that a launcher has."""
+    found = (entry.job_variables for entry in _ENTRIES.values())
+    return tuple(one for one in found if one is not None)
 
 
 def own_launchers() -> tuple[LauncherEntry, ...]:

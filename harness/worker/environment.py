@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable, Mapping
 
 import psutil
 import torch
@@ -13,7 +14,7 @@ from harness.packages import with_packages
 from harness.worker.rank import Rank
 from results.cell import Cell
 from results.environment import Environment
-from results.launch import Launch
+from results.launch import JobVariables, Launch
 
 
 def probe(
@@ -29,7 +30,7 @@ def probe(
         torch=str(torch.__version__),
         device_name=properties.name if properties else cpu_model(),
         device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
-        allocation=_allocation(),
+        allocation=allocation(launch.job_variables),
         device_uuid=f"GPU-{properties.uuid}" if properties else None,
         cpu_model=cpu_model(),
         cores=len(os.sched_getaffinity(os.getppid())),
@@ -45,13 +46,14 @@ def probe(
     )
 
 
-def _allocation() -> str | None:
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return None
-    # A job that was put back into the queue keeps its number and gets other nodes.
-    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return f"slurm {job}" if restart == "0" else f"slurm {job}, restart {restart}"
+def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.environ) -> str | None:
+    """The scheduler's job that this process runs in, such as `slurm 17, restart 2`; None for none."""
+    for told in names:
+        if (job := variables.get(told.job)) is not None:
+            # A job that was put back into the queue keeps its number and gets other nodes.
+            restart = variables.get(told.restarts, "0")
+            return f"{told.scheduler} {job}" + (f", restart {restart}" if restart != "0" else "")
+    return None
 
 
 def _nccl_version() -> str:

@@ -29,6 +29,7 @@ from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
+from harness.worker.environment import allocation
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions
@@ -96,6 +97,21 @@ def launch_of(plan: Plan, options: RunOptions) -> Launch:
 def test_a_launch_carries_them() -> None:
     launch = launch_of(plan_of(), BOTH)
     assert (launch.trace, launch.tensorboard) == ((0, 3), True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "recorded"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "slurm 17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "0"}, "slurm 17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}, "slurm 17, restart 2"),
+        ({"SLURM_RESTART_COUNT": "2"}, None),
+    ],
+)
+def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(
+    variables: dict[str, str], recorded: str | None
+) -> None:
+    assert allocation(launch_of(plan_of(), BOTH).job_variables, variables) == recorded
 
 
 def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:

@@ -50,10 +50,6 @@ ALLOWED = {
     ("harness/code.py", "slurm"): "the package of that name",
     ("workloads/source.py", "slurm"): "as above",
     ("reports/redaction.py", "slurm"): "what Slurm prints",
-    (
-        "harness/worker/environment.py",
-        "slurm",
-    ): "a worker's record of the job that it runs in, whoever started it",
 }
 
 

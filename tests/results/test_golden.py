@@ -15,7 +15,7 @@ from results.budget import Communication, OperationSummary, RankColumns, StepBud
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion, Environment
 from results.job import Job, JobEnd, RunOptions, Submission
-from results.launch import Attempt, Launch, RankExit, Slot
+from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
@@ -187,7 +187,12 @@ LAUNCH = Launch(
 )
 LAUNCH_2 = msgspec.structs.replace(LAUNCH, link_mbit_per_s=2500.0)
 LAUNCH_3 = msgspec.structs.replace(LAUNCH_2, job_id="20260102T030400Z-00000c", silence_s=60.0)
-LAUNCH_4 = msgspec.structs.replace(LAUNCH_3, trace=(0, 3), tensorboard=True)
+LAUNCH_4 = msgspec.structs.replace(
+    LAUNCH_3,
+    trace=(0, 3),
+    tensorboard=True,
+    job_variables=(JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),),
+)
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
     command=("python", "-m", "torch.distributed.run"),
