@@ -13,6 +13,7 @@ from harness.studies import read_results
 from reports.gate.effect import FEWEST_RUNS
 from reports.gate.noise import margins, noise
 from reports.gate.reduce import reduce_study
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.errors import BenchError, UsageError
 from results.outcome import Outcome
 from results.store import Study, utc_now
@@ -53,7 +54,7 @@ def _launches(root: Path, repeats: int) -> int:
     workers = min(2, gpus or len(usable_cores()))
     options = StudyFile(
         workload="mlp",
-        strategy="ddp" if workers == 2 else "single",
+        strategy=REFERENCE_STRATEGY if workers == 2 else BASELINE_STRATEGY,
         gpus=str(workers),
         batch_size="128",
         repeats=repeats,
