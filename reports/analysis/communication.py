@@ -12,6 +12,7 @@ from reports.analysis.peaks import LinkPeak, LinkPeaks, link_peaks, network_of
 from reports.text import devices, percent, si, size
 from results.budget import BudgetMethod, Communication, OperationSummary
 from results.cell import Cell
+from results.derivation.communication import bus_factor
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -19,6 +20,8 @@ LIMITS_ABOVE = 0.10
 """Share of a step that must be exposed before the network is said to limit it."""
 FULL_FROM = 0.70
 """Share of the measured peak from which a link is called full: nothing else runs beside a peak."""
+CONTRADICTION_ABOVE = 1.05
+"""Share of the peak above which the bandwidth and the peak contradict each other."""
 FAR_BELOW = 0.50
 """Share of the peak below which it is not the bandwidth that limits."""
 SMALL_BYTES = 2**16
@@ -126,11 +129,23 @@ class CellCommunication:
 
     @property
     def bus_bytes_per_s(self) -> float | None:
-        return self.mean("bus_bytes_per_s")
+        """Bus bytes of all runs over their transfer time: the runs' bandwidths, weighted by that time."""
+        moved = spent_ns = 0.0
+        for one in self.recorded:
+            if one.bus_bytes_per_s is None:
+                return None
+            transfer_ns = sum(
+                operation.transfer_ns or 0.0
+                for operation in one.operations
+                if bus_factor(operation.name, operation.group_size) is not None
+            )
+            moved += one.bus_bytes_per_s * transfer_ns
+            spent_ns += transfer_ns
+        return moved / spent_ns if spent_ns else None
 
     @property
     def peak_bytes_per_s(self) -> float | None:
-        """The best that plain all-reduces reached alone."""
+        """What plain all-reduces reached alone, the median over launches."""
         return None if self.peak is None else self.peak.bytes_per_s
 
     @property
@@ -249,14 +264,25 @@ def _limit(one: CellCommunication) -> str | None:
     seen = f"{percent(one.transfer_share or 0.0)} of the step is exposed transfer"
     used = one.bandwidth_share
     if used is None:
-        ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.bytes_per_s, 'B/s')}"
+        ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.highest_bytes_per_s, 'B/s')}"
         return f"{seen}; the link's own peak varied from {ends}: nothing is said of the bandwidth."
-    reach = f"of the {si(one.peak.bytes_per_s, 'B/s')} that plain all-reduces reach alone"
-    if used >= FULL_FROM:
-        return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is full."
-    if used >= FAR_BELOW:
-        return f"{seen}, and its collectives reach {percent(used)} {reach}: the link is most of what limits."
-    return f"{seen}, though its collectives reach only {percent(used)} {reach}: {_why_far(one)}."
+    reach = f"its collectives reach {percent(used)} of the {one.peak.text} that plain all-reduces reach alone"
+    if used > CONTRADICTION_ABOVE:
+        told = (
+            "that is more than the link carries, so that one of the two is wrong: nothing is said of the link"
+        )
+    elif used >= FULL_FROM:
+        told = "consistent with a full link"
+    elif used >= FAR_BELOW:
+        told = "consistent with a link that is most of what limits"
+    else:
+        told = f"consistent with {_why_far(one)}"
+    disturbed = " Other processes disturbed every run of it." if _all_disturbed(one) else ""
+    return f"{seen}, and {reach}: {told}.{disturbed}"
+
+
+def _all_disturbed(one: CellCommunication) -> bool:
+    return all(run.disturbed for run in one.figures.runs)
 
 
 def _exposed(one: CellCommunication) -> bool:
@@ -270,11 +296,11 @@ def _exposed(one: CellCommunication) -> bool:
 def _why_far(one: CellCommunication) -> str:
     each = one.bytes_per_operation
     if each is None:
-        return "latency or contention limits, not the bandwidth"
+        return "latency or contention that limits, not the bandwidth"
     many = f"{one.figures.newest.exchange_operations or 0:,.4g} operations of {size(each)} a step"
     if each < SMALL_BYTES:
-        return f"latency limits, with {many}"
-    return f"with {many}, contention or latency limits, not the bandwidth"
+        return f"latency that limits, with {many}"
+    return f"contention or latency that limits, not the bandwidth, with {many}"
 
 
 def _below_nominal(one: CellCommunication) -> str | None:

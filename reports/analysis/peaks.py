@@ -1,15 +1,17 @@
-"""The peak bandwidth of a study's networks: the best of plain all-reduces alone, and how far it varied."""
+"""The peak bandwidth of a study's networks: of plain all-reduces alone, and how far it varied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from reports.analysis.figures import CellFigures
+from reports.text import si
 from results.outcome import Evidence
 
 UNSTEADY_ABOVE = 2.0
-"""Factor between the peaks of cells on one network above which the link's peak counts as unknown."""
+"""Factor between the peaks of launches on one network above which the link's peak counts as unknown."""
 
 Network = tuple[str, str, str, Evidence, int, int | None, int | None]
 """Device, backend, link, evidence, ranks, ranks of a virtual node and nodes: what cells of one peak share."""
@@ -17,17 +19,24 @@ Network = tuple[str, str, str, Evidence, int, int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPeak:
-    """Bus bandwidth of plain all-reduces on one network at one size, each cell's the best of its runs."""
+    """Bus bandwidth of plain all-reduces on one network at one size, over the launches that measured it."""
 
     bytes_per_s: float
-    """The best of all cells."""
+    """The median; each launch's is the best of a few."""
     lowest_bytes_per_s: float
-    """That of the cell with the lowest."""
+    highest_bytes_per_s: float
+
+    @property
+    def text(self) -> str:
+        """`1.50 GB/s (1.26 GB/s to 1.86 GB/s)`."""
+        lowest, highest = si(self.lowest_bytes_per_s, "B/s"), si(self.highest_bytes_per_s, "B/s")
+        ends = f" ({lowest} to {highest})" if lowest != highest else ""
+        return f"{si(self.bytes_per_s, 'B/s')}{ends}"
 
     @property
     def steady(self) -> bool:
-        """Whether the cells' peaks are near enough to each other to divide by."""
-        return self.bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
+        """Whether the launches' peaks are near enough to each other to divide by."""
+        return self.highest_bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
 
 
 LinkPeaks = Mapping[Network, LinkPeak]
@@ -42,17 +51,17 @@ def network_of(figures: CellFigures) -> Network:
 
 def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
     """The peak of every network and size on which one was measured."""
-    found: dict[Network, list[float]] = {}
+    found: dict[Network, set[float]] = {}
     for figures in cells:
-        peak = _own_peak(figures)
-        if peak is not None:
-            found.setdefault(network_of(figures), []).append(peak)
+        # A launch measures once for all of its runs: equal figures are one.
+        own = {
+            run.communication.peak_bus_bytes_per_s for run in figures.runs if run.communication is not None
+        }
+        if peaks := {peak for peak in own if peak}:
+            found.setdefault(network_of(figures), set()).update(peaks)
     return {
-        network: LinkPeak(bytes_per_s=max(peaks), lowest_bytes_per_s=min(peaks))
+        network: LinkPeak(
+            bytes_per_s=median(peaks), lowest_bytes_per_s=min(peaks), highest_bytes_per_s=max(peaks)
+        )
         for network, peaks in found.items()
     }
-
-
-def _own_peak(figures: CellFigures) -> float | None:
-    recorded = (run.communication for run in figures.runs if run.communication is not None)
-    return max((one.peak_bus_bytes_per_s for one in recorded if one.peak_bus_bytes_per_s), default=None)

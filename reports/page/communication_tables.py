@@ -69,15 +69,15 @@ def traffic_table(study: StudyFigures, cells: Cells) -> TextTable:
         figures("bandwidth", lambda row: fields.si(row.bus_bytes_per_s, "B/s"), anchor="method-bandwidth"),
         figures(
             "peak",
-            lambda row: fields.si(row.peak_bytes_per_s, "B/s"),
+            _peak,
             anchor="method-link-peak",
-            hint="of plain all-reduces alone: the best of all cells on this network and size",
+            hint="of plain all-reduces alone: the median and range of the launches on this network and size",
         ),
         figures(
             "of the peak",
             lambda row: fields.percent(row.bandwidth_share),
             anchor="method-link-peak",
-            hint="bandwidth over peak; empty where the cells' own peaks differ more than twofold",
+            hint="bandwidth over peak; empty where the launches' peaks differ more than twofold",
         ),
     ]
     return table(cells, columns)
@@ -124,6 +124,12 @@ def _hidden(row: CellCommunication) -> Field:
 
 def _payload(row: CellCommunication) -> Field:
     return fields.size(row.figures.newest.exchange_payload_bytes)
+
+
+def _peak(row: CellCommunication) -> Field:
+    if row.peak is None:
+        return fields.si(None, "B/s")
+    return Field(row.peak.text, row.peak.bytes_per_s, "B/s")
 
 
 def _operations(row: CellCommunication) -> Field:

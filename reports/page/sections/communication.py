@@ -197,10 +197,10 @@ _DEFINITIONS = (
         "method-link-peak",
         "Peak of the link",
         "The bus bandwidth of the best of a few plain all-reduces over all ranks of the launch, with "
-        "nothing else running: one for each network and size, the best of all cells and runs of the study. "
+        "nothing else running: for each network and size the median over launches, and their range. "
         "A size whose peak is below half of that of a smaller size, or of the link's nominal rate, is called "
-        "a slow link. From 70 % of the peak a link is called full; below 50 % it is not the bandwidth that "
-        "limits. Neither is said where less than 10 % of the step is exposed transfer, and nothing at all "
-        "where the cells' own peaks differ more than twofold.",
+        "a slow link. From 70 % of the peak a step is consistent with a full link; below 50 % with a limit "
+        "that is not the bandwidth; above 105 % the two figures contradict each other. It is not said where "
+        "less than 10 % of the step is exposed transfer, nor where launches differ more than twofold.",
     ),
 )

@@ -146,6 +146,19 @@ def new_communication() -> Callable[..., Communication]:
             bus_bytes_per_s=None,
             peak_bus_bytes_per_s=None,
         )
+        bus = fields.get("bus_bytes_per_s")
+        if bus and not operations:
+            # Between two ranks the factor of an all-reduce is 1: as many bytes as a ms carries.
+            operation = OperationSummary(
+                name="allreduce",
+                group_size=2,
+                count=1.0,
+                payload_bytes=bus / 1e3,
+                duration_ns=1 * MS,
+                transfer_ns=1 * MS,
+                wait_ns=0.0,
+            )
+            fields["operations"] = (operation,)
         return msgspec.structs.replace(plain, **fields)
 
     return made
