@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
@@ -45,9 +45,10 @@ SEED = int(os.environ.get("SOAK_SEED", "9431"))
 LEDGER = Path(os.environ["SOAK_LEDGER"]) if "SOAK_LEDGER" in os.environ else None
 CALLS = 6
 """Calls of the same command after the last fault, at most."""
-STRIKES = {"local": 9, "slurm": 6}
+STRIKES = {"local": 9, "link": 6, "slurm": 6}
 """Faults of a round."""
 CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64,128,256", "--block-steps", "20")
+LINKED = (*CELLS, "--link", "1gbit")
 ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
 LATEST_S = {"call": 1.5, "start": 8.0, "run": 2.0, "end": 1.0}
 """The fault comes at most so long after its anchor: the call of bench, the start of a launch, the begin of a
@@ -71,6 +72,11 @@ KILLED = {
     ("local", "bench"): (BENCH_KILLED,),
     # The guardian goes first, and bench may see that.
     ("local", "bench and guardian"): (BENCH_KILLED, RANKS_KILLED),
+    ("link", "torchrun"): (TORCHRUN_KILLED,),
+    ("link", "guardian"): (RANKS_KILLED,),
+    ("link", "nodes"): (RANKS_KILLED,),
+    ("link", "bench"): (BENCH_KILLED,),
+    ("link", "bench and guardian"): (BENCH_KILLED, RANKS_KILLED),
 }
 """What started the ranks and was killed, and what is said then."""
 ENDS = {
@@ -88,11 +94,14 @@ PROCESSES = {
     "SIGSEGV": ("harness.worker", signal.SIGSEGV),
     "torchrun": ("torch.distributed.run", signal.SIGKILL),
     "guardian": ("guardian.py", signal.SIGKILL),
+    "nodes": ("harness.launch.nodes", signal.SIGKILL),
     "agent": ("harness.launchers.slurm.agent", signal.SIGKILL),
     "srun": ("srun", signal.SIGKILL),
     "program": ("harness.launchers.program", signal.SIGKILL),
 }
 """A word of the process's command line, and the signal that it gets."""
+STARTERS = ("guardian", "nodes", "srun", "agent", "torchrun")
+"""Those that have the words of what they start beside their own."""
 OF_BENCH = {
     "bench": signal.SIGKILL,
     "SIGTERM": signal.SIGTERM,
@@ -101,10 +110,12 @@ OF_BENCH = {
 }
 """Signals that bench itself gets on this machine."""
 HERE = ("rank", "SIGSEGV", "torchrun", "guardian", "memory", "bench and guardian", *OF_BENCH)
+HERE_LINKED = (*HERE, "nodes")
 OF_JOB = ("program", "cancel", "requeue", "preempt", "node", "limit", "notice", "controller")
 """Faults of a job, not of one launch."""
 ON_SLURM = ("rank", "SIGSEGV", "torchrun", "guardian", "agent", "srun", *OF_JOB)
-OF_CALL = {"local": ("bench and guardian", *OF_BENCH), "slurm": OF_JOB}
+_OF_BENCH = ("bench and guardian", *OF_BENCH)
+OF_CALL = {"local": _OF_BENCH, "link": _OF_BENCH, "slurm": OF_JOB}
 """Faults that may come before there is a launch."""
 CONTROLLER_AWAY_S = 45.0
 """For how long Slurm's controller is away, at most: srun gives up after 30 s."""
@@ -197,6 +208,7 @@ class Soak:
     def __init__(self, bench: Bench, kind: str, strikes: Sequence[Strike]) -> None:
         self.bench, self.kind, self.strikes = bench, kind, strikes
         self._good: dict[Path, str] = {}
+        self._namespaces: set[str] = set()
 
     @property
     def study(self) -> Study:
@@ -278,7 +290,10 @@ class Soak:
         root = str(self.study.root)
         with study_lock(self.study.root):
             pass
-        assert root not in Path("/proc/self/mountinfo").read_text()
+        mounts = Path("/proc/self/mountinfo").read_text()
+        assert root not in mounts
+        assert not [namespace for namespace in self._namespaces if namespace in mounts]
+        assert not self._namespaces & namespaces(psutil.process_iter())
         # A daemon of Slurm may close a job's log a little later.
         end = time.monotonic() + 60
         while held := holders(root):
@@ -297,6 +312,7 @@ class Soak:
                     anchors[launch_id] = called if strike.anchor == "call" else now
                 if now > anchors.get(launch_id, now) + strike.moment_s:
                     strike.phase = self._phase(launch)
+                    self._namespaces |= namespaces(self.bench.processes()) - namespaces([psutil.Process()])
                     return True
             if strike.anchor == "call" and now > called + strike.moment_s:
                 strike.phase = "before the first launch"
@@ -355,8 +371,7 @@ class Soak:
         for process in self.bench.processes():
             with suppress(psutil.Error):
                 words = process.cmdline()
-                # A guardian, an srun and a torchrun have the words of what they start beside their own.
-                kinds = ("guardian.py", "srun", "harness.launchers.slurm.agent", "torch.distributed.run")
+                kinds = [PROCESSES[kind][0] for kind in STARTERS]
                 first = next((k for k in kinds if any(_is(w, k) for w in words)), None)
                 if (first or word) == word and any(_is(w, word) for w in words):
                     found.append(process)
@@ -373,6 +388,16 @@ def holders(root: str) -> list[tuple[int, str]]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             found += [(process.pid, f.path) for f in process.open_files() if f.path.startswith(f"{root}/")]
+    return found
+
+
+def namespaces(processes: Iterable[psutil.Process]) -> set[str]:
+    """The kernel's namespaces of networks, mounts and host names that they are in."""
+    found = set()
+    for process in processes:
+        for kind in ("net", "mnt", "uts"):
+            with suppress(OSError):
+                found.add(str(Path(f"/proc/{process.pid}/ns/{kind}").readlink()))
     return found
 
 
@@ -529,7 +554,7 @@ class OnThisMachine:
         soak, ended = self._soak, self._soak.launches(ended=True)
         if strike.fault == "memory":
             self._exhaust(strike)
-        elif strike.fault in OF_CALL["local"]:
+        elif strike.fault in _OF_BENCH:
             self._harm_bench(strike)
             strike.meets(ended, soak.launches())
             return
@@ -570,8 +595,27 @@ def expected(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, set[bytes]]:
     """What the cells train when nothing goes wrong."""
+    return trained(bench_in, faulty_model, tmp_path_factory, CELLS)
+
+
+@pytest.fixture(scope="module")
+def expected_over_a_link(
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, set[bytes]]:
+    """The same on virtual nodes with a link."""
+    return trained(bench_in, faulty_model, tmp_path_factory, LINKED)
+
+
+def trained(
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+    cells: tuple[str, ...],
+) -> dict[str, set[bytes]]:
     bench = bench_in(tmp_path_factory.mktemp("soak"))
-    done = bench.matrix(*faulty_model(bench.folder), *CELLS)
+    done = bench.matrix(*faulty_model(bench.folder), *cells)
     assert done.code == 0, done.stderr
     figures: dict[str, set[bytes]] = bench.figures()
     return figures
@@ -593,25 +637,49 @@ def test_a_study_on_slurm_outlives_any_fault(
         survive(soak, OnSlurm(soak, lab, (*faulty_model(bench.folder), *ON_NODES), chance), expected)
 
 
+@pytest.fixture
+def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
+    """Words before a command that let it and all it starts have MEMORY_BYTES; none where that cannot be."""
+    try:
+        return tuple(memory_group(MEMORY_BYTES))
+    except pytest.skip.Exception:
+        return ()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_this_machine_outlives_any_fault(
     turn: int,
-    tmp_path: Path,
     bench_in: Callable[..., Bench],
     faulty_model: Callable[..., tuple[str, ...]],
-    memory_group: Callable[[int], list[str]],
+    tmp_path: Path,
+    group: tuple[str, ...],
     expected: dict[str, set[bytes]],
 ) -> None:
     strikes, chance = drawn("local", turn, HERE)
-    try:
-        group = tuple(memory_group(MEMORY_BYTES))
-    except pytest.skip.Exception:
-        group = ()
     with entry("local", turn, strikes):
         soak = Soak(bench_in(tmp_path), "local", strikes)
         survive(soak, OnThisMachine(soak, (*faulty_model(tmp_path), *CELLS), group, chance), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+# In the long form alone: tests/harness/test_link_launches.py has faults of its own.
+@pytest.mark.parametrize("turn", range(ROUNDS if LEDGER else 0))
+def test_a_study_over_a_link_outlives_any_fault(
+    turn: int,
+    bench_in: Callable[..., Bench],
+    faulty_model: Callable[..., tuple[str, ...]],
+    tmp_path: Path,
+    group: tuple[str, ...],
+    expected_over_a_link: dict[str, set[bytes]],
+) -> None:
+    strikes, chance = drawn("link", turn, HERE_LINKED)
+    with entry("link", turn, strikes):
+        soak = Soak(bench_in(tmp_path), "link", strikes)
+        place = OnThisMachine(soak, (*faulty_model(tmp_path), *LINKED), group, chance)
+        survive(soak, place, expected_over_a_link)
 
 
 def test_a_rank_whose_torchrun_is_gone_before_it_can_watch_it_ends() -> None:
