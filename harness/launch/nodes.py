@@ -19,6 +19,7 @@ from pathlib import Path
 from harness.device import usable_cores
 from harness.kernel import Namespace, die_with_parent, enter_network, unshare
 from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.ending import tell_torchrun_killed
 from harness.launch.virtual_network import INTERFACE, Node, Switch
 from results.errors import MachineError
 from results.launch import Launch
@@ -97,6 +98,9 @@ def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
     """
     _wait(agents, until=lambda: stopped() or any(agent.returncode for agent in agents))
     _wait(agents, until=stopped, seconds=PATIENCE_S)
+    for agent in agents:
+        if agent.returncode is not None and agent.returncode < 0 and not stopped():
+            tell_torchrun_killed(-agent.returncode)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for agent in agents:
             agent.send_signal(number)

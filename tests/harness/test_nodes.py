@@ -88,14 +88,19 @@ def agents() -> Iterator[Callable[..., Agents]]:
         process.communicate()
 
 
-def test_all_are_waited_for_and_the_worst_code_is_told(agents: Callable[..., Agents]) -> None:
+def test_all_are_waited_for_and_the_worst_code_is_told(
+    agents: Callable[..., Agents], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert outlast(agents("exit 0", "sleep 0.3"), lambda: False) == 0
     assert outlast(agents("exit 1", "exit 3", "exit 2"), lambda: False) == 3
+    assert capsys.readouterr().out == ""
     assert outlast(agents("kill -9 $$"), lambda: False) == 128 + 9
+    # `killed_on_a_node` reads it.
+    assert capsys.readouterr().out == "torchrun was killed by SIGKILL\n"
 
 
 def test_a_bad_end_gives_the_others_a_while_and_no_more(
-    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
+    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(nodes, "PATIENCE_S", 3.0)
     reports, waits, bad = agents("sleep 0.3; exit 7", "BEGUN sleep 600", "exit 1")
@@ -103,6 +108,8 @@ def test_a_bad_end_gives_the_others_a_while_and_no_more(
     assert outlast([reports, waits, bad], lambda: False) == 128 + signal.SIGTERM
     assert (reports.returncode, waits.returncode, bad.returncode) == (7, -signal.SIGTERM, 1)
     assert 3 < time.monotonic() - began < 300
+    # Those that this process has ended itself are not told.
+    assert capsys.readouterr().out == ""
 
 
 def test_who_is_asked_to_stop_and_does_not_is_killed(
