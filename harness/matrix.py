@@ -142,7 +142,7 @@ class Matrix:
         plan = self._plan(study)
         code = with_packages(code_version(), plan.cells)
         self._call.check(study, plan, code)
-        with study_lock(self._root) as lock, _signals_are_ctrl_c():
+        with study_lock(self._root) as lock, signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
             warn_of_losses(study, self._console)
@@ -264,7 +264,7 @@ def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
 
 
 @contextmanager
-def _signals_are_ctrl_c() -> Iterator[None]:
+def signals_are_ctrl_c() -> Iterator[None]:
     """SIGTERM and SIGHUP end a study as Ctrl-C does: workers first, nothing lost."""
 
     def interrupt(number: int, frame: object) -> None:

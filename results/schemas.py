@@ -6,14 +6,15 @@ from results.baseline import Baseline
 from results.cell import Cell
 from results.job import Job, JobEnd, Submission
 from results.launch import Attempt, Launch
+from results.paired import Pair, PairedCall
 from results.plan import Plan
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
 from results.thresholds import Thresholds
 
-# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline
-# and thresholds are unreleased.
+# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
+# thresholds, pair and paired-call are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -46,3 +47,5 @@ SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
 BASELINE = Schema("baseline", 1, Baseline)
 THRESHOLDS = Schema("thresholds", 1, Thresholds)
+PAIR = Schema("pair", 1, Pair)
+PAIRED_CALL = Schema("paired-call", 1, PairedCall)

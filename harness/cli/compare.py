@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from reports.gate.comparison import Comparison
+    from reports.gate.comparison import Comparison, Rules
 
 FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
 
 
 @click.command(name="compare")
-@click.argument("base")
-@click.argument("new")
+@click.argument("sides", nargs=-1, metavar="BASE NEW [-- MATRIX OPTIONS]")
+@click.option("--ab", is_flag=True, help="BASE and NEW are revisions: run them side by side, in short blocks")
+@click.option("--base-options", metavar="TEXT", default="", help="with --ab: matrix options of BASE alone")
+@click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
+@click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
+@click.option("--new-python", metavar="PATH", help="with --ab: interpreter of NEW, instead of this one")
+@click.option("--looks", type=click.IntRange(1, 4), default=4, help="with --ab: most looks, 4 pairs each; 4")
+@click.option(
+    "--alternate",
+    type=click.Choice(("blocks", "launches")),
+    default="blocks",
+    help="with --ab: what alternates; whole launches where both sides do not fit in memory",
+)
+@click.option(
+    "--others-above",
+    metavar="PERCENT",
+    default="25%",
+    help="with --ab: leave out blocks in which others took more of the cores; 25%",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="with --ab: folder of the records; runs/ab-TIME if left out",
+)
+@click.option(
+    "--again", type=click.Path(path_type=Path), help="decide again from the records of a --ab; runs nothing"
+)
 @click.option(
     "--fail-above",
     multiple=True,
@@ -44,35 +69,87 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="folder of kept baselines"
 )
 def command(
-    base: str, new: str, *, fail_above: tuple[str, ...], across: str, baselines: Path, **shown: Any
+    sides: tuple[str, ...], *, fail_above: tuple[str, ...], across: str, baselines: Path, **given: Any
 ) -> int:
     """Compare NEW with BASE: studies, runs, kept baselines, or files of pytest-benchmark (docs/gate.md).
+
+    With --ab they are git revisions, measured now: bench compare --ab main HEAD -- --gpus 2. `.` is the
+    working tree as it is.
 
     Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 the call is
     wrong, 3 nothing regressed and something is incomparable.
     """
     from harness.console import Console
-    from harness.gate import machine_margins, read_side
     from harness.nights import set_off
-    from reports.gate.comparison import Rules, compare
+    from reports.gate.comparison import Rules
     from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
 
-    margins, targets = read_margins(fail_above), _targets(shown["forms"])
+    margins, targets = read_margins(fail_above), _targets(given["forms"])
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
-    one, other = read_side(base, baselines), read_side(new, baselines)
-    of_machine, stated = machine_margins(other, baselines)
-    for path in stated:
-        Console().note(f"margins of this machine's noise: {path}")
-    rules = Rules(margins=of_machine | one.fail_above | margins, across=facts)
-    found = compare(one, other, rules)
-    _show(found, targets, every=shown["every"])
-    code = found.exit_code(strict=shown["strict"])
-    if code == 1 and shown["on_regression"] is not None:
-        wrong = set_off(shown["on_regression"], json_text(found))
+    rules = Rules(margins=margins, across=facts)
+    if given["ab"] or given["again"] is not None:
+        found = _paired(sides, rules, given)
+    else:
+        found = _kept(sides, rules, baselines)
+    _show(found, targets, every=given["every"])
+    code = found.exit_code(strict=given["strict"])
+    if code == 1 and given["on_regression"] is not None:
+        wrong = set_off(given["on_regression"], json_text(found))
         if wrong:
             Console().warn(wrong)
     return code
+
+
+def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
+    """Of what was measured before."""
+    from dataclasses import replace
+
+    from harness.console import Console
+    from harness.gate import machine_margins, read_side
+    from reports.gate.comparison import compare
+    from results.errors import UsageError
+
+    if len(sides) != 2:
+        raise UsageError(
+            f"bench compare takes BASE and NEW, not {len(sides)} names; see bench compare --help"
+        )
+    base, new = (read_side(side, baselines) for side in sides)
+    of_machine, stated = machine_margins(new, baselines)
+    for path in stated:
+        Console().note(f"margins of this machine's noise: {path}")
+    return compare(base, new, replace(rules, margins=of_machine | base.fail_above | dict(rules.margins)))
+
+
+def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Comparison:
+    """Of two revisions that are measured now, or of the records of such a comparison."""
+    from shlex import split
+
+    from harness.console import Console
+    from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
+    from reports.gate.metrics import read_share
+    from results.errors import UsageError
+
+    if given["again"] is None and len(words) < 2:
+        raise UsageError("--ab takes two revisions: bench compare --ab BASE NEW -- MATRIX OPTIONS")
+    base, new, options = [*words, "", ""][0], [*words, "", ""][1], tuple(words[2:])
+    request = PairedRequest(
+        base=SideRequest(
+            revision=base,
+            python=given["base_python"],
+            options=(*options, *split(given["base_options"])),
+        ),
+        new=SideRequest(
+            revision=new, python=given["new_python"], options=(*options, *split(given["new_options"]))
+        ),
+        looks=given["looks"],
+        alternation=given["alternate"],
+        spoiled_above=read_share(given["others_above"], f"--others-above {given['others_above']}"),
+        out=given["out"],
+    )
+    if given["again"] is not None:
+        return decide_again(given["again"], rules, request)
+    return PairedComparison(request, rules, Console()).run()
 
 
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:

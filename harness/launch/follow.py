@@ -12,6 +12,7 @@ from pathlib import Path
 from results.launch_files import rank_log_path
 
 _PHASES = {
+    "waiting": "waiting for its turn",
     "proof": "proof",
     "first steps": "first steps",
     "warm-up": "warm-up",

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -40,6 +40,13 @@ from strategies.training.trainer import Trainer
 STEADY_WITHIN = 0.05
 """Warm-up has ended when a block differs from the one before it by no more than this share."""
 Stop = Literal["target", "budget", "blocks"]
+
+
+class Wait(Protocol):
+    """Waits for a run's turn (`harness.worker.turns`)."""
+
+    def __call__(self, at: str, **told: object) -> int:
+        """Where the run is. Returns the steps of the block to time; 0: no more of them."""
 
 
 class DivergedError(Exception):
@@ -107,6 +114,24 @@ class Stopwatch:
             walls.append(wall)
             stop = _stop(walls, policy)
         return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
+
+    def measure_in_turns(self, wait: Wait, warmup: StepColumns) -> Measured:
+        """Blocks whenever `wait` gives a number of steps, until it gives 0: it decides when and how many.
+
+        All ranks wait by themselves, outside of every collective, and are given the same numbers.
+        """
+        columns, steps = StepColumns(), 0
+        own: list[int] = []
+        last = warmup.step_ns[-self._trainer.model.period :]
+        given = wait("measure", step_ns=sum(last) / max(1, len(last)))
+        while given:
+            steps = self._whole_periods(given)
+            mine, _, block = self._block(steps, self._batches)
+            columns = joined(columns, block)
+            self.after_block(block)
+            own.append(mine)
+            given = wait("block", ns=mine, steps=steps)
+        return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop="blocks")
 
     def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
         """Interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.

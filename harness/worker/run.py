@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from harness.worker.fingerprints import compare_random_state
 from harness.worker.kernels import LONGEST_PERIOD
 from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
-from harness.worker.measure import Stopwatch
+from harness.worker.measure import Measured, Stopwatch
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
@@ -43,6 +44,7 @@ from harness.worker.seeds import seed_step
 from harness.worker.teardown import free_memory
 from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
+from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
 from harness.worker.uses import Demand, UseCounter
 from results.cell import Cell
@@ -99,10 +101,12 @@ class Run:
         self._uses = UseCounter()
         self._part: tuple[str, int] | None = None
         """The part of the run that goes on, and the clock when it began."""
+        self._turns: Turns | None = None
 
     def execute(self) -> RankRecord:
         """Run the cell. An exception becomes an outcome in the record, never more."""
         try:
+            self._turns = Turns.of_driver(self._around.log.heartbeat)
             self._execute()
         except (Exception, SystemExit) as error:
             # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
@@ -110,6 +114,9 @@ class Run:
             outcome, reason = classify(error)
             self._around.log.event("failed", outcome=outcome, reason=reason)
             return self._record(outcome, reason)
+        finally:
+            if self._turns is not None:
+                self._turns.close()
         return self._record(Outcome.OK, None)
 
     @property
@@ -130,6 +137,8 @@ class Run:
 
     def _execute(self) -> None:
         around, cell = self._around, self._cell
+        if self._turns is not None:
+            self._await_turn(self._turns)
         self._begin("build")
         # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
@@ -164,6 +173,20 @@ class Run:
         self._add_losses_to_a_weaker_proof()
         self._trace(trainer, batches)
         self._prove_late(setup, trainer, batches)
+
+    def _await_turn(self, turns: Turns) -> None:
+        """Wait until the run of the other side of a paired comparison is quiet."""
+        around = self._around
+        around.log.event("waiting")
+        turns.wait(
+            "begin",
+            protocol=PROTOCOL,
+            cell=self._cell.id,
+            run=self._slot.run_id,
+            rank=around.rank.rank,
+            gpus=around.rank.gpus,
+            cores=around.cores,
+        )
 
     def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:
         """Build the cell, prove it, and measure its steps."""
@@ -337,8 +360,7 @@ class Run:
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
         used = self._uses.so_far
-        with sampler(around.device, around.rank) as sampling:
-            measured = watch.measure(policy)
+        measured = self._timed_blocks(watch)
         steps = len(measured.columns.step_ns)
         uses = self._uses.so_far.since(used)
         self._found |= {
@@ -346,7 +368,6 @@ class Run:
             "blocks_ns": measured.blocks_ns,
             "block_steps": measured.block_steps,
             "stop": measured.stop,
-            "telemetry": sampling.telemetry(),
             "work": self._work(
                 workload,
                 trainer,
@@ -355,11 +376,26 @@ class Run:
                 operations=(around.exchange.traffic.operations - before[1]) / steps,
             ),
         }
-        self._absent |= sampling.absent
         demand = Demand(cell=self._cell, workload=workload, steps=steps)
         missed = demand.missed(uses, around.control, setup.groups)
         if missed is not None:
             self._fail(missed)
+
+    def _timed_blocks(self, watch: Stopwatch) -> Measured:
+        around, turns, foreign = self._around, self._turns, self._foreign
+        if turns is None:
+            with sampler(around.device, around.rank) as sampling:
+                measured = watch.measure(self._cell.steps)
+            self._found["telemetry"] = sampling.telemetry()
+            self._absent |= sampling.absent
+            return measured
+        self._absent["telemetry"] = "between the blocks of a paired comparison the other side works"
+
+        def wait(at: str, **told: object) -> int:
+            with nullcontext() if foreign is None else foreign.paused():
+                return turns.wait(at, **told)
+
+        return watch.measure_in_turns(wait, self._found["warmup"])
 
     def _work(
         self, workload: Workload, trainer: Trainer, *, updates: int, payload_bytes: int, operations: float

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -90,20 +91,41 @@ class ForeignCpu:
     """How much of some cores other processes used between two moments.
 
     Busy time of the cores from the kernel, steal by other virtual machines included, less the CPU time of
-    this launch's own processes on the host that may use them.
+    own processes that may use them: `starter` and all below it, by default what started the ranks of this
+    host.
     """
 
-    def __init__(self, cores: Iterable[int]) -> None:
+    def __init__(self, cores: Iterable[int], starter: psutil.Process | None = None) -> None:
         self._cores = frozenset(cores)
+        self._starter = starter or _starter()
+        self._wall_s = self._foreign_s = 0.0
+        """Of the spans before the last pause."""
         self._start = self._sample()
 
     def cores_used(self) -> float:
         """Foreign CPU time over wall time since the start, in cores; not less than 0."""
-        wall, busy, own = (now - then for now, then in zip(self._sample(), self._start, strict=True))
-        return max(0.0, (busy - own) / wall) if wall > 0 else 0.0
+        self._add()
+        return max(0.0, self._foreign_s / self._wall_s) if self._wall_s > 0 else 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is used meanwhile does not count."""
+        self._add()
+        try:
+            yield
+        finally:
+            self._start = self._sample()
+
+    def _add(self) -> None:
+        """Count the span since the last sample, and begin another."""
+        now = self._sample()
+        wall, busy, own = (after - before for after, before in zip(now, self._start, strict=True))
+        self._wall_s += wall
+        self._foreign_s += busy - own
+        self._start = now
 
     def _sample(self) -> tuple[float, float, float]:
-        return time.monotonic(), _busy_s(self._cores), _own_s(self._cores)
+        return time.monotonic(), _busy_s(self._cores), _own_s(self._cores, self._starter)
 
 
 def _busy_s(cores: frozenset[int]) -> float:
@@ -116,8 +138,7 @@ def _busy_s(cores: frozenset[int]) -> float:
     return total * _TICK_S
 
 
-def _own_s(cores: frozenset[int]) -> float:
-    starter = _starter()
+def _own_s(cores: frozenset[int], starter: psutil.Process) -> float:
     total = 0.0
     for process in [starter, *starter.children(recursive=True)]:
         try:

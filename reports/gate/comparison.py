@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -19,6 +19,7 @@ from reports.gate.effect import (
     runs_that_tell,
 )
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from reports.gate.paired import FEWEST_PAIRS, PairedSample, judge_pairs, paired_effect
 from results.baseline import Baseline, Exact, Subject
 
 
@@ -80,6 +81,10 @@ class Rules:
     """By metric, as shares; they go before the metric's own."""
     across: frozenset[str] = frozenset()
     """Facts that may differ, because their difference is what is asked about."""
+    paired: Mapping[str, PairedSample] = field(default_factory=dict)
+    """By subject, pairs of runs that alternated; their step time is judged from these."""
+    looks: int = 1
+    """How often the same comparison is made while its runs come in."""
 
     def margin(self, metric: TimedMetric) -> float | None:
         return self.margins.get(metric.name, metric.margin)
@@ -94,6 +99,8 @@ class Comparison:
     findings: tuple[Finding, ...]
     confidence: float
     """Of each interval, after the correction for their number."""
+    sample: str = "the run is the sample"
+    """What is independent of each other, a clause."""
 
     def count(self, *verdicts: Verdict) -> int:
         return sum(finding.verdict in verdicts for finding in self.findings)
@@ -110,10 +117,24 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
     there = {subject.key: subject for subject in base.subjects}
     here = {subject.key: subject for subject in new.subjects}
     pairs = [(there.get(key), here.get(key)) for key in there | here]
-    alpha = ALPHA / max(1, sum(_judged(one, other, rules) for one, other in pairs))
+    alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
     findings = [finding for pair in pairs for finding in _findings(*pair, rules, alpha)]
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
-    return Comparison(base=base.name, new=new.name, findings=tuple(findings), confidence=1 - 2 * alpha)
+    return Comparison(
+        base=base.name,
+        new=new.name,
+        findings=tuple(findings),
+        confidence=1 - 2 * alpha,
+        sample=_sample(rules),
+    )
+
+
+def _sample(rules: Rules) -> str:
+    if not rules.paired:
+        return "the run is the sample"
+    several = any(sample.alternation == "launches" for sample in rules.paired.values())
+    what = "whole launches, because both sides do not fit side by side," if several else "short blocks"
+    return f"{what} of both sides alternated, and the pair of launches is the sample"
 
 
 def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:
@@ -146,7 +167,9 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
         if name in base.exact or name in new.exact:
             yield _exact(name, base, new)
     for metric in TIMED.values():
-        if metric.name in base.timed and metric.name in new.timed:
+        if metric.name == "step_time" and base.key in rules.paired:
+            yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)
+        elif metric.name in base.timed and metric.name in new.timed:
             yield _timed(metric, base, new, rules.margin(metric), alpha)
         elif _is_asked(metric, base, new, rules):
             yield _without(metric, base, new)
@@ -236,6 +259,32 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, margin: float | Non
         reason=reason,
         base=(sum(before) / len(before),),
         new=(sum(after) / len(after),),
+        effect=effect,
+        margin=margin,
+    )
+
+
+def _paired(
+    metric: TimedMetric, new: Subject, sample: PairedSample, margin: float | None, alpha: float
+) -> Finding:
+    assert margin is not None, metric.name
+    effect = paired_effect(sample.logs, alpha)
+    verdict, reason = Verdict.INCONCLUSIVE, f"an interval needs {FEWEST_PAIRS} pairs"
+    if effect is not None:
+        verdict, reason = Verdict(judge_pairs(effect, margin).value), ""
+        if verdict is Verdict.INCONCLUSIVE:
+            reason = f"{len(sample.logs)} pairs do not tell: the machine is too noisy for {margin:.0%}"
+    if sample.spoiled:
+        spoiled = f"{sample.spoiled} pairs do not count, because others used the machine"
+        reason = f"{reason}; {spoiled}" if reason else spoiled
+    return Finding(
+        subject=new.label,
+        key=new.key,
+        metric=metric.name,
+        verdict=verdict,
+        reason=reason,
+        base=(sample.means[0],),
+        new=(sample.means[1],),
         effect=effect,
         margin=margin,
     )

@@ -133,15 +133,16 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
                 f"--fail-above {text}: there is no metric {name!r}{nearest(name, TIMED)}; "
                 f"metrics with a margin: {', '.join(TIMED)}"
             )
-        margins[name] = _share(value, text)
+        margins[name] = read_share(value, f"--fail-above {text}")
     return margins
 
 
-def _share(value: str, text: str) -> float:
+def read_share(value: str, given: str) -> float:
+    """A share from a text such as `5%`. Raises UsageError that names what was given."""
     try:
         share = float(value.removesuffix("%")) / 100
     except ValueError:
         share = 0.0
     if not 0 < share < 10:
-        raise UsageError(f"--fail-above {text}: the margin is a percentage above 0, such as 5%")
+        raise UsageError(f"{given}: a percentage above 0, such as 5%")
     return share

@@ -82,7 +82,7 @@ def method(comparison: Comparison) -> str:
     judged = sum(finding.margin is not None for finding in comparison.findings)
     return (
         f"Intervals of {percent(comparison.confidence)}, corrected for {count(judged, 'comparison')}; "
-        f"the run is the sample. Counters are compared without tolerance."
+        f"{comparison.sample}. Counters are compared without tolerance."
     )
 
 

@@ -17,6 +17,7 @@ from results.environment import CodeVersion, Environment
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
+from results.paired import Block, Pair, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
 from results.recorded import KernelTimes, LinkPeak, Operations, Recorded, Telemetry
@@ -503,6 +504,26 @@ THRESHOLDS = Thresholds(
     noise={"step_time": MetricNoise(runs=12, between=0.01, within=0.001)},
     fail_above={"step_time": 0.05},
 )
+PAIR = Pair(
+    number=3,
+    first="new",
+    alternation="launches",
+    started_at="2026-01-02T03:04:05.000Z",
+    ended_at="2026-01-02T03:05:05.000Z",
+    cells=(
+        PairedCell(
+            base_cell=CELL.id,
+            base_run="20260102T030405Z-0a1b2c",
+            new_cell=CELL.id,
+            new_run="20260102T030406Z-3d4e5f",
+            blocks=(Block(side="new", steps=25, ns=250_000_000, foreign=0.05),),
+        ),
+    ),
+)
+PAIRED_CALL = PairedCall(
+    base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
+    new=PairedSide(revision=".", commit=None, python="/usr/bin/python3", options=()),
+)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -528,6 +549,8 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "job-end-1": (schemas.JOB_END, JOB_END),
     "baseline-1": (schemas.BASELINE, BASELINE),
     "thresholds-1": (schemas.THRESHOLDS, THRESHOLDS),
+    "pair-1": (schemas.PAIR, PAIR),
+    "paired-call-1": (schemas.PAIRED_CALL, PAIRED_CALL),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

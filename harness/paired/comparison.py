@@ -1,0 +1,274 @@
+"""`bench compare --ab`: pairs of launches of two revisions, until they tell or four looks are over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from harness.console import Console
+from harness.matrix import RUNS, signals_are_ctrl_c
+from harness.paired.pair import PairContext, SideCall, run_pair, study_of
+from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, Source, temporary_folder
+from harness.studies import read_results
+from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
+from reports.gate.paired import (
+    FEWEST_PAIRS,
+    LOOKS,
+    SPOILED_ABOVE,
+    PairedSample,
+    merged_side,
+    pair_log,
+    paired_sample,
+)
+from reports.gate.reduce import reduce_study, subject_key
+from reports.text import percent
+from results import files, schemas
+from results.errors import MachineError, UsageError
+from results.outcome import Outcome
+from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
+from results.store import new_id
+
+SIDES: tuple[Side, Side] = ("base", "new")
+MOST_SPOILED = FEWEST_PAIRS
+"""Pairs that others have spoiled; with one more the machine is given up."""
+OWN_OPTIONS = (
+    "--out",
+    "--repeats",
+    "--name",
+    "--fresh",
+    "--dry-run",
+    "--launcher",
+    "--no-report",
+    "--isolation",
+)
+"""Options of `bench matrix` that the comparison itself gives, or that make no run here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRequest:
+    """One side, as the call gives it."""
+
+    revision: str
+    python: str | None = None
+    options: tuple[str, ...] = ()
+    """Of `bench matrix`: those of both sides, then its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRequest:
+    """A comparison, as the call gives it."""
+
+    base: SideRequest
+    new: SideRequest
+    looks: int = LOOKS
+    alternation: Alternation = "blocks"
+    spoiled_above: float = SPOILED_ABOVE
+    out: Path | None = None
+    """The folder of its records; one that is there is continued."""
+
+
+class PairedComparison:
+    """One comparison: its folder, its pairs so far, and what they say."""
+
+    def __init__(self, request: PairedRequest, rules: Rules, console: Console) -> None:
+        """Raises UsageError for a wrong request."""
+        if not 1 <= request.looks <= LOOKS:
+            raise UsageError(f"--looks {request.looks}: 1 to {LOOKS}")
+        for side in (request.base, request.new):
+            for word in side.options:
+                if word.partition("=")[0] in OWN_OPTIONS:
+                    raise UsageError(f"{word.partition('=')[0]} is not for a paired comparison: leave it out")
+        self._request = request
+        self._rules = rules
+        self._console = console
+        self.folder = request.out or RUNS / f"ab-{new_id()}"
+        self._alternation = request.alternation
+
+    def run(self) -> Comparison:
+        """Run pairs until the verdict is clear. A call with the folder of an earlier one goes on from there.
+
+        Raises UsageError for a wrong revision or option, MachineError if a side has no run at all.
+        """
+        repository = Repository(Path.cwd())
+        named = (self._request.base, self._request.new)
+        repository.require_committed(
+            {
+                side.revision: repository.commit(side.revision)
+                for side in named
+                if side.revision != WORKING_TREE
+            }
+        )
+        with signals_are_ctrl_c(), temporary_folder() as (temporary, held):
+            base = repository.source("BASE", named[0].revision, named[0].python, temporary)
+            new = repository.source("NEW", named[1].revision, named[1].python, temporary)
+            try:
+                base.require_protocol()
+                new.require_protocol()
+            except IncomparableError as error:
+                return _incomparable(base, new, str(error))
+            calls = {
+                side: SideCall(source=source, options=request.options)
+                for side, source, request in zip(SIDES, (base, new), named, strict=True)
+            }
+            self._claim(calls)
+            context = PairContext(sides=calls, folder=self.folder, temporary=temporary, held=held)
+            return self._run_pairs(context)
+
+    def _run_pairs(self, context: PairContext) -> Comparison:
+        self._console.note(f"records: {self.folder}")
+        names = {side: str(context.sides[side].source) for side in SIDES}
+        while True:
+            pairs = read_pairs(self.folder)
+            if pairs:
+                found = decide(self.folder, pairs, self._rules, self._request, names)
+                if self._is_over(found, pairs):
+                    return found
+            self._add_pair(context)
+
+    def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
+        if found.count(*FAILING, Verdict.INCOMPARABLE):
+            # A time is judged at looks alone; what fails between them is a counter, or a run.
+            if any(
+                f.verdict in FAILING or f.verdict is Verdict.INCOMPARABLE
+                for f in found.findings
+                if f.effect is None
+            ):
+                return True
+        samples = samples_of(self.folder, pairs, self._request).values()
+        if not samples:
+            return True
+        counted = min(len(sample.logs) for sample in samples)
+        if max(sample.spoiled for sample in samples) > MOST_SPOILED:
+            return True
+        if counted % FEWEST_PAIRS or not counted:
+            return False
+        open_ = [f for f in found.findings if f.metric == "step_time" and f.verdict is Verdict.INCONCLUSIVE]
+        return not open_ or counted >= self._request.looks * FEWEST_PAIRS
+
+    def _add_pair(self, context: PairContext) -> None:
+        number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1
+        pair = run_pair(context, number, self._alternation)
+        if self._alternation == "blocks" and self._out_of_memory(number):
+            self._alternation = "launches"
+            self._console.warn(
+                "both sides do not fit in memory together: from here on whole launches alternate, which is "
+                "noisier"
+            )
+            return
+        files.write_once(self.folder / f"{number:04d}" / "pair.json", schemas.PAIR.encode(pair))
+        self._tell(pair)
+
+    def _out_of_memory(self, number: int) -> bool:
+        studies = [study_of(self.folder, number, side) for side in SIDES]
+        return any(result.outcome is Outcome.OUT_OF_MEMORY for study in studies for result in study.results())
+
+    def _tell(self, pair: Pair) -> None:
+        for cell in pair.cells:
+            log = pair_log(cell, pair.alternation, self._request.spoiled_above) if cell.blocks else None
+            shares = [block.foreign for block in cell.blocks if block.foreign is not None]
+            others = f", others took {percent(sum(shares) / len(shares))} of the cores" if shares else ""
+            what = "no value" if log is None else f"{log:+.2%}"
+            self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
+
+    def _claim(self, calls: Mapping[Side, SideCall]) -> None:
+        """Keep what is compared. Raises UsageError if the folder holds another comparison."""
+        call = PairedCall(base=_kept(calls["base"]), new=_kept(calls["new"]))
+        path = self.folder / "call.json"
+        if path.exists():
+            if schemas.PAIRED_CALL.read(path) != call:
+                raise UsageError(f"{self.folder} holds another comparison: name a new folder with --out")
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise UsageError(
+                f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files.write_once(path, schemas.PAIRED_CALL.encode(call))
+
+
+def read_pairs(folder: Path) -> list[Pair]:
+    """The pairs that came to their end, in order; one that was interrupted does not count."""
+    return [schemas.PAIR.read(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]/pair.json"))]
+
+
+def decide_again(folder: Path, rules: Rules, request: PairedRequest) -> Comparison:
+    """The verdict from the records of a folder. Raises UsageError if it holds no pairs."""
+    pairs = read_pairs(folder)
+    if not pairs:
+        raise UsageError(f"{folder} holds no pairs: name the folder of a bench compare --ab")
+    call = schemas.PAIRED_CALL.read(folder / "call.json")
+    names: dict[Side, str] = {"base": call.base.revision, "new": call.new.revision}
+    return decide(folder, pairs, rules, request, names)
+
+
+def decide(
+    folder: Path, pairs: Sequence[Pair], rules: Rules, request: PairedRequest, names: Mapping[Side, str]
+) -> Comparison:
+    """What these pairs say: step times from blocks that alternated, all else from the records of the runs."""
+    samples = samples_of(folder, pairs, request)
+    renamed = _counterparts(folder, pairs)
+    sides = {}
+    for side in SIDES:
+        studies = [study_of(folder, pair.number, side) for pair in pairs]
+        parts = [reduce_study(study, read_results(study)) for study in studies]
+        if side == "new":
+            parts = [
+                msgspec.structs.replace(
+                    part,
+                    subjects=tuple(
+                        msgspec.structs.replace(subject, key=renamed.get(subject.key, subject.key))
+                        for subject in part.subjects
+                    ),
+                )
+                for part in parts
+            ]
+        sides[side] = merged_side(names[side], parts, any_failure=side == "new")
+    return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
+
+
+def samples_of(folder: Path, pairs: Sequence[Pair], request: PairedRequest) -> dict[str, PairedSample]:
+    """The pairs of each cell, by the key of its subject in BASE."""
+    found: dict[str, list[tuple[Pair, PairedCell]]] = {}
+    for pair in pairs:
+        study = study_of(folder, pair.number, "base")
+        for cell in pair.cells:
+            found.setdefault(subject_key(study.cell(cell.base_cell)), []).append((pair, cell))
+    samples = {key: paired_sample(same, request.spoiled_above) for key, same in found.items()}
+    return {key: sample for key, sample in samples.items() if sample is not None}
+
+
+def _counterparts(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
+    """BASE's key by NEW's: they differ where the sides have other options.
+
+    Raises MachineError if one cell was held against two: the sides run their cells in different orders.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        base, new = (study_of(folder, pair.number, side) for side in SIDES)
+        for cell in pair.cells:
+            before, after = subject_key(base.cell(cell.base_cell)), subject_key(new.cell(cell.new_cell))
+            if found.setdefault(after, before) != before:
+                raise MachineError(
+                    f"the sides run the cells of {folder} in different orders: compare one cell at a time"
+                )
+    crossed = [key for key, other in found.items() if key != other and key in found.values()]
+    if crossed:
+        raise MachineError(
+            f"the sides run the cells of {folder} in different orders: compare one cell at a time"
+        )
+    return found
+
+
+def _kept(call: SideCall) -> PairedSide:
+    source = call.source
+    return PairedSide(
+        revision=source.revision, commit=source.commit, python=source.python, options=call.options
+    )
+
+
+def _incomparable(base: Source, new: Source, reason: str) -> Comparison:
+    finding = Finding(subject="all cells", key="", metric=None, verdict=Verdict.INCOMPARABLE, reason=reason)
+    return Comparison(base=str(base), new=str(new), findings=(finding,), confidence=1.0)

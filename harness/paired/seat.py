@@ -1,0 +1,140 @@
+"""One side's run as the driver of a comparison sees it: the sockets of its ranks (`harness.worker.turns`)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from results.errors import MachineError
+
+POLL_S = 0.5
+"""Between two looks at whether the side's processes still live."""
+MOST_RANKS = 1024
+BLOCK_ALONE = 5
+"""Steps of the block of a run that has no other side."""
+
+Told = dict[str, Any]
+"""What one rank said."""
+
+
+class LostError(Exception):
+    """A rank has ended in the middle of its run."""
+
+
+class _Rank:
+    """The connection of one rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+
+    def told(self) -> Told:
+        """Its next line. Raises LostError if it has ended."""
+        while b"\n" not in self._received:
+            try:
+                data = self._connection.recv(65536)
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise LostError
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        told: Told = json.loads(line)
+        return told
+
+    def answer(self, steps: int) -> None:
+        try:
+            self._connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
+        except ConnectionError:
+            # Its end is seen where it is asked for its next line.
+            pass
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Seat:
+    """Where the runs of one side take their turns, one after another."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(MOST_RANKS)
+        self._listener.settimeout(POLL_S)
+        self._ranks: dict[int, _Rank] = {}
+        self._at = ""
+        """Where the run's ranks wait."""
+
+    def next_run(self, exit_code: Callable[[], int | None]) -> Told | None:
+        """Wait for all ranks of the next run. Returns what rank 0 said; None if there is no further run.
+
+        `exit_code` is that of the side's processes, None while one lives.
+        """
+        first = Told()
+        self._leave()
+        while not self._ranks or len(self._ranks) < first["gpus"]:
+            # First, so that what connected just before the end is still seen.
+            ended = exit_code() is not None
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                if ended:
+                    return None
+                continue
+            connection.settimeout(None)
+            rank = _Rank(connection)
+            try:
+                told = rank.told()
+            except LostError:
+                rank.close()
+                continue
+            if told["run"] != first.get("run"):
+                # A run whose ranks did not all come to its beginning is over.
+                self._leave()
+            if told["run"] != first.get("run") or told["rank"] == 0:
+                first = told
+            self._ranks[told["rank"]] = rank
+        self._at = first["at"]
+        return first
+
+    def go(self, steps: int = 0) -> list[Told]:
+        """Give the run its turn, and wait until all ranks have reported again.
+
+        Returns what they said, by rank. Raises LostError if one has ended.
+        """
+        for rank in self._ranks.values():
+            rank.answer(steps)
+        told = [self._ranks[number].told() for number in sorted(self._ranks)]
+        places = {one["at"] for one in told}
+        if len(places) > 1:
+            raise MachineError(f"ranks of one run report from different places: {', '.join(sorted(places))}")
+        self._at = told[0]["at"]
+        return told
+
+    def end(self) -> None:
+        """Let the run go on to its end, and wait until its ranks have left.
+
+        A run that has not been measured, because the other side has none to pair with it, times one alone.
+        """
+        while self._ranks:
+            steps = BLOCK_ALONE if self._at == "measure" else 0
+            for rank in self._ranks.values():
+                rank.answer(steps)
+            for number, rank in list(self._ranks.items()):
+                try:
+                    self._at = rank.told()["at"]
+                except LostError:
+                    rank.close()
+                    del self._ranks[number]
+
+    def close(self) -> None:
+        self._leave()
+        self._listener.close()
+
+    def _leave(self) -> None:
+        for rank in self._ranks.values():
+            rank.close()
+        self._ranks = {}

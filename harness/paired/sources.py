@@ -1,0 +1,213 @@
+"""The code of the two sides: a revision of the repository in a folder of its own, or the working tree.
+
+A revision is checked out in a repository that borrows the objects of the user's (`objects/info/alternates`,
+gitrepository-layout(5)). Unlike `git worktree`, this writes nothing in the user's repository, so nothing can
+be left behind in it. It also works in a shallow clone, as long as the commit itself is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.worker.turns import PROTOCOL
+from results.errors import UsageError
+
+WORKING_TREE = "."
+"""What names the working tree as it is, in place of a revision."""
+_PROBE = "from harness.worker.turns import PROTOCOL; import harness.matrix; print(PROTOCOL)"
+_WITHOUT = ("No module named 'harness.worker.turns'", "No module named 'harness.worker'")
+
+
+class IncomparableError(Exception):
+    """A side cannot take turns: it is older than the protocol, or has another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The code of one side."""
+
+    name: str
+    """BASE or NEW, for messages."""
+    revision: str
+    commit: str | None
+    folder: Path
+    """Where its `bench` is called: the place of the user's working folder in its tree."""
+    tree: Path
+    python: str
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which its own `bench` is found, where its tree is one; else the installed one."""
+        variables = {**os.environ, "PYTHONSAFEPATH": "1"}
+        if (self.tree / "harness" / "worker").is_dir():
+            inherited = os.environ.get("PYTHONPATH")
+            variables["PYTHONPATH"] = os.pathsep.join([str(self.tree), *([inherited] if inherited else [])])
+        return variables
+
+    def require_protocol(self) -> None:
+        """Raises IncomparableError if its `bench` takes no turns as this one does, UsageError if it fails."""
+        try:
+            done = subprocess.run(
+                [self.python, "-c", _PROBE],
+                cwd=self.folder,
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        except OSError as error:
+            raise UsageError(f"{self}: cannot start {self.python}: {error.strerror}") from error
+        told = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        if done.returncode and any(words in told for words in _WITHOUT):
+            raise IncomparableError(f"{self} is older than the paired mode: its ranks take no turns")
+        if done.returncode:
+            raise UsageError(
+                f"{self} cannot be imported by {self.python} ({told}): name a revision that can, or an "
+                f"interpreter with what it needs (--{self.name.lower()}-python)"
+            )
+        if done.stdout.strip() != str(PROTOCOL):
+            raise IncomparableError(
+                f"{self} takes turns by protocol {done.stdout.strip()}, this bench by protocol {PROTOCOL}"
+            )
+
+    def __str__(self) -> str:
+        short = "the working tree" if self.commit is None else self.commit[:12]
+        return f"{self.name} ({self.revision}, {short})"
+
+
+class Repository:
+    """The repository around the working folder, read only."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError if there is none."""
+        self._folder = folder
+        try:
+            self.root = Path(self._git("rev-parse", "--show-toplevel"))
+        except OSError as error:
+            raise UsageError(f"--ab needs git: {error.strerror}; install it") from error
+        except subprocess.CalledProcessError as error:
+            raise UsageError(
+                f"{folder} is in no git repository ({_last_line(error.stderr)}): call bench compare --ab "
+                f"where the code under test is"
+            ) from error
+
+    def commit(self, revision: str) -> str:
+        """The commit of a revision. Raises UsageError if there is none of that name here."""
+        try:
+            return self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        except subprocess.CalledProcessError as error:
+            fetch = ""
+            if self._git("rev-parse", "--is-shallow-repository") == "true":
+                fetch = f"; the clone is shallow: git fetch --depth=1 origin {revision}"
+            raise UsageError(f"there is no revision {revision} in {self.root}{fetch}") from error
+
+    def require_committed(self, revisions: Mapping[str, str]) -> None:
+        """Raises UsageError if one of these is HEAD and the working tree has changes that it lacks.
+
+        `revisions`: commit by revision as it was given.
+        """
+        head = self.commit("HEAD")
+        changed = self._git("status", "--porcelain", "--untracked-files=no")
+        for revision, commit in revisions.items():
+            if changed and commit == head:
+                file = changed.split(maxsplit=1)[1].splitlines()[0]
+                raise UsageError(
+                    f"{self.root} has changes that {revision} lacks, such as in {file}: commit them, or give "
+                    f"{WORKING_TREE} in the place of {revision} to measure the tree as it is"
+                )
+
+    def between(self, good: str, bad: str, skipped: Sequence[str] = ()) -> list[str]:
+        """The commits that `git bisect` would try, the most telling first; those skipped are left out."""
+        listed = self._git("rev-list", "--bisect-all", bad, f"^{good}").splitlines()
+        commits = [line.split()[0] for line in listed]
+        return [commit for commit in commits if commit not in (bad, *skipped)]
+
+    def is_ancestor(self, commit: str, of: str) -> bool:
+        try:
+            self._git("merge-base", "--is-ancestor", commit, of)
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def title(self, commit: str) -> str:
+        """`0123456789ab the subject of its message (author, date)`."""
+        return self._git("show", "--no-patch", "--format=%h %s (%an, %ad)", "--date=short", commit)
+
+    def source(self, name: str, revision: str, python: str | None, under: Path) -> Source:
+        """A side's code; a revision is checked out below `under`. Raises UsageError if that fails."""
+        python = sys.executable if python is None else python
+        place = self._folder.resolve().relative_to(self.root.resolve())
+        if revision == WORKING_TREE:
+            return Source(
+                name=name, revision=revision, commit=None, folder=self._folder, tree=self.root, python=python
+            )
+        commit = self.commit(revision)
+        tree = under / f"{name.lower()}-{commit[:12]}"
+        if not tree.is_dir():
+            self._check_out(commit, tree)
+        folder = tree / place
+        if not folder.is_dir():
+            raise UsageError(f"{revision} has no folder {place}: call bench compare from one that both have")
+        return Source(name=name, revision=revision, commit=commit, folder=folder, tree=tree, python=python)
+
+    def _check_out(self, commit: str, tree: Path) -> None:
+        kind = self._git("rev-parse", "--show-object-format")
+        objects = (self._folder / self._git("rev-parse", "--git-path", "objects")).resolve()
+        try:
+            self._git("init", "--quiet", "--template=", f"--object-format={kind}", str(tree))
+            (tree / ".git" / "objects" / "info").mkdir(exist_ok=True)
+            (tree / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+            self._git("-C", str(tree), "checkout", "--quiet", "--detach", commit)
+        except subprocess.CalledProcessError as error:
+            raise UsageError(
+                f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): git fetch what it "
+                f"needs"
+            ) from error
+
+    def _git(self, *arguments: str) -> str:
+        # In a hook these name the user's repository, whatever folder git is called in.
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        done = subprocess.run(
+            ["git", *arguments], cwd=self._folder, env=variables, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[tuple[Path, int]]:
+    """A folder that is removed when this block ends, and also when this process is killed.
+
+    Yields it with a descriptor for processes that work in it: a program of its own waits until it is closed
+    everywhere, and then removes the folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bench-ab-"))
+    watched, held = os.pipe()
+    try:
+        sweeper = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r _; rm -rf -- "$1"', "sweeper", str(folder)],
+            stdin=watched,
+            # Ctrl-C in a terminal does not reach it.
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(held)
+        shutil.rmtree(folder)
+        raise
+    finally:
+        os.close(watched)
+    try:
+        yield folder, held
+    finally:
+        os.close(held)
+        sweeper.wait()
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["git said nothing"])[-1]

@@ -1,0 +1,169 @@
+"""The effect of a pair of launches, and when enough pairs have been seen.
+
+A pair is the independent sample: with identical code the quads of one pair vary about an offset that the two
+process groups keep as long as they live, so that an interval over quads reports changes that are none. Each
+pair gives one value, the interquartile mean of its quads; all pairs give a t interval of their mean.
+
+The pairs are looked at up to `LOOKS` times. Each look has the same share of the error rate: alpha spending
+(Lan & DeMets, Biometrika 70, 1983, p. 659) with the function alpha * look / looks, and the bounds of the
+union bound. These hold whatever the correlation of the looks is; the narrower recursive bounds are for normal
+values of known variance, and pairs are few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from scipy.special import stdtrit
+
+from reports.gate.effect import QUIET, Change, Effect, judge
+from results.baseline import Baseline, Subject
+from results.paired import Alternation, Block, Pair, PairedCell, Side
+
+V = TypeVar("V")
+
+LOOKS = 4
+FEWEST_PAIRS = 4
+"""Before the first look, and between two: three give a t of 2 degrees of freedom."""
+FEWEST_QUADS = 4
+"""Of a pair that counts, after those that others have spoiled are left out."""
+SPOILED_ABOVE = 0.25
+"""The share of the launch's cores that others may take in a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedSample:
+    """The pairs of one cell."""
+
+    logs: tuple[float, ...]
+    """Of each pair that counts: NEW's step time over BASE's, its logarithm."""
+    means: tuple[float, float]
+    """Step times of BASE and NEW, in ns: geometric means over the blocks that count."""
+    spoiled: int = 0
+    """Pairs that do not count because others took too much of the machine."""
+    failed: int = 0
+    """Pairs without blocks: a run of theirs failed."""
+    foreign: float | None = None
+    """The share of the cores that others took, the mean over all blocks."""
+    alternation: Alternation = "blocks"
+
+
+def quads(cell: PairedCell, alternation: Alternation) -> list[tuple[Block, ...]]:
+    """The blocks that are compared with each other: A B B A, of whole launches A B."""
+    each = 4 if alternation == "blocks" else 2
+    return [cell.blocks[at : at + each] for at in range(0, len(cell.blocks) - each + 1, each)]
+
+
+def quad_log(quad: Sequence[Block]) -> float:
+    """The logarithm of NEW's step time over BASE's, from one quad; a linear drift cancels in A B B A."""
+    return _mean_log(quad, "new") - _mean_log(quad, "base")
+
+
+def pair_log(
+    cell: PairedCell, alternation: Alternation, spoiled_above: float = SPOILED_ABOVE
+) -> float | None:
+    """The one value of a pair: the interquartile mean of its quads; None if too few are unspoiled."""
+    clean = _clean(cell, alternation, spoiled_above)
+    if len(clean) < (FEWEST_QUADS if alternation == "blocks" else 1):
+        return None
+    values = np.sort([quad_log(quad) for quad in clean])
+    cut = len(values) // 4
+    return float(values[cut : len(values) - cut].mean())
+
+
+def paired_sample(
+    pairs: Sequence[tuple[Pair, PairedCell]], spoiled_above: float = SPOILED_ABOVE
+) -> PairedSample | None:
+    """The pairs of one cell, in order; None without any block."""
+    blocks = [block for _, cell in pairs for block in cell.blocks]
+    if not blocks:
+        return None
+    found = [pair_log(cell, pair.alternation, spoiled_above) for pair, cell in pairs if cell.blocks]
+    logs = tuple(value for value in found if value is not None)
+    shares = [block.foreign for block in blocks if block.foreign is not None]
+    return PairedSample(
+        logs=logs,
+        means=(math.exp(_mean_log(blocks, "base")), math.exp(_mean_log(blocks, "new"))),
+        spoiled=len(found) - len(logs),
+        failed=len(pairs) - len(found),
+        foreign=sum(shares) / len(shares) if shares else None,
+        alternation="launches" if any(pair.alternation == "launches" for pair, _ in pairs) else "blocks",
+    )
+
+
+def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
+    """The change with its interval, `alpha` on each side; None with fewer than `FEWEST_PAIRS`."""
+    if len(logs) < FEWEST_PAIRS:
+        return None
+    values = np.array(logs)
+    centre, error = float(values.mean()), float(values.std(ddof=1))
+    half = float(stdtrit(len(logs) - 1, 1 - alpha)) * error / math.sqrt(len(logs))
+    return Effect(
+        value=math.expm1(centre),
+        low=math.expm1(centre - half),
+        high=math.expm1(centre + half),
+        error=error,
+        runs=(len(logs), len(logs)),
+    )
+
+
+def judge_pairs(effect: Effect, margin: float) -> Change:
+    """As `judge`; what is not slower for certain needs no further pair, whether or not it is faster."""
+    change = judge(effect, margin)
+    if change is Change.INCONCLUSIVE and effect.high < margin:
+        return Change.IMPROVED if effect.high < -QUIET * margin else Change.UNCHANGED
+    return change
+
+
+def _clean(cell: PairedCell, alternation: Alternation, spoiled_above: float) -> list[tuple[Block, ...]]:
+    return [
+        quad
+        for quad in quads(cell, alternation)
+        if {block.side for block in quad} == {"base", "new"}
+        and all(block.foreign is None or block.foreign <= spoiled_above for block in quad)
+    ]
+
+
+def _mean_log(blocks: Sequence[Block], side: Side) -> float:
+    logs = [math.log(block.step_ns) for block in blocks if block.side == side]
+    return sum(logs) / len(logs)
+
+
+def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> Baseline:
+    """One side of all pairs as one baseline: figures of all runs, and the different values of each counter.
+
+    `any_failure`: a subject has failed if one of its runs has; else only if all have.
+    """
+    found: dict[str, list[Subject]] = {}
+    for part in parts:
+        for subject in part.subjects:
+            found.setdefault(subject.key, []).append(subject)
+    subjects = tuple(_merged(same, any_failure=any_failure) for same in found.values())
+    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=subjects)
+
+
+def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:
+    failed = [subject.failed for subject in same if subject.failed is not None]
+    newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
+    return msgspec.structs.replace(
+        newest,
+        timed=_joined([subject.timed for subject in same]),
+        exact={
+            name: tuple(dict.fromkeys(values))
+            for name, values in _joined([subject.exact for subject in same]).items()
+        },
+        runs=sum(subject.runs for subject in same),
+        run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
+        disturbed=sum(subject.disturbed for subject in same),
+        failed=failed[0] if failed and (any_failure or len(failed) == len(same)) else None,
+    )
+
+
+def _joined(columns: Sequence[Mapping[str, tuple[V, ...]]]) -> dict[str, tuple[V, ...]]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: tuple(value for column in columns for value in column.get(name, ())) for name in names}

@@ -1,0 +1,71 @@
+"""A paired comparison: blocks of two runs that alternated on the same devices, as its driver kept them.
+
+A pair is two fresh process groups, and the independent sample. It is a file beside the studies of its two
+sides, so that the decision can be computed again from what is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Side = Literal["base", "new"]
+Alternation = Literal["blocks", "launches"]
+"""What alternates: blocks of two runs that live at the same time, or whole launches."""
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """One timed block of one side."""
+
+    side: Side
+    steps: int
+    ns: int
+    """Wall time until the last rank has finished."""
+    foreign: float | None = None
+    """The share of the launch's cores that neither side used; None: not known."""
+
+    @property
+    def step_ns(self) -> float:
+        return self.ns / self.steps
+
+
+class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell of BASE and the one of NEW that it was held against, with their runs."""
+
+    base_cell: str
+    base_run: str
+    new_cell: str
+    new_run: str
+    blocks: tuple[Block, ...] = ()
+    """In the order of time; four in a row are a quad, A B B A. Empty if a run failed."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair of launches."""
+
+    number: int
+    first: Side
+    """The side that begins each quad; it alternates from pair to pair."""
+    alternation: Alternation
+    started_at: str
+    ended_at: str
+    cells: tuple[PairedCell, ...]
+
+
+class PairedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What one side is."""
+
+    revision: str
+    """As it was given; `.` is the working tree."""
+    commit: str | None
+    python: str
+    options: tuple[str, ...]
+    """Of its `bench matrix`."""
+
+
+class PairedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared; pairs of one folder all are of one call."""
+
+    base: PairedSide
+    new: PairedSide

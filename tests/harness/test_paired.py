@@ -1,0 +1,281 @@
+"""`bench compare --ab`: two revisions side by side, and calls that cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.paired.pair import FEWEST_QUADS, study_of
+from harness.paired.seat import LostError, Seat
+from harness.paired.sources import Repository, temporary_folder
+from harness.worker.turns import Turns
+from results import schemas
+from results.errors import UsageError
+
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+MODEL = """
+import torch
+from torch import nn
+
+from workloads import Workload
+
+
+def synthetic(generator, samples):
+    return torch.randn(samples, 16, generator=generator), torch.randn(samples, 1, generator=generator)
+
+
+def build():
+    return Workload(module=nn.Sequential({layers}), loss=nn.functional.mse_loss, synthetic=synthetic)
+"""
+ONE, TWO = "nn.Linear(16, 1)", "nn.Linear(16, 16), nn.Linear(16, 1)"
+CELL = ("--workload", "py:model:build", "--gpus", "2", "--strategy", "ddp", "--device", "cpu")
+QUICK = ("--batch-size", "8", "--warmup-steps", "10", "--block-steps", "5", "--quads", "1", "--oversubscribe")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", *arguments]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit(folder: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A user's repository in which `main~1` is a model of one layer, and `main` of two."""
+    folder = tmp_path / "user"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    commit(folder, {"model.py": MODEL.format(layers=ONE)})
+    commit(folder, {"model.py": MODEL.format(layers=TWO)})
+    return folder
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def temporary_folders() -> set[Path]:
+    import tempfile
+
+    return set(Path(tempfile.gettempdir()).glob("bench-ab-*"))
+
+
+def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> None:
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_real_pair_alternates_and_names_the_counter_that_changed(
+    bench: Bench, repository: Path, tmp_path: Path
+) -> None:
+    before, there = everything(repository), temporary_folders()
+    done = bench(
+        *("compare", "--ab", "main~1", "main", "--others-above", "100%", "--out", str(tmp_path / "ab")),
+        *("--format", f"json={tmp_path / 'found.json'}", "--", *CELL, *QUICK),
+        cwd=repository,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "parameters of py:model:build" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    changed = {finding["metric"]: finding for finding in found["findings"]}["parameters"]
+    # 16 weights and a bias; 16 x 16 weights and 16 biases more.
+    assert (changed["verdict"], changed["base"], changed["new"]) == ("changed", [17], [17 + 16 * 17])
+    pair = schemas.PAIR.read(tmp_path / "ab" / "0001" / "pair.json")
+    sides = [block.side for block in pair.cells[0].blocks]
+    assert len(sides) >= 4 * FEWEST_QUADS
+    assert sides == ["base", "new", "new", "base"] * (len(sides) // 4)
+    for side in ("base", "new"):
+        [result] = study_of(tmp_path / "ab", 1, side).results()
+        assert result.outcome == "ok"
+        # The records of the runs have the blocks that the driver timed.
+        [*records] = study_of(tmp_path / "ab", 1, side).rank_records(result.cell_id, result.run_id)
+        walls = [max(ns) for ns in zip(*(record.blocks_ns for record in records), strict=True)]
+        assert walls == [block.ns for block in pair.cells[0].blocks if block.side == side]
+    # A counter decides at once; the user's repository is as it was, and no work tree is left.
+    assert not (tmp_path / "ab" / "0002").exists()
+    assert everything(repository) == before
+    assert temporary_folders() <= there
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("main", "mian", "--", *CELL), "there is no revision mian in"),
+        (("main", "--", *CELL[:2]), "--ab takes two revisions"),
+        (("main", "main~1", "--", "--repeats", "3"), "--repeats is not for a paired comparison"),
+        (("main", "main~1", "--others-above", "lots"), "--others-above lots: a percentage above 0"),
+    ],
+    ids=["no such revision", "one revision", "an option of the driver", "no percentage"],
+)
+def test_wrong_calls_are_one_line_and_exit_with_2(
+    bench: Bench, repository: Path, words: tuple[str, ...], told: str
+) -> None:
+    if told.startswith("--ab takes"):
+        words = ("main",)
+    done = bench("compare", "--ab", *words, cwd=repository)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (repository / "runs").exists()
+
+
+def test_no_repository_a_shallow_one_and_a_dirty_tree_are_refused_with_the_fix(
+    repository: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="is in no git repository"):
+        Repository(tmp_path)
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth", "1", repository.as_uri(), str(shallow))
+    with pytest.raises(UsageError, match="shallow: git fetch --depth=1 origin main~1"):
+        Repository(shallow).commit("main~1")
+    (repository / "model.py").write_text("# edited")
+    user = Repository(repository)
+    head = user.commit("HEAD")
+    with pytest.raises(UsageError, match=r"has changes that main lacks, such as in model.py: commit them"):
+        user.require_committed({"main": head})
+    user.require_committed({"main~1": user.commit("main~1")})
+
+
+def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_users(
+    repository: Path, tmp_path: Path
+) -> None:
+    commit(repository, {"deep/er/model.py": "print(1)\n"})
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth", "1", repository.as_uri(), str(shallow))
+    before = everything(shallow)
+    source = Repository(shallow / "deep" / "er").source("BASE", "HEAD", None, tmp_path / "under")
+    assert (source.folder / "model.py").read_text() == "print(1)\n"
+    assert git(source.tree, "rev-parse", "HEAD") == source.commit
+    assert git(source.tree, "status", "--porcelain") == ""
+    assert everything(shallow) == before
+    (shallow / "other").mkdir()
+    with pytest.raises(UsageError, match="has no folder other"):
+        Repository(shallow / "other").source("NEW", "HEAD", None, tmp_path / "under")
+
+
+@pytest.mark.parametrize(
+    ("turns", "code", "told"),
+    [
+        (None, 3, "is older than the paired mode"),
+        ("PROTOCOL = 0", 3, "takes turns by protocol 0"),
+        ("import nowhere", 2, "cannot be imported"),
+    ],
+    ids=["before the protocol", "another protocol", "does not import"],
+)
+def test_revisions_of_bench_that_take_no_turns(
+    bench: Bench, repository: Path, turns: str | None, code: int, told: str
+) -> None:
+    files = {"harness/__init__.py": "", "harness/matrix.py": "", "harness/worker/__init__.py": ""}
+    commit(repository, files if turns is None else {**files, "harness/worker/turns.py": turns})
+    done = bench("compare", "--ab", "main", "main~1", "--", *CELL, cwd=repository)
+    assert done.returncode == code, done.stderr
+    assert told in (done.stdout if code == 3 else done.stderr)
+    assert not (repository / "runs").exists()
+
+
+HOLDER = """
+import sys, time
+from harness.paired.sources import temporary_folder
+with temporary_folder() as (folder, held):
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_work_trees_of_a_killed_driver_are_removed() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    folder = Path(driver.stdout.readline().strip())
+    assert (folder / "file").exists()
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    until(lambda: not folder.exists(), f"{folder} is still there")
+
+
+def test_the_work_trees_stay_as_long_as_somebody_works_in_them() -> None:
+    with temporary_folder() as (folder, held):
+        worker = subprocess.Popen(["sleep", "600"], pass_fds=(held,))
+        threading.Timer(0.3, worker.kill).start()
+    # The end of the block has waited for the worker.
+    assert worker.wait(60) == -signal.SIGKILL
+    assert not folder.exists()
+
+
+def talk(path: Path, rank: int, run: str, blocks: list[int], beats: list[int]) -> None:
+    """A rank of two, which times blocks until it is told to go on."""
+    turns = Turns(str(path), lambda: beats.append(rank))
+    turns.wait("begin", run=run, rank=rank, gpus=2, cell="c", cores=[0])
+    steps = turns.wait("measure", step_ns=1e6)
+    while steps:
+        blocks.append(steps)
+        steps = turns.wait("block", ns=steps * (rank + 1), steps=steps)
+    turns.close()
+
+
+def test_ranks_wait_for_their_turn_and_a_rank_that_ends_loses_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.worker.turns.BEAT_S", 0.05)
+    seat, beats = Seat(tmp_path / "seat"), list[int]()
+    blocks: dict[int, list[int]] = {0: [], 1: []}
+    ranks = [
+        threading.Thread(target=talk, args=(tmp_path / "seat", rank, "first", blocks[rank], beats))
+        for rank in (0, 1)
+    ]
+    for thread in ranks:
+        thread.start()
+    first = seat.next_run(lambda: None)
+    assert first is not None
+    assert (first["run"], first["rank"]) == ("first", 0)
+    # While they wait their logs grow, so that their supervisor sees no hang.
+    until(lambda: set(beats) == {0, 1}, "the ranks that wait give no sign of life")
+    assert [told["at"] for told in seat.go()] == ["measure", "measure"]
+    assert [told["ns"] for told in seat.go(7)] == [7, 14]
+    seat.end()
+    for thread in ranks:
+        thread.join(60)
+    assert blocks == {0: [7], 1: [7]}
+    # One rank of the next run never comes; the run after it is whole.
+    lost = Turns(str(tmp_path / "seat"), lambda: None)
+    threading.Timer(0.2, lost.close).start()
+    for rank in (0, 1):
+        threading.Thread(target=talk, args=(tmp_path / "seat", rank, "third", [], []), daemon=True).start()
+    third = seat.next_run(lambda: None)
+    assert third is not None
+    assert third["run"] == "third"
+    seat.end()
+    dying = [
+        threading.Thread(target=talk, args=(tmp_path / "seat", 1, "fourth", [], []), daemon=True),
+    ]
+    dying[0].start()
+    rank = Turns(str(tmp_path / "seat"), lambda: None)
+    ended = threading.Thread(
+        target=lambda: (rank.wait("begin", run="fourth", rank=0, gpus=2, cell="c", cores=[0]), rank.close())
+    )
+    ended.start()
+    assert seat.next_run(lambda: None) is not None
+    with pytest.raises(LostError):
+        seat.go()
+    seat.end()
+    assert seat.next_run(lambda: os.EX_OK) is None
+    seat.close()

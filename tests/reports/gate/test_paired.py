@@ -1,0 +1,164 @@
+"""Pairs of launches: the value of a pair, the interval over pairs, and how often four looks are right."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports.gate.comparison import Rules, Verdict, compare
+from reports.gate.effect import ALPHA, Change, Effect
+from reports.gate.paired import (
+    FEWEST_PAIRS,
+    FEWEST_QUADS,
+    LOOKS,
+    PairedSample,
+    judge_pairs,
+    merged_side,
+    pair_log,
+    paired_effect,
+    paired_sample,
+)
+from results.baseline import Baseline, Subject
+from results.paired import Block, Pair, PairedCell, Side
+
+MARGIN = 0.05
+PAIR_SD = 0.016
+"""Of pairs with identical code on a shared machine of two cores, as found before this mode was made."""
+
+
+def block(side: Side, ns: float, foreign: float | None = 0.0) -> Block:
+    return Block(side=side, steps=10, ns=round(ns), foreign=foreign)
+
+
+def quad(base: float, new: float, *, drift: float = 0.0, foreign: float = 0.0) -> tuple[Block, ...]:
+    """A B B A, in which each block takes `drift` longer than the one before it."""
+    times = [base, new + drift, new + 2 * drift, base + 3 * drift]
+    sides: list[Side] = ["base", "new", "new", "base"]
+    return tuple(block(side, ns, foreign) for side, ns in zip(sides, times, strict=True))
+
+
+def cell(*quads: tuple[Block, ...]) -> PairedCell:
+    blocks = tuple(block for quad in quads for block in quad)
+    return PairedCell(base_cell="c", base_run="r", new_cell="c", new_run="s", blocks=blocks)
+
+
+def pair(number: int, paired: PairedCell) -> tuple[Pair, PairedCell]:
+    at = "2026-01-02T03:04:05.000Z"
+    whole = Pair(
+        number=number, first="base", alternation="blocks", started_at=at, ended_at=at, cells=(paired,)
+    )
+    return whole, paired
+
+
+def test_a_linear_drift_cancels_in_a_quad() -> None:
+    drifting = cell(*(quad(1e9, 1e9, drift=2e6) for _ in range(FEWEST_QUADS)))
+    found = pair_log(drifting, "blocks")
+    # What the logarithm leaves, with d = 0.2 %: (3 d)^2 / 2 less (d^2 + (2 d)^2) / 2, over two.
+    assert found == pytest.approx((9 - 5) / 4 * 0.002**2, rel=0.02)
+
+
+def test_bursts_in_a_quarter_of_the_quads_leave_the_pair_alone() -> None:
+    burst = (block("base", 1e9), block("new", 9e9), block("new", 1e9), block("base", 1e9))
+    found = pair_log(cell(burst, *[quad(1e9, 1.1e9)] * 6, burst), "blocks")
+    assert found == pytest.approx(math.log(1.1))
+
+
+def test_quads_that_others_spoiled_are_left_out_and_too_few_leave_no_value() -> None:
+    spoiled = quad(1e9, 2e9, foreign=0.3)
+    enough = cell(spoiled, *[quad(1e9, 1.1e9)] * FEWEST_QUADS)
+    assert pair_log(enough, "blocks") == pytest.approx(math.log(1.1))
+    few = cell(spoiled, *[quad(1e9, 1.1e9)] * (FEWEST_QUADS - 1))
+    assert pair_log(few, "blocks") is None
+    failed = cell()
+    sample = paired_sample([pair(1, enough), pair(2, few), pair(3, failed)])
+    assert sample is not None
+    assert (len(sample.logs), sample.spoiled, sample.failed) == (1, 1, 1)
+
+
+def test_the_interval_is_that_of_a_paired_t_test() -> None:
+    logs = [0.01, 0.03, 0.02, 0.05]
+    effect = paired_effect(logs, 0.0025)
+    assert effect is not None
+    expected = stats.ttest_1samp(logs, 0.0).confidence_interval(1 - 2 * 0.0025)
+    assert (math.log1p(effect.low), math.log1p(effect.high)) == pytest.approx((expected.low, expected.high))
+    assert paired_effect(logs[: FEWEST_PAIRS - 1], 0.0025) is None
+
+
+def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
+    def found(low: float, high: float) -> Change:
+        middle = (low + high) / 2
+        return judge_pairs(Effect(value=middle, low=low, high=high, error=0.01, runs=(4, 4)), MARGIN)
+
+    assert found(-0.07, -0.01) is Change.UNCHANGED
+    assert found(-0.07, -0.03) is Change.IMPROVED
+    assert found(0.01, 0.07) is Change.INCONCLUSIVE
+    assert found(0.03, 0.07) is Change.REGRESSED
+
+
+def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Change, int]:
+    """What a comparison of one cell comes to, and after how many pairs."""
+    scale = sd * math.sqrt((freedom - 2) / freedom)
+    logs = math.log1p(effect) + scale * draw.standard_t(freedom, LOOKS * FEWEST_PAIRS)
+    for look in range(1, LOOKS + 1):
+        seen = logs[: look * FEWEST_PAIRS]
+        found = paired_effect(list(seen), ALPHA / LOOKS)
+        assert found is not None
+        change = judge_pairs(found, MARGIN)
+        if change is not Change.INCONCLUSIVE:
+            return change, len(seen)
+    return Change.INCONCLUSIVE, len(logs)
+
+
+@pytest.mark.parametrize("freedom", [200.0, 3.0], ids=["normal", "heavy tails"])
+def test_four_looks_seldom_cry_wolf_and_find_five_percent(freedom: float) -> None:
+    draw = np.random.default_rng(14)
+    trials = 1000
+    quiet = [decision(draw, 0.0, PAIR_SD, freedom)[0] for _ in range(trials)]
+    slowed = [decision(draw, 0.05, PAIR_SD, freedom)[0] for _ in range(trials)]
+    # One-sided bound of 95 % for no alarm in 1,000: 0.3 %.
+    assert quiet.count(Change.REGRESSED) == 0
+    assert slowed.count(Change.REGRESSED) >= 0.95 * trials
+    assert slowed.count(Change.UNCHANGED) <= 0.01 * trials
+
+
+def test_each_look_rejects_at_its_share_of_the_error_rate() -> None:
+    """An interval that excludes 0 at any of four looks: at most ALPHA on each side."""
+    draw = np.random.default_rng(4)
+    trials, wrong = 4000, 0
+    for _ in range(trials):
+        logs = list(0.02 * draw.standard_normal(LOOKS * FEWEST_PAIRS))
+        effects = [paired_effect(logs[: look * FEWEST_PAIRS], ALPHA / LOOKS) for look in range(1, LOOKS + 1)]
+        wrong += any(effect is not None and effect.low > 0 for effect in effects)
+    # Three standard errors above 1 %.
+    assert wrong <= trials * (ALPHA + 3 * math.sqrt(ALPHA / trials))
+
+
+def side(name: str, *subjects: Subject) -> Baseline:
+    return Baseline(name=name, measured_at="2026-01-01T00:00:00Z", subjects=subjects)
+
+
+def test_step_times_are_judged_by_pairs_and_counters_by_records() -> None:
+    one = Subject(key="k", label="mlp", timed={"step_time": (1e6,)}, exact={"operations": (2.0,)}, runs=1)
+    base = merged_side("base", [side("1", one), side("2", one)], any_failure=False)
+    other = Subject(key="k", label="mlp", timed={"step_time": (9e6,)}, exact={"operations": (3.0,)}, runs=1)
+    new = merged_side("new", [side("1", other), side("2", other)], any_failure=True)
+    sample = PairedSample(logs=(0.001, -0.001, 0.0005, 0.0), means=(1e6, 1e6))
+    found = compare(base, new, Rules(margins={}, paired={"k": sample}, looks=LOOKS))
+    verdicts = {finding.metric: finding.verdict for finding in found.findings}
+    assert verdicts["step_time"] is Verdict.UNCHANGED
+    assert verdicts["operations"] is Verdict.REGRESSED
+    assert base.subjects[0].runs == 2
+    # One row is judged, at four looks.
+    assert found.confidence == pytest.approx(1 - 2 * ALPHA / 4)
+
+
+def test_one_failed_run_fails_new_and_all_fail_base() -> None:
+    good = Subject(key="k", label="mlp", timed={"step_time": (1e6,)}, runs=1)
+    bad = Subject(key="k", label="mlp", failed="crashed")
+    parts = [side("1", good), side("2", bad)]
+    assert merged_side("new", parts, any_failure=True).subjects[0].failed == "crashed"
+    assert merged_side("base", parts, any_failure=False).subjects[0].failed is None
+    assert merged_side("base", parts[1:], any_failure=False).subjects[0].failed == "crashed"
