@@ -29,7 +29,7 @@ def table(lines: Sequence[str]) -> str:
             if strike["hit"]:
                 came.setdefault((line["kind"], strike["fault"]), []).append(strike)
     rows = [HEAD, *(_row(*key, strikes) for key, strikes in sorted(came.items()))]
-    failed = len(rounds) - len(passed)
+    failed = sum(line["failure"] not in (None, "interrupted") for line in rounds.values())
     return "\n".join(
         [*rows, f"\n{sum(map(len, came.values()))} faults in {len(passed)} rounds; {failed} rounds failed."]
     )

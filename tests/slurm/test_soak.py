@@ -148,7 +148,7 @@ class Strike:
     """How the runs of these ended that are not ok."""
 
     def meets(self, before: set[str], after: set[str]) -> None:
-        """It met what was there `after` it, and had no end `before`."""
+        """It met what was there `after` it, and was not over `before`."""
         self.launches |= after - before
 
 
@@ -209,6 +209,8 @@ class Soak:
         self.bench, self.kind, self.strikes = bench, kind, strikes
         self._good: dict[Path, str] = {}
         self._namespaces: set[str] = set()
+        self._earlier: set[str] = set()
+        """Launches of earlier calls: those of a killed one have no end yet."""
 
     @property
     def study(self) -> Study:
@@ -224,11 +226,16 @@ class Soak:
         name = "attempt" if ended else "launch"
         return {path.parent.name for path in self.study.root.glob(f"launches/*/{name}.json")}
 
+    def running(self) -> set[str]:
+        """Ids of the launches of this call that have not ended."""
+        return self.launches() - self.launches(ended=True) - self._earlier
+
     def look(self) -> None:
         """Every run has a named end that fits, nothing good was lost or changed, nothing was invented.
 
         No process of the study may run meanwhile.
         """
+        self._earlier = self.launches()
         if not self.study.root.exists():
             return
         self.bench.wait_for_processes()
@@ -306,7 +313,7 @@ class Soak:
         called = time.monotonic()
         while is_running():
             now = time.monotonic()
-            for launch_id in self.launches() - self.launches(ended=True):
+            for launch_id in self.running():
                 launch = LAUNCH.read(self.study.launch_folder(launch_id) / "launch.json")
                 if launch_id not in anchors and self._has_come(strike, launch):
                     anchors[launch_id] = called if strike.anchor == "call" else now
@@ -352,8 +359,8 @@ class Soak:
 
     def victim(self, strike: Strike, chance: random.Random) -> psutil.Process | None:
         """One process that the fault is for, as soon as there is one; None if no launch comes to have one."""
-        running = self.launches() - self.launches(ended=True)
-        while running - self.launches(ended=True):
+        running = self.running()
+        while running & self.running():
             found = sorted(self.processes(strike.fault), key=lambda process: process.pid)
             if found:
                 process = chance.choice(found)
@@ -472,18 +479,19 @@ class OnSlurm:
             time.sleep(0.1)
 
     def strike(self, strike: Strike) -> None:
-        soak, ended = self._soak, self._soak.launches(ended=True)
+        soak, over = self._soak, self._soak.launches() - self._soak.running()
         if strike.fault in OF_JOB:
             strike.hit = self._harm_job(strike)
             if strike.fault in ("cancel", "limit", "program"):
                 self._wait(lambda: False)
         else:
             soak.kill(strike, self._chance)
-        open_then = soak.launches() - ended
-        met = strike.launches if strike.fault not in OF_JOB else open_then
-        self._wait(lambda: not strike.hit or met <= soak.launches(ended=True))
+        # A launch may outlive a notice that comes early, and a controller that is away.
+        met = soak.running() if strike.fault in OF_JOB else strike.launches
+        outlives = not strike.hit or strike.fault in ("notice", "controller")
+        self._wait(lambda: outlives or met <= soak.launches(ended=True))
         if strike.fault in OF_JOB:
-            strike.meets(ended, soak.launches())
+            strike.meets(over, soak.launches())
 
     def _harm_job(self, strike: Strike) -> bool:
         """Returns False if the job has ended before."""
@@ -551,12 +559,12 @@ class OnThisMachine:
             assert code in (0, 1, 130, -self._told), errors
 
     def strike(self, strike: Strike) -> None:
-        soak, ended = self._soak, self._soak.launches(ended=True)
+        soak, over = self._soak, self._soak.launches() - self._soak.running()
         if strike.fault == "memory":
             self._exhaust(strike)
         elif strike.fault in _OF_BENCH:
             self._harm_bench(strike)
-            strike.meets(ended, soak.launches())
+            strike.meets(over, soak.launches())
             return
         else:
             soak.kill(strike, self._chance)
