@@ -17,6 +17,7 @@ from reports.analysis.compression import (
     loss_guard,
     payload_ratio,
 )
+from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import Setting, setting_of
@@ -32,6 +33,7 @@ NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
 """Of one parameter: gradients are in single precision, whatever they are sent as."""
 ALONE = "every strategy has its dense exchange alone"
+_GAINS: dict[str | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,7 @@ class ExchangeRow:
         """Whether its runs are apart from those of the dense exchange, and on which side; None: unknown."""
         if self.reason is not None or self.speed_up is None:
             return None
-        assert self.speed_up.low is not None
-        assert self.speed_up.high is not None
-        if self.speed_up.low > 1:
-            return "faster"
-        return "slower" if self.speed_up.high < 1 else "no gain"
+        return _GAINS[side(self.speed_up)]
 
     @property
     def gradients_per_exposed_s(self) -> float | None:
@@ -216,7 +214,7 @@ def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
         return f"{nothing}; the fastest, {names[best.name]}, was {number(_factor(best))} times slower"
     slower = [row for row in rows if row.verdict == "slower"]
     told = f"; slower: {_times(rows, 'slower', names)}" if slower else ""
-    return f"{nothing}; within the spread of it: {', '.join(even)}{told}"
+    return f"{nothing}; no difference shown, or one below 2 %: {', '.join(even)}{told}"
 
 
 def _times(rows: Sequence[ExchangeRow], verdict: Gain, names: Names) -> str:

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Literal
 
 from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency
@@ -25,6 +26,7 @@ from results.statistics import Metric, ratio_of_runs
 
 Change = Literal["faster", "slower", "no difference shown"]
 CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
+_CHANGES: dict[str | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
 NO_ENVIRONMENT = "the environment is unknown"
 _POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
 """Fields by which a reader takes two cells for the same."""
@@ -61,11 +63,9 @@ class CellInStudy:
     @property
     def change(self) -> Change | None:
         """Whether its runs are apart from the first study's, and on which side; None: not judged."""
-        if self.absent is not None or self.ratio is None or self.ratio.low is None or self.ratio.high is None:
+        if self.absent is not None or self.ratio is None or self.ratio.low is None:
             return None
-        if self.ratio.low > 1:
-            return "faster"
-        return "slower" if self.ratio.high < 1 else "no difference shown"
+        return _CHANGES[side(self.ratio)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

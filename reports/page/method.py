@@ -135,7 +135,8 @@ _SHARED = (
             "alone: above 1 is faster. It is compared with the dense exchange (no compressor, the default "
             "collective) of the same strategy; that exchange itself, or where there is none, with the one "
             f"of {REFERENCE_STRATEGY}. Its interval is made as that of an efficiency, from the ratios of "
-            'runs. "faster" and "slower" say that it lies on one side of 1, "no gain" that it does not. '
+            'runs. "faster" and "slower" say that it lies on one side of 1, the value by 2 % or more, else '
+            'it is "no gain". '
             "Three runs of two equal exchanges lie apart by chance one time in ten, five one time in 126; "
             "fewer than three are not judged. Runs of unlike conditions, and emulated beside measured ones, "
             "are not compared."

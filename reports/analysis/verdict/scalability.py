@@ -37,6 +37,8 @@ class Configuration:
     """The baseline of the efficiency: `single on 1`."""
     ties: tuple[str, ...]
     """Others that no difference is shown to: `scratch-ddp on 8`."""
+    compared: int
+    """Points that it was chosen from, itself among them: of one nothing leads."""
     fewest_runs: int
     """Of it and of all that it was compared with."""
     unlike: tuple[str, ...]
@@ -228,6 +230,7 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
         efficiency=None if claim.is_baseline else claim.metric,
         against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
         ties=tuple(_name(other) for other in among if other is not best and _ties(point, other[1])),
+        compared=len(among),
         fewest_runs=min(len(other.figures.runs) for _, other in among),
         unlike=differences_in_training(point.figures, precisions),
     )

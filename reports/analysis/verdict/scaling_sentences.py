@@ -49,23 +49,25 @@ def _best(one: Scalability) -> str:
     """What is the fastest, and what the largest size comes to."""
     if one.fastest is None:
         return "every figure is emulated, so that nothing is claimed"
-    fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} with {_rate(one.fastest)}"
+    fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} {_rate(one.fastest)}"
     if one.largest is None:
         alone = "one size alone was measured, so that nothing is said of scaling"
         return "; ".join((fastest, *_remarks(one.fastest), alone))
     lead = one.largest.configuration
     if (lead.strategy, lead.gpus) == (one.fastest.strategy, one.fastest.gpus):
         return "; ".join((f"{fastest}, {_efficiency(lead)}", *_remarks(one.fastest)))
-    ahead = f"{lead.strategy} {_leads(lead, 'ahead')} with {_efficiency(lead)}"
+    ahead = f"{lead.strategy} {_leads(lead, 'ahead')} {_efficiency(lead)}"
     largest = f"on {lead.gpus:,}, the largest size measured, {ahead}"
     return "; ".join((fastest, *_remarks(one.fastest), largest, *_remarks(lead)))
 
 
 def _leads(one: Configuration, what: str) -> str:
-    """`is the fastest`, or with too few runs `seems the fastest (1 run)`."""
+    """`is the fastest with`, of too few runs `seems the fastest (1 run) with`, of one point `has`."""
+    if one.compared == 1:
+        return "has"
     if one.fewest_runs >= FEWEST_RUNS:
-        return f"is {what}"
-    return f"seems {what} ({count(one.fewest_runs, 'run')})"
+        return f"is {what} with"
+    return f"seems {what} ({count(one.fewest_runs, 'run')}) with"
 
 
 def _where(one: Configuration) -> str:

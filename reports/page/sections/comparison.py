@@ -25,7 +25,8 @@ DEFINITION = Definition(
     "method-against-first",
     "Against the first study",
     "Step time of the cell in the first study over that in this one: above 1 it is faster here. The interval "
-    "is made from the runs of both, as that of an efficiency. Only cells whose work is equal in every field "
+    "is made from the runs of both, as that of an efficiency; faster and slower say that it lies on one side "
+    "of 1, the value by 2 % or more. Only cells whose work is equal in every field "
     "are compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
     "runs that others on the machine disturbed: the ratio is then of all of them together.",
 )
