@@ -11,7 +11,7 @@ import msgspec
 
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
-from results.recorded import LinkPeak, Recorded, Telemetry
+from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
 from results.training import Training
 
 ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
@@ -150,11 +150,14 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why measuring ended."""
     quads: Quads | None = None
     recorded: Recorded | None = None
+    buckets: Buckets | None = None
     link_peak: LinkPeak | None = None
     telemetry: Telemetry | None = None
     work: Work | None = None
     memory: Memory | None = None
     proof: Proof | None = None
+    first_hash: str | None = None
+    """Hash of all parameters after the first steps (`first_steps`), a fixed number. CPU alone."""
     parameters_hash: str | None = None
     """Hash of all parameters after the last measured step: equal on all replicas."""
     foreign_cpu_cores: float | None = None

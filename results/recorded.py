@@ -83,6 +83,22 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"of {len(self.step_ns)} recorded steps there are {lengths}")
 
 
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """What was exchanged at once, in a period of steps after the timed blocks: counted, not timed.
+
+    One value a step in each list; what is counted as a bucket: `harness/worker/buckets.py`.
+    """
+
+    started: list[int]
+    early: list[int] | None = None
+    """Those of `started` that began while gradients of their backward pass were still to come: what may hide
+    behind computation. None where that is not known."""
+
+    def __post_init__(self) -> None:
+        if self.early is not None and len(self.early) != len(self.started):
+            raise ValueError(f"of {len(self.started)} steps with buckets {len(self.early)} have early ones")
+
+
 class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
     """What the network reached when it did nothing else: plain all-reduces over all ranks of the launch."""
 

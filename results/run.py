@@ -61,6 +61,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     bubble_ideal: float | None = None
     exchange_payload_bytes: int | None = None
     exchange_operations: float | None = None
+    exchange_buckets: float | None = None
+    """Of a step; the largest rank's."""
+    exchange_buckets_early: float | None = None
+    """Of them, how many began while gradients were still to come; the smallest rank's."""
     parameters: int | None = None
     flops_per_step: int | None = None
     """Of all ranks."""
@@ -69,6 +73,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     rss_over_idle_bytes: int | None = None
     """The same, less what the rank's idle process held before the run."""
     device_allocated_peak_bytes: int | None = None
+    first_hash: str | None = None
+    """Hash of the parameters after the first steps (`first_steps`): of the ranks' hashes, if they differ."""
+    loss_fixed: float | None = None
+    """Mean over ranks of the loss in the steps 11 to 20 after the first steps, whatever was measured."""
     loss_first: float | None = None
     """Mean over ranks of the first step's loss."""
     loss_last: float | None = None

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from harness.worker.buckets import BucketCounter
 from harness.worker.recorder import Recorder, group_text
 
 _BACKEND = "bench_exchange"
@@ -41,6 +42,8 @@ class Traffic:
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
+    buckets: BucketCounter | None = None
+    """Who is told of buckets and of operations; None outside of the period that is counted."""
     recorder: Recorder | None = None
     """Who is told of every operation; None outside of recorded blocks."""
 
@@ -127,6 +130,11 @@ class ExchangeGroup(dist.ProcessGroup):
         backend = dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
         return _open_over(_Origin(backend=backend, traffic=self.traffic, members=ranks), self.timeout)
 
+    def announce_bucket(self) -> None:
+        """A strategy begins to exchange a bucket over this group."""
+        if self.traffic.buckets is not None:
+            self.traffic.buckets.announced()
+
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Options = None
     ) -> MaybeWork:
@@ -211,6 +219,8 @@ class ExchangeGroup(dist.ProcessGroup):
         self, name: str, buffers: list[Tensor], operation: Operation, arguments: tuple[object, ...]
     ) -> MaybeWork:
         assert self.traffic.recorder is not None
+        if self.traffic.buckets is not None:
+            self.traffic.buckets.issued(name)
         call = partial(operation, *arguments)
         return self.traffic.recorder.issue(name, self._recorded_as, _bytes(buffers), call)
 

@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from harness.worker.buckets import BucketCounter
 from harness.worker.clock import StepClock, joined
 from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup
@@ -80,6 +81,8 @@ class Stopwatch:
         self._log = log
         self.after_block: Callable[[StepColumns], None] = lambda columns: None
         """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
+        self.buckets: BucketCounter | None = None
+        """Of the period that went before the recorded steps, once they were taken."""
         trainer.observer = clock
 
     def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
@@ -158,18 +161,22 @@ class Stopwatch:
         """A block of about 20 steps with the recorder on; collective.
 
         One period goes before it and is not kept: it shows how many operations there are, and which threads
-        issue them. Raises TooManyOperationsError on all ranks if a record could not hold a period's.
+        issue them, and its buckets are counted. Raises TooManyOperationsError on all ranks if a record could
+        not hold a period's.
         """
         period = self._trainer.model.period
         recorder = Recorder(self._clock, device, stages=self._trainer.model.bubble_ideal is not None)
         self._trainer.observer = exchange.traffic.recorder = recorder
+        self.buckets = exchange.traffic.buckets = BucketCounter(recorder)
         try:
-            _, _, columns = self._block(period, self._batches)
+            with self.buckets.counting(self._trainer):
+                _, _, columns = self._block(period, self._batches)
+            exchange.traffic.buckets = None
             operations = len(recorder.take(columns).operations.step)
             [most] = self._control.largest([float(operations)])
             _, _, columns = self._block(steps_to_record(period, int(most)), self._batches)
         finally:
-            exchange.traffic.recorder = None
+            exchange.traffic.recorder = exchange.traffic.buckets = None
             self._trainer.observer = self._clock
         return recorder.take(columns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Required, TypedDict
 
 from results.record import Memory, Proof, Quads, StepColumns, Work
-from results.recorded import LinkPeak, Recorded, Telemetry
+from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
 from results.training import Training
 
 
@@ -27,10 +27,12 @@ class PartialRecord(TypedDict, total=False):
     stop: Literal["target", "budget", "blocks"]
     quads: Quads
     recorded: Recorded
+    buckets: Buckets | None
     link_peak: LinkPeak
     telemetry: Telemetry
     work: Work
     memory: Memory
     proof: Proof
+    first_hash: str
     parameters_hash: str
     foreign_cpu_cores: float | None

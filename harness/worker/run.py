@@ -48,6 +48,7 @@ from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
 from harness.worker.uses import Demand, UseCounter
 from results.cell import Cell
+from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, Work
@@ -161,7 +162,7 @@ class Run:
             self._absent["quads"] = (
                 "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
             )
-        self._record_exchange(watch, trainer.model.period)
+        self._record_exchange(watch, trainer.model.period, setup.groups)
         if self._foreign is not None:
             self._found["foreign_cpu_cores"] = self._foreign.cores_used()
         self._begin("hash")
@@ -238,11 +239,11 @@ class Run:
             path = around.study.trace_path(self._cell.id, self._slot.run_id, rank)
             self._absent |= write_trace(profiler, path)
 
-    def _record_exchange(self, watch: Stopwatch, period: int) -> None:
+    def _record_exchange(self, watch: Stopwatch, period: int, groups: GroupLayout) -> None:
         """Record the operations of the exchange and measure the network's peak, after the timed blocks."""
         around = self._around
         if around.rank.gpus == 1:
-            self._absent |= dict.fromkeys(("recorded", "link_peak"), "one rank exchanges nothing")
+            self._absent |= dict.fromkeys(("recorded", "buckets", "link_peak"), "one rank exchanges nothing")
             return
         self._begin("recording")
         try:
@@ -252,6 +253,10 @@ class Run:
         else:
             kernels = self._kernels(watch, period) if around.device.type == "cuda" else None
             self._found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
+        assert watch.buckets is not None
+        self._found["buckets"], unknown = watch.buckets.counted(groups)
+        if unknown is not None:
+            self._absent["buckets"] = unknown
         self._found["link_peak"] = measure_link_peak(
             around.control,
             around.device,
@@ -291,8 +296,12 @@ class Run:
         state = compare_random_state(setup, begins, around.control)
         if not state.passed:
             self._fail(state.what)
-        # The reference's memory is not the cell's.
+        # The reference's memory is not the cell's, nor is what is gathered for the hash.
         with setup.memory.lifted():
+            if around.device.type == "cpu":
+                self._found["first_hash"] = parameters_hash(trainer)
+            else:
+                self._absent["first_hash"] = "on a GPU equal steps need not give equal bits"
             free_memory()
 
     def _prove_late(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:

@@ -18,7 +18,7 @@ from reports.gate.effect import (
     relative_effect,
     runs_that_tell,
 )
-from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from reports.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
 from reports.gate.paired import FEWEST_PAIRS, PairedSample, judge_pairs, paired_effect
 from results.baseline import Baseline, Exact, Subject
 
@@ -163,9 +163,9 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
     if obstacle is not None:
         yield obstacle
         return
-    for name in EXACT:
-        if name in base.exact or name in new.exact:
-            yield _exact(name, base, new)
+    for counter in EXACT.values():
+        if counter.name in base.exact or counter.name in new.exact:
+            yield _exact(counter, base, new)
     for metric in TIMED.values():
         if metric.name == "step_time" and base.key in rules.paired:
             yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)
@@ -204,29 +204,44 @@ def _whole(subject: Subject, verdict: Verdict, reason: str) -> Finding:
     return Finding(subject=subject.label, key=subject.key, metric=None, verdict=verdict, reason=reason)
 
 
-def _exact(name: str, base: Subject, new: Subject) -> Finding:
-    before, after = base.exact.get(name, ()), new.exact.get(name, ())
-    verdict, reason = _exact_verdict(name, before, after)
-    if verdict in FAILING and name in ("payload_bytes", "operations"):
+def _exact(metric: ExactMetric, base: Subject, new: Subject) -> Finding:
+    before, after = base.exact.get(metric.name, ()), new.exact.get(metric.name, ())
+    unlike = differing(*({name: side.facts.get(name) for name in metric.same} for side in (base, new)))
+    if unlike:
+        verdict, reason = Verdict.SHOWN, f"it is not compared across {', '.join(unlike)}"
+    else:
+        verdict, reason = _exact_verdict(metric, before, after)
+    if verdict in FAILING and metric.name in ("payload_bytes", "operations", "buckets"):
         reason = first_difference(base.collectives, new.collectives) or reason
     return Finding(
-        subject=new.label, key=new.key, metric=name, verdict=verdict, reason=reason, base=before, new=after
+        subject=new.label,
+        key=new.key,
+        metric=metric.name,
+        verdict=verdict,
+        reason=reason,
+        base=before,
+        new=after,
     )
 
 
-def _exact_verdict(name: str, before: tuple[Exact, ...], after: tuple[Exact, ...]) -> tuple[Verdict, str]:
+def _exact_verdict(
+    metric: ExactMetric, before: tuple[Exact, ...], after: tuple[Exact, ...]
+) -> tuple[Verdict, str]:
     if set(before) == set(after):
         return Verdict.UNCHANGED, ""
+    if not before:
+        return Verdict.NEW, "BASE has no figure of it: it was not counted there"
     if len(before) != 1 or len(after) != 1:
         side = "BASE" if len(before) != 1 else "NEW"
         values = before if side == "BASE" else after
         told = "no value" if not values else f"{len(values)} different values"
         return Verdict.INCONCLUSIVE, f"the runs of {side} have {told} of a counter that should have one"
     first, second = before[0], after[0]
-    if EXACT[name].better == "neither" or isinstance(first, str) or isinstance(second, str):
+    if metric.better == "neither" or isinstance(first, str) or isinstance(second, str):
         return Verdict.CHANGED, "the counter differs"
-    worse = (second > first) == (EXACT[name].better == "lower")
-    return (Verdict.REGRESSED if worse else Verdict.IMPROVED), "the counter differs"
+    if (second > first) == (metric.better == "lower"):
+        return Verdict.REGRESSED, metric.worse
+    return Verdict.IMPROVED, "the counter differs"
 
 
 def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
@@ -237,7 +252,8 @@ def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
         if before != after:
             return (
                 f"the first collective that differs is number {number} of the step: "
-                f"{before or 'none'} in BASE, {after or 'none'} in NEW"
+                f"{before or 'none'} in BASE, {after or 'none'} in NEW (collectives a step: {len(base)} in "
+                f"BASE, {len(new)} in NEW)"
             )
     return ""
 

@@ -39,6 +39,10 @@ class ExactMetric:
     title: str
     read: Callable[[RunResult, Cell], Exact | None]
     better: Better = "lower"
+    worse: str = "the counter differs"
+    """What a change for the worse means, as a sentence without a full stop."""
+    same: tuple[str, ...] = ()
+    """Facts of the machine that must be equal for the counter to be, even if they may differ otherwise."""
 
 
 def _exposed(run: RunResult) -> float | None:
@@ -86,6 +90,12 @@ TIMED: Mapping[str, TimedMetric] = MappingProxyType(
                 name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05
             ),
             TimedMetric(name="startup", title="start-up", unit="ns", read=lambda run: run.startup_ns),
+            TimedMetric(
+                name="loss",
+                title="loss after 20 steps",
+                unit="",
+                read=lambda run: run.loss_fixed,
+            ),
             TimedMetric(name="setup", title="set-up of the cell", unit="ns", read=lambda run: run.setup_ns),
         )
     }
@@ -104,6 +114,27 @@ EXACT: Mapping[str, ExactMetric] = MappingProxyType(
                 name="operations",
                 title="operations of the exchange a step",
                 read=lambda run, _: run.exchange_operations,
+            ),
+            ExactMetric(
+                name="buckets",
+                title="buckets exchanged a step",
+                read=lambda run, _: run.exchange_buckets,
+                better="neither",
+            ),
+            ExactMetric(
+                name="early_buckets",
+                title="buckets that start before the backward pass ends",
+                read=lambda run, _: run.exchange_buckets_early,
+                better="higher",
+                worse="buckets now wait for the last gradient that once started before it, so that less of "
+                "their exchange hides behind the backward pass",
+            ),
+            ExactMetric(
+                name="first_hash",
+                title="parameters after the first steps (hash)",
+                read=lambda run, _: run.first_hash,
+                better="neither",
+                same=("cpu_model", "torch", "threads"),
             ),
             ExactMetric(
                 name="flops", title="FLOPs a step", read=lambda run, _: run.flops_per_step, better="neither"

@@ -149,7 +149,7 @@ def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
 
 def _figure(metric: TimedMetric, value: float) -> str:
     forms = {"ns": duration, "bytes": size}
-    return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}"
+    return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}".rstrip()
 
 
 def _signed(share: float) -> str:

@@ -127,6 +127,7 @@ _COMMUNICATION = (
     *("total_ns", "blocked_ns", "transfer_ns", "wait_ns", "exchange_cpu_ns", "dispatch_ns", "bubble_ns"),
     *("bus_bytes_per_s", "peak_bus_bytes_per_s"),
 )
+_COUNTERS = ("exchange_buckets", "exchange_buckets_early", "loss_fixed")
 
 CELLS = (
     *_CELL,
@@ -183,6 +184,7 @@ CELLS = (
     text("speed_up_verdict", "exchange.verdict"),
     text("speed_up_absent", "exchange.reason"),
     real("gradient_bytes_per_exposed_s", "exchange.gradients_per_exposed_s"),
+    *(real(name, f"figures.newest.{name}") for name in _COUNTERS),
 )
 """Of a planned cell, with or without figures."""
 
@@ -242,6 +244,8 @@ RUNS = (
     *(whole(f"{name}_ns", f"run.{name}_ns") for name in ("setup", "first_step", "startup")),
     joined("warnings", "run.warnings"),
     joined("absent", "run.absent"),
+    *(real(name, f"run.{name}") for name in _COUNTERS),
+    text("first_hash", "run.first_hash"),
 )
 """Of a run, counted or not."""
 

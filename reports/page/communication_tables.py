@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -60,7 +60,9 @@ def traffic_table(study: StudyFigures, cells: Cells) -> TextTable:
     columns: list[Shown[CellCommunication]] = [
         *CellWords(study).columns(attrgetter("cell")),
         figures("payload a step and rank", _payload, anchor="method-payload"),
-        figures("operations a step", _operations, anchor="method-payload"),
+        figures("operations a step", _of_newest("exchange_operations"), anchor="method-payload"),
+        figures("buckets a step", _of_newest("exchange_buckets"), anchor="method-buckets"),
+        figures("of them early", _of_newest("exchange_buckets_early"), anchor="method-buckets"),
         figures("an operation", lambda row: fields.size(row.bytes_per_operation), anchor="method-payload"),
         figures(
             "transfer inside", lambda row: fields.duration(row.mean("transfer_ns")), anchor="method-inside"
@@ -132,5 +134,6 @@ def _peak(row: CellCommunication) -> Field:
     return Field(row.peak.text, row.peak.bytes_per_s, "B/s")
 
 
-def _operations(row: CellCommunication) -> Field:
-    return fields.shown(row.figures.newest.exchange_operations, "{:,.4g}".format)
+def _of_newest(name: str) -> Callable[[CellCommunication], Field]:
+    """A counter of the newest run."""
+    return lambda row: fields.shown(getattr(row.figures.newest, name), "{:,.4g}".format)

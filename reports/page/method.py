@@ -128,6 +128,15 @@ _SHARED = (
         "is not this number.",
     ),
     Definition(
+        "method-buckets",
+        "Buckets, and early ones",
+        "Vectors of gradients (or of parameters, where these are averaged) that one rank begins to exchange "
+        "in a step; early are those that begin while gradients of the same backward pass are still to come, "
+        "so that their exchange may hide behind it. Counted in steps after the timed ones, equal in every "
+        "repetition of the same code. What torch exchanges by itself is counted by its sums in the backward "
+        "pass.",
+    ),
+    Definition(
         "method-speed-up",
         "Speed-up of an exchange",
         Markup(

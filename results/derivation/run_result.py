@@ -15,6 +15,7 @@ from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
 from results.derivation.accounts import rank_columns, step_budget, why_no_budget
 from results.derivation.communication import communication
+from results.derivation.counters import counters
 from results.derivation.matching import match
 from results.derivation.telemetry import device_energy, telemetry_means, why_no_energy
 from results.environment import Environment, unlike_nodes
@@ -187,6 +188,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         **facts,
         **rates,
         **accounts,
+        **counters(ranks),
         steps=len(first.steps.step_ns),
         step_ns=step_ns,
         step_ns_median=median,

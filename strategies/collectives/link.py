@@ -58,6 +58,12 @@ class Link:
     def size(self) -> int:
         return self._size
 
+    def announce_bucket(self) -> None:
+        """Say that the exchange of one bucket begins; for a group that counts them."""
+        announce: Callable[[], None] | None = getattr(self._group, "announce_bucket", None)
+        if announce is not None:
+            announce()
+
     def start_all_reduce(self, values: Tensor) -> Work:
         """Begin to sum `values` over the ranks, in place; the work's `wait` ends it."""
         work: Work = self._group.allreduce([values])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from strategies.collectives.link import Link
 from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import open_lane
@@ -31,14 +32,16 @@ class Hook:
     One at a time, because an average may take several collectives, and all ranks must call them in one order.
     """
 
-    def __init__(self, average: BucketAverage, device: torch.device) -> None:
+    def __init__(self, average: BucketAverage, link: Link, device: torch.device) -> None:
         self._average = average
+        self._link = link
         self._lane = open_lane(device)
         self._device = device
         self._failure: Exception | None = None
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin; the future has the bucket's values when they are the mean."""
+        self._link.announce_bucket()
         # On CUDA the result is there when the lane's stream has come so far.
         done: Future[Tensor] = Future(devices=[self._device] if self._device.type == "cuda" else None)
 

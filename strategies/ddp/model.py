@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from results.errors import UsageError
 from results.registry import load
+from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.compression.torch_powersgd.hook import TorchPowerSgd
@@ -53,16 +54,16 @@ class DdpModel(ParallelModel):
             self._ddp.register_comm_hook(self._hook, lambda hook, bucket: hook.run(bucket))
 
     def _build_hook(self, exchange: ExchangeSettings, device: torch.device) -> Hook:
-        layout = BucketLayout(self.bare)
+        layout, link = BucketLayout(self.bare), Link(exchange.group)
         compressor = COMPRESSIONS.facts(exchange.compression)
         if compressor.ddp_hook:
             kind: type[TorchPowerSgd] = load(compressor.ddp_hook)
             theirs = kind(compressor.spec.count, layout, group=exchange.group, seed=exchange.seed)
             self.gradient_exchange, self.ramp_steps = theirs, theirs.ramp_steps
-            return Hook(theirs, device)
+            return Hook(theirs, link, device)
         ours = GradientExchange(exchange, device=device)
         self.gradient_exchange, self.ramp_steps = ours, ours.ramp_steps
-        return Hook(SharedAverage(ours, layout), device)
+        return Hook(SharedAverage(ours, layout), link, device)
 
     def state_dict(self) -> State:
         """Collective after the first step, when torch forms its buckets anew."""

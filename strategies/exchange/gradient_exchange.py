@@ -96,6 +96,7 @@ class GradientExchange:
 
         All ranks start the same buckets in the same order; until the wait the values are not to be touched.
         """
+        self._link.announce_bucket()
         if self._direct:
             return self._link.start_all_reduce(bucket.values)
         return self._lane.run(lambda: self.sum_shares(bucket))

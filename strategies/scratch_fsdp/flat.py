@@ -118,6 +118,7 @@ class FlatParameters:
                 torch.mul(dense.to(self._summed_in), self._share, out=piece.of(values))
         for gap in self._gaps:
             values[gap].zero_()
+        self._sharding.link.announce_bucket()
         return Averaging(self, start_reduce_scatter(self._sharding.link, values))
 
     @torch.no_grad()

@@ -97,7 +97,8 @@ class Trainer:
         self.device = device
         self.observer: StepObserver = SilentObserver()
         """Told of every step from now on; may be replaced between steps."""
-        self._loss = loss
+        self.loss = loss
+        """(outputs, targets) to the mean loss of a micro-batch; may be replaced between steps."""
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
         if settings.activation_checkpointing:
@@ -122,7 +123,7 @@ class Trainer:
     def compute_gradients(self, batches: Iterator[Batch]) -> Tensor:
         """The first half of a step: gradients, exchanged but not yet applied."""
         task = GradientTask(
-            loss=self._loss,
+            loss=self.loss,
             accumulation=self.settings.accumulation,
             precision=self.settings.precision,
             device=self.device,

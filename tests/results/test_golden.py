@@ -20,7 +20,7 @@ from results.outcome import Evidence, Outcome
 from results.paired import Block, Pair, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
-from results.recorded import KernelTimes, LinkPeak, Operations, Recorded, Telemetry
+from results.recorded import Buckets, KernelTimes, LinkPeak, Operations, Recorded, Telemetry
 from results.run import RunResult
 from results.schema import Schema
 from results.statistics import Metric
@@ -352,6 +352,8 @@ RANK_RECORD_3 = msgspec.structs.replace(
         ),
         kernels=KernelTimes(steps=2, compute_ns=9, communication_ns=6, overlap_ns=4),
     ),
+    buckets=Buckets(started=[0, 3], early=[0, 2]),
+    first_hash="bb",
     link_peak=LinkPeak(payload_bytes=1 << 20, duration_ns=[300, 310]),
     telemetry=Telemetry(
         at_ms=[0, 50], series={"power_w": [350.5, None]}, window_ns=50_000_000, energy_j=17.5
@@ -418,6 +420,10 @@ RUN_RESULT_3 = msgspec.structs.replace(
     losses=(2.5, 2.25),
     losses_every=2,
     exchange_operations=0.25,
+    exchange_buckets=1.5,
+    exchange_buckets_early=1.0,
+    first_hash="bb",
+    loss_fixed=2.375,
     first_steps=3,
     first_step_ns=90,
     startup_ns=6_000_000_000,

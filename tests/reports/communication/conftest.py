@@ -68,6 +68,8 @@ def new_run() -> Callable[..., RunResult]:
             unit="images",
             exchange_payload_bytes=4_000_000,
             exchange_operations=4,
+            exchange_buckets=4,
+            exchange_buckets_early=3,
             parameters=1_000_000,
         )
         return msgspec.structs.replace(plain, **fields)

@@ -186,6 +186,8 @@ def test_the_tables_of_communication_show_the_three_times(limited, undrawn) -> N
     assert {name: row[name] for name in list(row)[4:]} == {
         "payload a step and rank": "3.81 MiB",
         "operations a step": "4",
+        "buckets a step": "4",
+        "of them early": "3",
         "an operation": "977 KiB",
         "transfer inside": "1.50 ms",
         "wait inside": "250 us",

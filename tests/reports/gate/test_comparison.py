@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict, compare
 from reports.gate.metrics import read_margins
 from reports.gate.reduce import reduce_study, subject_key
+from reports.gate.text import sentence
 from results.baseline import Baseline, Subject
 from results.cell import StepPolicy
 from results.errors import UsageError
@@ -19,6 +21,7 @@ from results.outcome import Outcome
 PLAIN = Rules(margins={})
 QUIET = (100.0, 100.1, 99.9, 100.0, 100.05)
 STEP = {"step_time": QUIET}
+NOISY = (99.0, 100.0, 101.0, 100.5, 99.5)
 
 
 def subject(**fields: Any) -> Subject:
@@ -90,6 +93,12 @@ def test_incomparable_names_the_facts_and_the_flag_and_across_makes_them_the_sub
         ("payload_bytes", (4096,), (4095,), Verdict.IMPROVED),
         ("flops", (10,), (11,), Verdict.CHANGED),
         ("operations", (3.0,), (), Verdict.INCONCLUSIVE),
+        ("buckets", (4.0,), (3.0,), Verdict.CHANGED),
+        ("early_buckets", (3.0,), (0.0,), Verdict.REGRESSED),
+        ("early_buckets", (0.0,), (3.0,), Verdict.IMPROVED),
+        ("first_hash", ("aa",), ("ab",), Verdict.CHANGED),
+        ("first_hash", ("aa", "ab"), ("aa",), Verdict.INCONCLUSIVE),
+        ("device_peak_bytes", (1000,), (1001,), Verdict.REGRESSED),
         ("operations", (3.0, 4.0), (3.0,), Verdict.INCONCLUSIVE),
         ("operations", (3.0, 4.0), (4.0, 3.0), Verdict.UNCHANGED),
     ],
@@ -109,8 +118,100 @@ def test_another_exchange_names_the_first_collective_that_differs() -> None:
     found = held(base, new)
     assert only(found).verdict is Verdict.REGRESSED
     assert only(found).reason == (
-        "the first collective that differs is number 3 of the step: none in BASE, allreduce 0-1 4 B in NEW"
+        "the first collective that differs is number 3 of the step: none in BASE, allreduce 0-1 4 B in NEW "
+        "(collectives a step: 2 in BASE, 3 in NEW)"
     )
+
+
+@pytest.mark.parametrize("name", ["buckets", "early_buckets", "first_hash"])
+def test_a_counter_that_base_was_too_old_to_have_is_said_and_never_red(name: str) -> None:
+    value = "aa" if name == "first_hash" else 3.0
+    found = held(subject(), subject(exact={name: (value,)}))
+    (said,) = [finding for finding in found.findings if finding.metric == name]
+    assert said.verdict is Verdict.NEW
+    assert said.reason == "BASE has no figure of it: it was not counted there"
+    assert found.exit_code(strict=True) == 0
+
+
+def test_a_hash_is_not_compared_across_what_changes_bits() -> None:
+    rules = Rules(margins={}, across=frozenset({"torch", "python"}))
+    sides = [
+        subject(timed={}, exact={"first_hash": (bits,), "operations": (3.0,)}, facts=facts)
+        for bits, facts in (("aa", {"torch": "2.13"}), ("bb", {"torch": "2.14"}))
+    ]
+    shown, same = sorted(held(*sides, rules).findings, key=lambda finding: finding.metric or "")
+    assert (shown.verdict, shown.reason) == (Verdict.SHOWN, "it is not compared across torch")
+    assert same.verdict is Verdict.UNCHANGED
+    sides[1] = msgspec.structs.replace(sides[1], facts={"torch": "2.13", "python": "3.12"})
+    assert held(*sides, rules).exit_code() == 1
+
+
+def test_a_lost_overlap_is_told_in_words() -> None:
+    found = held(subject(exact={"early_buckets": (3.0,)}), subject(exact={"early_buckets": (0.0,)}))
+    assert sentence(found.findings[0]) == (
+        "buckets that start before the backward pass ends of mlp, ddp, 2 x 32: regressed, 3 to 0, buckets "
+        "now wait for the last gradient that once started before it, so that less of their exchange hides "
+        "behind the backward pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "strict"),
+    [
+        ("new", 0, 0),
+        ("inconclusive", 0, 1),
+        ("incomparable", 3, 3),
+        ("incomparable inconclusive", 3, 1),
+        ("incomparable regressed", 1, 1),
+        ("incomparable missing", 1, 1),
+        ("incomparable failed", 1, 1),
+        ("incomparable changed improved", 1, 1),
+        ("improved unchanged shown new", 0, 0),
+    ],
+)
+def test_the_worst_verdict_decides_the_exit_code(verdicts: str, code: int, strict: int) -> None:
+    findings = tuple(
+        Finding(subject="a", key="a", metric=None, verdict=Verdict(word), reason="")
+        for word in verdicts.split()
+    )
+    found = Comparison(base="before", new="after", findings=findings, confidence=0.98)
+    assert (found.exit_code(), found.exit_code(strict=True)) == (code, strict)
+
+
+def test_the_verdict_says_how_many_more_runs_would_tell() -> None:
+    noisy = (98.0, 100.0, 102.0, 104.0, 96.0)
+    (finding,) = held(subject(timed={"step_time": noisy}), subject(timed={"step_time": noisy})).findings
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    # Standard deviation 3.16 % of a run; (2.326 x 0.0316 / 0.015)^2 x 2 = 48 by the normal quantile, a few
+    # more by Student's.
+    assert (told := re.fullmatch(r"about (\d+) runs on each side would tell", finding.reason))
+    assert 48 <= int(told[1]) <= 51
+    enough = held(subject(timed={"step_time": noisy * 10}), subject(timed={"step_time": noisy * 10}))
+    assert only(enough).verdict is Verdict.UNCHANGED
+    wild = (50.0, 100.0, 200.0)
+    (finding,) = held(subject(timed={"step_time": wild}), subject(timed={"step_time": wild})).findings
+    assert finding.reason.startswith("the runs differ too much for any number of them to tell")
+
+
+def test_an_interval_is_wider_the_more_rows_are_judged() -> None:
+    """Of one cell +5 % is found; of 200 cells with such runs it is not, as one might be so by chance."""
+    slower = tuple(1.05 * value for value in NOISY)
+    for cells, verdict in ((1, Verdict.REGRESSED), (200, Verdict.INCONCLUSIVE)):
+        sides = [
+            Baseline(
+                name="side",
+                measured_at="",
+                subjects=tuple(
+                    subject(key=str(number), timed={"step_time": times if not number else NOISY})
+                    for number in range(cells)
+                ),
+            )
+            for times in (NOISY, slower)
+        ]
+        found = compare(*sides, PLAIN)
+        assert found.confidence == pytest.approx(1 - 2 * 0.01 / cells)
+        (first,) = [finding for finding in found.findings if finding.key == "0"]
+        assert first.verdict is verdict
 
 
 def test_a_metric_without_a_margin_is_shown_and_judged_where_one_is_given() -> None:

@@ -1,0 +1,133 @@
+"""Buckets of a step, and those that begin before the last gradient: by hand, and the same under any load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from harness.worker.buckets import BucketCounter
+from harness.worker.clock import MonotonicClock
+from harness.worker.exchange import open_exchange
+from harness.worker.recorder import Recorder
+from results.groups import GroupLayout
+from results.layout import ModelLayout
+from results.recorded import Buckets
+from strategies.catalog import group_layout
+from strategies.scratch_ddp.reducer import GradientReducer
+from strategies.training.observer import Phase, SilentObserver
+from strategies.training.trainer import Trainer, TrainSettings
+
+CPU = torch.device("cpu")
+Ranks = Callable[..., list[Any]]
+
+
+@contextmanager
+def busy(*, on: bool) -> Iterator[None]:
+    """A thread that takes the interpreter from the others whenever it can."""
+    over = threading.Event()
+
+    def burn() -> None:
+        while not over.is_set():
+            pass
+
+    threads = [threading.Thread(target=burn)] if on else []
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def no_overlap(self: GradientReducer, index: int) -> None:
+    """In the place of `ready`: all buckets are left to the end of the exchange."""
+
+
+def count(rank: int, fields: dict[str, Any], lost: bool) -> list[tuple[Any, Any, str | None]]:
+    """On a rank: what is counted in three periods of a model of four blocks, the last two beside a load."""
+    torch.manual_seed(0)
+    exchange = open_exchange()
+    ready = no_overlap if lost else GradientReducer.ready
+    with patch.object(GradientReducer, "ready", ready):
+        trainer = Trainer(
+            nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))),
+            F.mse_loss,
+            device=CPU,
+            settings=TrainSettings(**fields),
+            layout=ModelLayout(blocks=("0", "1", "2", "3")),
+            group=exchange,
+        )
+        batches = iter(lambda: (torch.randn(4, 64), torch.randn(4, 64)), None)
+        found = []
+        for repetition in range(4):
+            recorder = Recorder(MonotonicClock(), CPU)
+            counter = BucketCounter(recorder)
+            exchange.traffic.recorder, exchange.traffic.buckets = recorder, counter
+            with busy(on=repetition > 1), counter.counting(trainer):
+                for _ in range(trainer.model.period):
+                    trainer.step(batches)
+            exchange.traffic.recorder = exchange.traffic.buckets = None
+            buckets, unknown = counter.counted(group_layout(fields["strategy"], 2))
+            found.append((buckets and buckets.started, buckets and buckets.early, unknown))
+    # In the first period a strategy learns in which order gradients come.
+    return found[1:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "started", "early"),
+    [
+        # A bias and a weight are 16,640 bytes: with a limit of 10,485 each layer is a bucket, and the first
+        # layer's is full with the last gradient.
+        ({"strategy": "ddp:bucket_mb=0.01"}, [4], [3]),
+        # torch keeps the buckets that it made in the order of registration (the first weight, a bias with the
+        # next layer's weight three times, the last bias), and sums which parameters were used.
+        ({"strategy": "ddp:bucket_mb=0.01:find_unused=true"}, [6], [4]),
+        ({"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.1"}, [4], [3]),
+        ({"strategy": "zero1:bucket_mb=0.01"}, [4], [3]),
+        ({"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01"}, [4], [3]),
+        ({"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01", "compression": "int8"}, [4], [3]),
+        # With the gradients of two micro-batches: exchanged once.
+        ({"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01", "accumulation": 2}, [4], [3]),
+        # One bucket of all gradients.
+        ({"strategy": "scratch-ddp"}, [1], [0]),
+        # A block is a unit; that of the first one is averaged when backward is over.
+        ({"strategy": "fsdp"}, [4], [3]),
+        ({"strategy": "scratch-fsdp:stage=2"}, [4], [3]),
+        ({"strategy": "local-sgd:2"}, [0, 1], [0, 0]),
+    ],
+)
+def test_the_same_buckets_begin_early_in_every_repetition(
+    ranks: Ranks, fields: dict[str, Any], started: list[int], early: list[int]
+) -> None:
+    for found in ranks(2, count, fields, False):
+        assert found == [(started, early, None)] * 3
+
+
+def test_an_exchange_that_has_lost_its_overlap_begins_no_bucket_early(ranks: Ranks) -> None:
+    fields = {"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01"}
+    for found in ranks(2, count, fields, True):
+        assert found == [([4], [0], None)] * 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "buckets", "unknown"),
+    [
+        (GroupLayout(tensor=2), None, "tensor parallelism sums activations in the backward pass too"),
+        (GroupLayout(pipeline=2), [0], "a pipeline's stages have several backward passes at once"),
+        (GroupLayout(replicate=2), [0], "the strategy computes its loss in a way of its own"),
+    ],
+)
+def test_what_is_not_known_has_a_reason(groups: GroupLayout, buckets: list[int] | None, unknown: str) -> None:
+    counter = BucketCounter(SilentObserver())
+    counter.begins(Phase.BACKWARD)
+    counter.step_done(torch.zeros(()))
+    expected = None if buckets is None else Buckets(started=buckets)
+    assert counter.counted(groups) == (expected, unknown)
