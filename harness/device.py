@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 
 import pynvml
 
+BUSY_GPU_BYTES = 2**30
+"""What a GPU has taken that nobody uses: the driver's own."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 
@@ -24,7 +26,7 @@ class Gpu:
     """NVML's index, not that of `CUDA_VISIBLE_DEVICES`."""
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None
     used_bytes: int
     processes: int | None
     """Compute processes on it."""
@@ -33,6 +35,15 @@ class Gpu:
     """Uncorrected, since the driver was loaded."""
     near_cores: tuple[int, ...]
     """Cores of its NUMA node; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostGpu:
+    """A CUDA device that is there and does not answer."""
+
+    index: int
+    why: str
+    """NVML's words."""
 
 
 @contextmanager
@@ -49,17 +60,38 @@ def _nvml() -> Iterator[bool]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The NVIDIA devices that `CUDA_VISIBLE_DEVICES` leaves, in its order; none where there is no driver."""
+    """The NVIDIA devices that answer, of those that `CUDA_VISIBLE_DEVICES` leaves, in its order; none where
+    there is no driver."""
     with _nvml() as ready:
-        if not ready:
-            return []
-        gpus = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    return _selected(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = [gpu for gpu in _devices() if isinstance(gpu, Gpu)] if ready else []
+        return _selected(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if ready else []
+
+
+def lost_gpus() -> list[LostGpu]:
+    """The NVIDIA devices that do not answer, whatever `CUDA_VISIBLE_DEVICES` leaves."""
+    with _nvml() as ready:
+        return [gpu for gpu in _devices() if isinstance(gpu, LostGpu)] if ready else []
 
 
 def driver_version() -> str | None:
     with _nvml() as ready:
-        return str(pynvml.nvmlSystemGetDriverVersion()) if ready else None
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion()) if ready else None
+        except pynvml.NVMLError:
+            return None
+
+
+def _devices() -> Iterator[Gpu | LostGpu]:
+    """All devices of this machine, by NVML's index."""
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return
+    for index in range(count):
+        try:
+            yield _gpu(index, pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError as error:
+            yield LostGpu(index=index, why=str(error))
 
 
 def _selected(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
@@ -69,14 +101,35 @@ def _selected(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     chosen: list[Gpu] = []
     for item in filter(None, (part.strip() for part in visible.split(","))):
         found = [gpu for gpu in gpus if str(gpu.index) == item or gpu.uuid.startswith(item)]
+        if item.startswith("MIG-"):
+            found = [_instance(len(chosen), item)]
         if not found:
             break
         chosen.append(found[0])
     return chosen
 
 
-def _gpu(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _instance(place: int, uuid: str) -> Gpu:
+    """A part of a GPU that MIG makes, as NVML sees it, or nothing but its name: torch says what it is."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return _gpu(place, handle)
+    except pynvml.NVMLError:
+        return Gpu(
+            index=place,
+            name="MIG device",
+            uuid=uuid,
+            memory_bytes=None,
+            used_bytes=0,
+            processes=None,
+            throttled=None,
+            ecc_errors=None,
+            near_cores=(),
+        )
+
+
+def _gpu(index: int, handle: object) -> Gpu:
+    """Raises NVMLError for a device that does not answer."""
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
@@ -89,6 +142,23 @@ def _gpu(index: int) -> Gpu:
         ecc_errors=_ecc_errors(handle),
         near_cores=_near_cores(handle),
     )
+
+
+def gpu_warnings(gpus: Iterable[Gpu]) -> list[str]:
+    """What is about to distort figures of these GPUs: others that use them, throttling, ECC errors."""
+    found = []
+    for gpu in gpus:
+        name = f"GPU {gpu.index} ({gpu.name})"
+        if gpu.processes or gpu.used_bytes > BUSY_GPU_BYTES:
+            found.append(
+                f"{name} was in use at the start: {gpu.processes or 0} processes, "
+                f"{gpu.used_bytes / 2**30:.1f} GiB taken"
+            )
+        if gpu.throttled:
+            found.append(f"{name} was throttled at the start (heat or power)")
+        if gpu.ecc_errors:
+            found.append(f"{name} has {gpu.ecc_errors} uncorrected ECC errors")
+    return found
 
 
 def _processes(handle: object) -> int | None:

@@ -11,11 +11,12 @@ import click
 from harness.code import PACKAGES, checkout
 from harness.console import Console
 from harness.device import cgroup_quota, cpu_model, usable_cores, visible_gpus
-from harness.launch.preflight import warnings
+from harness.launch.preflight import require_devices, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
+from harness.torch_devices import ask_torch
 from results.catalogue.gpus import catalogue_name
-from results.errors import UsageError
+from results.errors import MachineError, UsageError
 
 
 @click.command(name="doctor")
@@ -47,7 +48,7 @@ def command(site: str | None, *, noise: bool, budget: str, baselines: Path) -> i
     console = Console()
     _show_machine(console)
     if found is None:
-        return 0 if util.find_spec("torch") else 1
+        return 0 if util.find_spec("torch") and not _obstacle() else 1
     console.result()
     rows = [(each.level, each.about, each.words) for each in found]
     console.table(["level", "about", "found"], rows, numeric=[False, False, False])
@@ -92,9 +93,23 @@ def _show_machine(console: Console) -> None:
     rows = [("packages", f"{', '.join(PACKAGES)} from {checkout()}"), ("torch", _torch())]
     rows += _host() + _gpus()
     device = "cuda" if visible_gpus() else "cpu"
-    found = warnings("cuda" if device == "cuda" else "cpu")
+    found = (*_obstacle(), *warnings("cuda" if device == "cuda" else "cpu"))
     rows += [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
     console.table(["what", "found"], rows, numeric=[False, False])
+
+
+def _obstacle() -> list[str]:
+    """Why torch cannot use the GPUs of this machine."""
+    try:
+        if util.find_spec("torch") is not None:
+            require_devices("cuda")
+    except MachineError as error:
+        return [str(error)]
+    return []
+
+
+def _gib(size: int | None) -> str:
+    return "memory unknown" if size is None else f"{size / 2**30:.0f} GiB"
 
 
 def _torch() -> str:
@@ -102,7 +117,12 @@ def _torch() -> str:
         return (
             "not installed: planning and reporting work, running does not (pip install 'torch>=2.11,<2.14')"
         )
-    return metadata.version("torch")
+    version = metadata.version("torch")
+    if not visible_gpus() and "+cpu" in version:
+        return version
+    found = ask_torch()
+    built = "built without CUDA" if found.cuda is None else f"CUDA {found.cuda}, uses {found.devices} GPUs"
+    return f"{version}, {found.error or built}"
 
 
 def _host() -> list[tuple[str, str]]:
@@ -119,7 +139,7 @@ def _gpus() -> list[tuple[str, str]]:
     return [
         (
             f"GPU {gpu.index}",
-            f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB; "
+            f"{gpu.name}, {_gib(gpu.memory_bytes)}; "
             + ("its peak is known, MFU is reported" if catalogue_name(gpu.name) else "no MFU: peak unknown"),
         )
         for gpu in gpus

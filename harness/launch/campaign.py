@@ -11,7 +11,7 @@ from harness.console import Console
 from harness.launch.deadline import Deadline
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
-from harness.launch.preflight import require_room, warnings
+from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import LogWords, Starter
 from harness.launch.startup import log_end, machine_fault, no_rendezvous, scheduler_away
 from harness.launch.supervise import POLL_S, Supervisor, Watch
@@ -110,8 +110,11 @@ class Campaign:
         if not launches:
             return
         launches = [*context.first, *launches]
-        # The state of this host is no news of others.
-        found = warnings(self._plan.request.device) if context.machine is None else ()
+        found: tuple[str, ...] = ()
+        if context.machine is None:
+            # The state of this host is no news of others.
+            require_devices(self._plan.request.device)
+            found = warnings(self._plan.request.device)
         for warning in found:
             self._console.warn(warning)
         machine = context.machine or self._machine

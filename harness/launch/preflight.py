@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 
 from harness.code import checkout
-from harness.device import Gpu, on_battery, slow_governor, visible_gpus
+from harness.device import gpu_warnings, lost_gpus, on_battery, slow_governor, visible_gpus
 from harness.launch.command import code_environment
+from harness.torch_devices import ask_torch
 from results.cell import Device
 from results.errors import MachineError
 
 LEAST_FREE_BYTES = 200 * 2**20
-BUSY_GPU_BYTES = 2**30
 BUSY_LOAD = 0.5
 """Load average per core above which the machine is called busy."""
 LINK_TRIAL = ("-m", "harness.launch.virtual_network", "1000")
@@ -31,6 +31,35 @@ def require_torch() -> None:
             "torch is not installed: planning and reporting work without it, running does not; "
             "install it with: pip install 'torch>=2.11,<2.14'"
         )
+
+
+def require_devices(device: Device) -> None:
+    """Raises MachineError if torch cannot use the GPUs that NVML shows; on CPU, and where there are none,
+    nothing is asked."""
+    shown = len(visible_gpus()) if device == "cuda" else 0
+    if not shown:
+        return
+    found = ask_torch()
+    cpu = "or train on CPU with --device cpu"
+    if found.cuda is None and not found.error:
+        raise MachineError(
+            f"torch {found.torch} is built without CUDA, and this machine has {_gpus(shown)}: install a "
+            f"build with CUDA (https://pytorch.org/get-started/locally), {cpu}"
+        )
+    if found.error:
+        raise MachineError(
+            f"torch {found.torch} cannot use the {_gpus(shown)} of this machine: {found.error}; install a "
+            f"driver and a torch that go together, name the devices that work in CUDA_VISIBLE_DEVICES, {cpu}"
+        )
+    if found.devices != shown:
+        raise MachineError(
+            f"torch {found.torch} sees {_gpus(found.devices)}, and NVML {shown}: name those that may be used "
+            f"in CUDA_VISIBLE_DEVICES (of parts of a GPU made by MIG, CUDA uses one), {cpu}"
+        )
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def require_tensorboard() -> None:
@@ -72,7 +101,7 @@ def link_obstacle() -> str | None:
 
 def warnings(device: Device) -> tuple[str, ...]:
     """What may distort the figures: the state of this machine at the start; kept on every record."""
-    return tuple(_of_gpus(visible_gpus()) if device == "cuda" else _of_host())
+    return tuple(_of_gpus() if device == "cuda" else _of_host())
 
 
 def _of_host() -> list[str]:
@@ -88,17 +117,6 @@ def _of_host() -> list[str]:
     return found
 
 
-def _of_gpus(gpus: list[Gpu]) -> list[str]:
-    found = []
-    for gpu in gpus:
-        name = f"GPU {gpu.index} ({gpu.name})"
-        if gpu.processes or gpu.used_bytes > BUSY_GPU_BYTES:
-            found.append(
-                f"{name} was in use at the start: {gpu.processes or 0} processes, "
-                f"{gpu.used_bytes / 2**30:.1f} GiB taken"
-            )
-        if gpu.throttled:
-            found.append(f"{name} was throttled at the start (heat or power)")
-        if gpu.ecc_errors:
-            found.append(f"{name} has {gpu.ecc_errors} uncorrected ECC errors")
-    return found
+def _of_gpus() -> list[str]:
+    lost = [f"GPU {gpu.index} does not answer and is left out: {gpu.why}" for gpu in lost_gpus()]
+    return gpu_warnings(visible_gpus()) + lost

@@ -18,7 +18,7 @@ class Control:
 
     def __init__(self, device: torch.device, backend: dist.ProcessGroup | None = None) -> None:
         """`backend` moves tensors of `device` (None: the default group does)."""
-        self._device = device
+        self.device = device
         self._backend = backend
 
     def barrier(self) -> None:
@@ -65,5 +65,5 @@ class Control:
 
     def synchronize(self) -> None:
         """Wait for this rank's own device."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -9,7 +9,7 @@ between the two is the exposed communication, and neither strategy nor model kno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -39,6 +39,12 @@ class Traffic:
     """What went over a group and the groups split from it, and whether anything does."""
 
     enabled: bool = True
+    fills: bool = True
+    """Whether a gather that is switched off writes all that it would have gathered, each time. Where not, it
+    does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device the
+    writing takes a part of the gather's own time, and would count as computation."""
+    filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
+    """Where such buffers begin, their numbers, and of what type they are."""
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
@@ -162,8 +168,18 @@ class ExchangeGroup(dist.ProcessGroup):
         self, output: Tensor, values: Tensor, options: Options = None
     ) -> MaybeWork:
         if not self.traffic.enabled:
-            output.view(self._size, -1).copy_(values.view(1, -1).expand(self._size, -1))
+            self._gather_own(output, values)
         return self._run("_allgather_base", [values], [output], (output, values), options)
+
+    def _gather_own(self, output: Tensor, values: Tensor) -> None:
+        """What this rank sends in the place of what every rank sends, or in its own place alone."""
+        rows = output.view(self._size, -1)
+        buffer = output.data_ptr(), output.numel(), output.dtype
+        if self.traffic.fills or not output.is_floating_point() or buffer not in self.traffic.filled:
+            self.traffic.filled.add(buffer)
+            rows.copy_(values.view(1, -1).expand(self._size, -1))
+        elif rows[self._rank].data_ptr() != values.data_ptr():
+            rows[self._rank].copy_(values.view(-1))
 
     # What torch calls the two from version 2.13 on.
     all_gather_single = _allgather_base  # type: ignore[assignment]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import torch
 
+from harness.worker.clock import cuda_event, elapsed_ns
 from harness.worker.control import Control
+from harness.worker.failure import out_of_memory
 from results.recorded import LinkPeak
 
 LARGEST_BYTES = 16 * 2**20
+DEVICE_LARGEST_BYTES = 2**30
+"""Between GPUs, whose links are at their peak with hundreds of MiB (nccl-tests goes to 8 GiB)."""
+DEVICE_SHARE = 0.25
+"""Of the memory that is free on a device."""
+GROWTH = 4
 LONGEST_S = 1.0
 TIMED = 3
 
@@ -31,19 +39,62 @@ def measure_link_peak(
 ) -> LinkPeak:
     """Three all-reduces of the backend after one that warms it up, each after a barrier; collective.
 
-    They go around the exchange, so that no traffic of the cell is counted. Two ranks or more.
+    On CUDA of several payloads, the one with the most bytes a second, each all-reduce as long as on the rank
+    that had it shortest. They go around the exchange, so that no traffic of the cell is counted. Two ranks
+    or more.
     """
-    payload_bytes = peak_payload_bytes(ranks, link_mbit_per_s)
-    values = torch.zeros(payload_bytes // 4, device=device)
-    durations_ns = [_all_reduce_ns(values, control) for _ in range(1 + TIMED)]
-    return LinkPeak(payload_bytes=payload_bytes, duration_ns=durations_ns[1:])
+    smallest = peak_payload_bytes(ranks, link_mbit_per_s)
+    largest = _device_largest_bytes(control, device) if device.type == "cuda" else smallest
+    found: LinkPeak | None = None
+    reached = 0.0
+    for values in _payloads(control, device, smallest, largest):
+        durations_ns = [_all_reduce_ns(values, control) for _ in range(1 + TIMED)][1:]
+        [negated] = control.largest([-float(max(1, min(durations_ns)))])
+        if found is None or values.nbytes / -negated > reached:
+            found = LinkPeak(payload_bytes=values.nbytes, duration_ns=durations_ns)
+            reached = values.nbytes / -negated
+        if GROWTH * -negated > LONGEST_S * 1e9:
+            break
+    assert found is not None
+    return found
+
+
+def _device_largest_bytes(control: Control, device: torch.device) -> int:
+    """What every rank has room for."""
+    free, _ = torch.cuda.mem_get_info(device)
+    [least] = control.largest([-DEVICE_SHARE * free])
+    return min(DEVICE_LARGEST_BYTES, int(-least))
+
+
+def _payloads(control: Control, device: torch.device, smallest: int, largest: int) -> Iterator[torch.Tensor]:
+    """Zeros of growing size, up to `largest` or to what one rank has no memory for; the first in any case."""
+    payload_bytes = smallest
+    yield torch.zeros(smallest // 4, device=device)
+    while (payload_bytes := GROWTH * payload_bytes) <= largest:
+        values, full = None, False
+        try:
+            values = torch.zeros(payload_bytes // 4, device=device)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            full = True
+        if control.largest([float(full)])[0] or values is None:
+            return
+        yield values
 
 
 def _all_reduce_ns(values: torch.Tensor, control: Control) -> int:
     control.synchronize()
     control.barrier()
     control.synchronize()
+    if values.is_cuda:
+        # Ranks leave a barrier of hosts some 0.1 ms apart; this one has them meet on their devices.
+        control.all_reduce(values[:1])
+        begun = cuda_event()
+        control.all_reduce(values)
+        ended = cuda_event()
+        control.synchronize()
+        return elapsed_ns(begun, ended)
     start = time.perf_counter_ns()
     control.all_reduce(values)
-    control.synchronize()
     return time.perf_counter_ns() - start

@@ -143,6 +143,7 @@ class Stopwatch:
         data phase is on neither side and the training data go on as if the off blocks had not been.
         """
         steps = self._block_steps(policy)
+        exchange.traffic.fills = self._control.device.type == "cpu"
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
             first = self._draw(steps)

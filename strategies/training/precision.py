@@ -127,8 +127,9 @@ def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def set_float32_math(precision: Precision) -> None:
     """`fp32` means IEEE single precision in matrix products and convolutions; `tf32` allows TensorFloat-32.
 
-    The setting is the process's, not the model's.
+    The setting is the process's, not the model's. torch 2.11 to 2.13 has an older and a newer one
+    (`fp32_precision`), and raises where one is read after the other was set. Setting the older one sets both:
+    user models read the older one, torch's compiler reads both.
     """
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -6,13 +6,17 @@ import ast
 import io
 import json
 import platform
+import re
 import tokenize
+from collections.abc import Callable
 from importlib import metadata
 from itertools import chain, zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pynvml
 import pytest
 from builders import a_cell, an_environment
 
@@ -28,6 +32,7 @@ from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import Earlier, LaunchEstimate
+from harness.torch_devices import TorchDevices, ask_torch
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
@@ -316,11 +321,102 @@ def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch: pytest.MonkeyP
         _gpu(3, ecc_errors=4),
     ]
     monkeypatch.setattr(preflight, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(preflight, "lost_gpus", lambda: [device.LostGpu(index=4, why="GPU is lost")])
     assert preflight.warnings("cuda") == (
         "GPU 1 (NVIDIA H200) was in use at the start: 2 processes, 3.0 GiB taken",
         "GPU 2 (NVIDIA H200) was throttled at the start (heat or power)",
         "GPU 3 (NVIDIA H200) has 4 uncorrected ECC errors",
+        "GPU 4 does not answer and is left out: GPU is lost",
     )
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[object, int]:
+    """NVML as on a machine with three GPUs. Returns by handle which call fails, and with which error."""
+    fails: dict[object, int] = {}
+    memory = SimpleNamespace(total=80 * 2**30, used=0)
+    answers = {"Init": None, "Shutdown": None, "DeviceGetCount": 3, "SystemGetDriverVersion": "580.95.05"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda answer=answer: answer)
+
+    def answering(call: str, answer: Callable[[object], object]) -> None:
+        def asked(handle: object, *_: object) -> object:
+            if (call, handle) in fails:
+                raise pynvml.NVMLError(fails[call, handle])
+            return answer(handle)
+
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{call}", asked)
+
+    def unknown(handle: object) -> object:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    answering("HandleByIndex", lambda index: index)
+    answering("HandleByUUID", lambda uuid: uuid)
+    answering("MemoryInfo", lambda handle: memory)
+    answering("Name", lambda handle: f"GPU of {handle}")
+    answering("UUID", lambda handle: f"GPU-{handle}f00")
+    for name in (
+        "ComputeRunningProcesses",
+        "CurrentClocksThrottleReasons",
+        "TotalEccErrors",
+        "CpuAffinity",
+    ):
+        answering(name, unknown)
+    return fails
+
+
+@pytest.mark.parametrize("call", ["HandleByIndex", "MemoryInfo", "Name"])
+def test_a_lost_gpu_is_left_out_and_ends_no_command(
+    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml[call, 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert [gpu.index for gpu in device.visible_gpus()] == [0, 2]
+    assert [(gpu.index, gpu.why) for gpu in device.lost_gpus()] == [(1, "GPU is lost")]
+
+
+def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
+    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    [gpu] = device.visible_gpus()
+    assert (gpu.name, gpu.memory_bytes) == ("GPU of MIG-1234", 80 * 2**30)
+    nvml["HandleByUUID", "MIG-1234"] = pynvml.NVML_ERROR_NOT_FOUND
+    [gpu] = device.visible_gpus()
+    assert (gpu.name, gpu.memory_bytes) == ("MIG device", None)
+    assert Machine.here().devices("cuda") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"cuda": None}, "torch 2.13.0 is built without CUDA, and this machine has 2 GPUs: install a build"),
+        (
+            {"cuda": "13.0", "error": "The NVIDIA driver on your system is too old"},
+            "driver on your system is",
+        ),
+        ({"cuda": "13.0", "devices": 1}, "torch 2.13.0 sees 1 GPU, and NVML 2"),
+        ({"cuda": "13.0", "devices": 2}, None),
+    ],
+)
+def test_torch_itself_is_asked_for_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], said: str | None
+) -> None:
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: [_gpu(0), _gpu(1)])
+    found = TorchDevices(**{"torch": "2.13.0", "devices": 0, **answer})
+    monkeypatch.setattr(preflight, "ask_torch", lambda: found)
+    preflight.require_devices("cpu")
+    if said is None:
+        preflight.require_devices("cuda")
+        return
+    with pytest.raises(MachineError, match=re.escape(said)):
+        preflight.require_devices("cuda")
+
+
+def test_torch_answers_in_a_process_of_its_own() -> None:
+    found = ask_torch()
+    assert found.torch.startswith("2.")
+    assert (found.cuda is None) == (not found.devices and not found.error)
 
 
 @pytest.mark.parametrize(

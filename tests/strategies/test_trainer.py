@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.cell import Cell, Checkpointing
+from results.cell import Cell, Checkpointing, Precision
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
+from strategies.training.precision import set_float32_math
 from strategies.training.snapshot import Snapshot
 
 CPU = torch.device("cpu")
@@ -118,6 +119,21 @@ def test_training_equals_a_plain_loop_bit_for_bit(
 def test_bf16_is_not_fp32_under_another_name(net: Net) -> None:
     twin = copy.deepcopy(net)
     assert trained(net, TrainSettings(precision="bf16")) != trained(twin, TrainSettings(precision="fp32"))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+def test_the_precision_of_matrix_products_can_be_read_by_every_api_of_torch(precision: Precision) -> None:
+    allowed = precision == "tf32"
+    set_float32_math("fp32" if allowed else "tf32")
+    try:
+        set_float32_math(precision)
+        assert torch.backends.cuda.matmul.allow_tf32 is allowed
+        assert torch.backends.cudnn.allow_tf32 is allowed
+        assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
+        assert (torch.backends.cudnn.conv.fp32_precision == "tf32") is allowed
+    finally:
+        set_float32_math("fp32")
 
 
 def test_clipping_takes_effect(net: Net) -> None:

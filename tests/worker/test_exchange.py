@@ -303,6 +303,30 @@ def off_gradient(rank: int) -> list[tuple[list[float], bool]]:
     return found
 
 
+def gathered_while_off(rank: int) -> list[list[float]]:
+    """On a rank: what an exchange that is off, and does not fill, leaves in a buffer time after time."""
+    exchange = open_exchange()
+    exchange.traffic.enabled = exchange.traffic.fills = False
+    gathered, counts = torch.empty(4), torch.empty(2, dtype=torch.int64)
+    found = []
+    for values in ([1.0, 2.0], [3.0, 4.0]):
+        dist.all_gather_into_tensor(gathered, torch.tensor(values), group=exchange)
+        dist.all_gather_into_tensor(counts, torch.tensor([int(values[0])]), group=exchange)
+        found += [gathered.tolist(), counts.tolist()]
+    # The own part in its place already, as torch's FSDP gathers.
+    own = gathered.view(2, 2)[rank].fill_(7.0)
+    dist.all_gather_into_tensor(gathered, own, group=exchange)
+    return [*found, gathered.tolist()]
+
+
+def test_a_gather_that_is_off_fills_a_buffer_once_on_a_device_and_numbers_of_places_always(
+    ranks: Ranks,
+) -> None:
+    first, second = ranks(2, gathered_while_off)
+    assert first == [[1.0, 2.0, 1.0, 2.0], [1, 1], [3.0, 4.0, 1.0, 2.0], [3, 3], [7.0, 7.0, 1.0, 2.0]]
+    assert second == [[1.0, 2.0, 1.0, 2.0], [1, 1], [1.0, 2.0, 3.0, 4.0], [3, 3], [1.0, 2.0, 7.0, 7.0]]
+
+
 def test_an_exchange_that_is_off_leaves_the_buffer_and_is_done_at_once(ranks: Ranks) -> None:
     # On: 1 + 2 on both. Off: each keeps its own.
     assert ranks(2, off_gradient) == [

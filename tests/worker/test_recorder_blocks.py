@@ -83,6 +83,36 @@ def test_three_all_reduces_are_timed_and_not_counted_as_traffic(ranks: Ranks) ->
         assert sum(durations) < whole
 
 
+def swept_peak(rank: int) -> tuple[int, list[int]]:
+    """On a rank: the payload of a sweep in which rank 1 has no memory for the last one, and all payloads."""
+    tried = []
+
+    def timed(values: torch.Tensor, control: Control) -> int:
+        tried.append(values.nbytes)
+        # Rank 0 waits for rank 1 in all of them, and longest in the second.
+        waits_ns = 1_000_000 if values.nbytes == 4 * MIB else 1_000
+        taken_ns = {MIB: 20_000, 4 * MIB: 30_000, 16 * MIB: 200_000}[values.nbytes]
+        return taken_ns + (waits_ns if rank == 0 else 0)
+
+    def zeros(numel: int, *, device: torch.device) -> torch.Tensor:
+        if rank == 1 and 4 * numel == 64 * MIB:
+            raise torch.OutOfMemoryError("no room")
+        return torch.empty(numel)
+
+    with (
+        patch.object(link_peak_module, "_all_reduce_ns", timed),
+        patch.object(link_peak_module, "_device_largest_bytes", lambda *_: 256 * MIB),
+        patch.object(link_peak_module, "peak_payload_bytes", lambda *_: MIB),
+        patch.object(torch, "zeros", zeros),
+    ):
+        found = measure_link_peak(Control(CPU), torch.device("cuda"), ranks=2, link_mbit_per_s=None)
+    return found.payload_bytes, sorted(set(tried))
+
+
+def test_the_peak_is_that_of_the_best_payload_that_all_ranks_have_memory_for(ranks: Ranks) -> None:
+    assert ranks(2, swept_peak) == [(4 * MIB, [MIB, 4 * MIB, 16 * MIB])] * 2
+
+
 def late_peak(rank: int) -> list[int]:
     """On a rank: durations where one comes to every all-reduce 100 ms late."""
     plain = link_peak_module._all_reduce_ns
