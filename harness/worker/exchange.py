@@ -41,8 +41,8 @@ class Traffic:
     enabled: bool = True
     fills: bool = True
     """Whether a gather that is switched off writes all that it would have gathered, each time. Where not, it
-    does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device the
-    writing takes a part of the gather's own time, and would count as computation."""
+    does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device
+    the writing takes a part of the gather's own time, and would count as computation."""
     filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
     """Where such buffers begin, their numbers, and of what type they are."""
     payload_bytes: int = 0

@@ -1,0 +1,55 @@
+"""What torch itself can do with the CUDA devices of this machine, asked in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import msgspec
+
+LONGEST_S = 180.0
+_QUESTION = """
+import json, torch
+error, devices = "", 0
+try:
+    if torch.version.cuda is not None:
+        torch.cuda.init()
+        for index in range(torch.cuda.device_count()):
+            torch.ones(1, device=f"cuda:{index}").item()
+            devices += 1
+except Exception as caught:
+    error = " ".join(str(caught).split("\\n", 1)[0].split()) or type(caught).__name__
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "devices": devices, "error": error}
+print(json.dumps(found))
+"""
+"""A number is written to each device and read back: a driver that is too old, a GPU that another process has
+for itself or that torch has no kernels for, and one that is lost fail here."""
+
+
+class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """torch's own answer."""
+
+    torch: str
+    cuda: str | None
+    """The version that torch is built for; None: it is built without."""
+    devices: int
+    """Those that torch can compute on."""
+    error: str = ""
+    """Why torch cannot use one, in its words; empty: it can use all that CUDA shows it."""
+
+
+@cache
+def ask_torch() -> TorchDevices:
+    """Takes some seconds, and once a process. A torch that cannot be imported is an error in the answer."""
+    command = [sys.executable, "-P", "-W", "ignore", "-c", _QUESTION]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+        lines = done.stdout.splitlines()
+        return msgspec.json.decode(lines[-1] if lines else "", type=TorchDevices)
+    except subprocess.TimeoutExpired:
+        why = f"torch did not answer in {LONGEST_S:.0f} s"
+    except msgspec.DecodeError:
+        said = done.stderr.strip().splitlines()
+        why = said[-1] if said else f"the process that asked torch ended with {done.returncode}"
+    return TorchDevices(torch="", cuda=None, devices=0, error=why)
