@@ -86,6 +86,11 @@ def moment(utc: str) -> str:
     return f"{utc[:10]} {utc[11:16]} UTC"
 
 
+def capital(clause: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return f"{clause[0].upper()}{clause[1:]}"
+
+
 def number(value: float, *, digits: int = DIGITS) -> str:
     """A plain number with at least `digits` significant digits; whole digits are never rounded away."""
     return _clean(value, _decimals(value, digits))

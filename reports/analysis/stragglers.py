@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.special import stdtr
 
 from reports.analysis.figures import CellFigures
-from reports.text import count, duration, percent
+from reports.text import capital, count, duration, percent
 from results.budget import RankColumns
 
 SLOW_ABOVE = 0.03
@@ -108,7 +108,7 @@ class Stragglers:
         if alone:
             texts.append(numbered("rank", alone))
         text = " and ".join(texts)
-        return text[0].upper() + text[1:], len(self.slow_nodes) + len(alone) > 1
+        return capital(text), len(self.slow_nodes) + len(alone) > 1
 
     @property
     def _random(self) -> str:

@@ -373,7 +373,7 @@ def test_the_answer_is_a_sentence(race) -> None:
         in told(400)
     )
     no = told(100)
-    assert f"{start} 1 min 40 s: no cell does. The fastest is ddp + bf16 x 8, 125 / 1,000" in no
+    assert f"{start} 1 min 40 s: no cell does, the fastest is ddp + bf16 x 8, 125 / 1,000" in no
     assert "3 min 20 s and 1.60 USD." in no
     assert "is open: the size of its epoch is not known: give --epoch-samples N." in told(400, epoch=None)
     assert "4 cells of 6 on the frontier" in no
@@ -383,7 +383,7 @@ def test_the_answer_is_a_sentence(race) -> None:
 def test_an_interval_that_reaches_beyond_the_time_is_told(eight) -> None:
     # 900 to 1,100 s around 1,000.
     granted = dataclasses.replace(FLAG, epoch_samples=1_000_000, within_s=1050)
-    assert "and 5.56 USD. Its interval reaches beyond that time." in page(analysed(eight, granted))
+    assert "and 5.56 USD; its interval reaches beyond that time." in page(analysed(eight, granted))
     assert "reaches beyond" not in page(analysed(eight, dataclasses.replace(granted, within_s=1100)))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from reports.analysis.assumptions import Assumptions
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, cheapest_within, frontiers
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training
 from reports.analysis.verdict.scaling_sentences import unlike
-from reports.text import devices, duration, metric
+from reports.text import capital, devices, duration, metric
 from results.label import label
 
 
@@ -20,7 +19,7 @@ def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
         title = f"{one.title}: " if len(found) > 1 else ""
         yield f"{title}{_cheapest(one)}."
         if study.assumptions.within_s is not None:
-            yield f"{title}{_epoch(one, study.assumptions, study.assumptions.within_s)}."
+            yield f"{title}{capital(epoch_clause(one, study.assumptions.within_s, _epoch_of))}."
 
 
 def _cheapest(frontier: Frontier) -> str:
@@ -34,19 +33,21 @@ def _cheapest(frontier: Frontier) -> str:
     return "; ".join((told, *unlike(clauses), other))
 
 
-def _epoch(frontier: Frontier, assumptions: Assumptions, within_s: float) -> str:
+def epoch_clause(frontier: Frontier, within_s: float, told: Callable[[CellCost], str]) -> str:
+    """The cheapest cell that finishes an epoch in the time asked about; `told` gives a cell with the cost and
+    the time of its epoch."""
     limit = duration(within_s * 1e9)
-    samples = assumptions.epoch_of(frontier.cheapest.cell)
+    samples = frontier.fastest.epoch_samples
     if samples is None:
-        return f"Which cell finishes an epoch within {limit} is open: {NO_EPOCH}"
-    asked = f"An epoch of {samples:,} samples within {limit}"
+        return f"which cell finishes an epoch within {limit} is open: {NO_EPOCH}"
+    asked = f"an epoch of {samples:,} samples within {limit}"
     cheapest = cheapest_within(frontier, within_s)
     if cheapest is None:
-        return f"{asked}: no cell does, the fastest is {_epoch_of(frontier.fastest)}"
+        return f"{asked}: no cell does, the fastest is {told(frontier.fastest)}"
     assert cheapest.epoch_ns is not None
     late = (cheapest.epoch_ns.high or 0.0) > within_s * 1e9
     warning = "; its interval reaches beyond that time" if late else ""
-    return f"{asked}: the cheapest is {_epoch_of(cheapest)}{warning}"
+    return f"{asked}: the cheapest is {told(cheapest)}{warning}"
 
 
 def _named(cost: CellCost) -> str:

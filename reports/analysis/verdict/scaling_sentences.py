@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from reports.analysis.budget import Part, change
 from reports.analysis.compression import FEWEST_RUNS
 from reports.analysis.verdict.scalability import Configuration, Dominant, LostPart, Reach, Scalability
-from reports.text import MetricText, count, devices, duration, listed, metric, percent
+from reports.text import MetricText, capital, count, devices, duration, listed, metric, percent
 
 PART_WORDS: dict[Part, str] = {
     "input": "input: waiting for data and moving it",
@@ -24,7 +24,7 @@ def scaling_sentences(one: Scalability) -> Iterator[str]:
     """The best, why it goes no further, and the same of plain data parallelism if that is another one."""
     yield f"{_work(one)}: {_best(one)}."
     if one.largest is not None:
-        yield f"{_capital(_why(one.largest))}."
+        yield f"{capital(_why(one.largest))}."
     if one.dense is not None:
         dense = one.dense.configuration
         yield f"Of plain data parallelism, {_where(dense)} has {_efficiency(dense)}; {_why(one.dense)}."
@@ -33,10 +33,6 @@ def scaling_sentences(one: Scalability) -> Iterator[str]:
 def unlike(clauses: Sequence[str]) -> tuple[str, ...]:
     """That something trains differently, as a clause, if it does."""
     return (f"it {listed(clauses)}: compare its convergence too",) if clauses else ()
-
-
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def _work(one: Scalability) -> str:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from markupsafe import Markup
 
 from reports.analysis.assumptions import Quote, study_day
-from reports.analysis.cost import (
-    NO_EPOCH,
-    CellCost,
-    Frontier,
-    cell_costs,
-    cheapest_within,
-    frontiers,
-    why_no_energy,
-)
+from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
 from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.cost_sentences import epoch_clause
 from reports.page.cost_tables import cost_table, mfu_reasons, usd, work_table
 from reports.page.frontier import frontier_drawing
 from reports.page.groups import line_styles
@@ -121,20 +115,10 @@ def _named(study: StudyFigures, cost: CellCost) -> str:
 
 def _within(study: StudyFigures, frontier: Frontier) -> str | None:
     """The cheapest cell that finishes an epoch in the time that was asked about; None if none was."""
-    within_s, samples = study.assumptions.within_s, frontier.fastest.epoch_samples
+    within_s = study.assumptions.within_s
     if within_s is None:
         return None
-    limit = duration(within_s * 1e9)
-    if samples is None:
-        return f"{frontier.title}: which cell finishes an epoch within {limit} is open: {NO_EPOCH}."
-    asked = f"{frontier.title}: an epoch of {samples:,} samples within {limit}"
-    cheapest = cheapest_within(frontier, within_s)
-    if cheapest is None:
-        return f"{asked}: no cell does. The fastest is {_epoch(study, frontier.fastest)}."
-    assert cheapest.epoch_ns is not None
-    late = (cheapest.epoch_ns.high or 0.0) > within_s * 1e9
-    warning = " Its interval reaches beyond that time." if late else ""
-    return f"{asked}: the cheapest is {_epoch(study, cheapest)}.{warning}"
+    return f"{frontier.title}: {epoch_clause(frontier, within_s, partial(_epoch, study))}."
 
 
 def _epoch(study: StudyFigures, cost: CellCost) -> str:
