@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted soak lint types contracts perf reference format constraints clean
+.PHONY: demo test quick planted soak lint types contracts perf perf-gate reference format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -48,6 +48,17 @@ contracts: $(VENV)/.installed-dev
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
+
+# The benchmarks of tests/perf in PERF_RUNS processes, one after another, against BASE: the baseline `perf`, or a
+# folder that an earlier call has left (docs/gate.md).
+PERF_RUNS ?= 5
+PERF_TESTS ?= tests/perf/test_plan_speed.py tests/perf/test_command_speed.py tests/perf/test_report_speed.py
+BASE ?= perf
+perf-gate: $(VENV)/.installed-dev
+	rm -rf .benchmarks/gate && mkdir -p .benchmarks/gate
+	for run in $$(seq $(PERF_RUNS)); do OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PERF_TESTS) \
+	  --benchmark-json .benchmarks/gate/$$run.json || exit; done
+	$(BIN)/bench compare $(BASE) .benchmarks/gate
 
 # docs/options.md, from the declarations of the options.
 reference: $(VENV)/.installed

@@ -16,7 +16,9 @@ from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
+from results.baseline import Baseline
 from results.errors import UsageError
+from results.history import read_nights
 from results.job_store import JobStore
 from results.run import RunResult
 from results.store import Study
@@ -30,12 +32,19 @@ class _Read:
 
 
 def read_figures(
-    paths: Sequence[str], flags: CostFlags, console: Console, *, redact: bool = False
+    paths: Sequence[str],
+    flags: CostFlags,
+    console: Console,
+    *,
+    redact: bool = False,
+    history: Path | None = None,
 ) -> list[StudyFigures]:
-    """The figures of the studies at `paths`, each under a name of its own.
+    """The figures of the studies at `paths`, each under a name of its own, with the nights of `history`.
 
-    Writes nothing but what is derived, and that only where the study may be written.
+    Writes nothing but what is derived, and that only where the study may be written. Nights name commits and
+    settings that a redaction of the studies does not know: with `redact` there are none.
     """
+    nights = {} if history is None or redact else _nights(history, console)
     studies = [Study.existing(Path(path)) for path in paths]
     for study in studies:
         warn_of_losses(study, console)
@@ -46,7 +55,15 @@ def read_figures(
     ]
     if redact:
         read = _redacted(read)
-    return [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+    figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+    return [replace(one, nights=nights) for one in figures] if nights else figures
+
+
+def _nights(folder: Path, console: Console) -> dict[str, list[Baseline]]:
+    nights, damaged = read_nights(folder)
+    for sentence in damaged:
+        console.warn(sentence)
+    return nights
 
 
 def warn_of_losses(study: Study, console: Console) -> None:

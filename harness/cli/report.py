@@ -14,8 +14,15 @@ from harness.cli.cost_options import cost_options
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE.html", help="where to write it, instead of STUDY/report.html")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
+@click.option(
+    "--history",
+    metavar="FOLDER",
+    help="nights of bench history add; ./history if that is there and this is left out",
+)
 @cost_options
-def command(studies: tuple[str, ...], output: str | None, *, redact: bool, **costs: Any) -> int:
+def command(
+    studies: tuple[str, ...], output: str | None, *, redact: bool, history: str | None, **costs: Any
+) -> int:
     """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV beside it.
 
     Several studies stand side by side in one report, which needs --output. Works where torch is not
@@ -33,7 +40,9 @@ def command(studies: tuple[str, ...], output: str | None, *, redact: bool, **cos
     if len(studies) > 1 and output is None:
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     console = Console()
-    figures = read_figures(studies, CostFlags(**costs), console, redact=redact)
+    nights = Path(history or "history")
+    given = nights if history is not None or any(nights.glob("*/*.json")) else None
+    figures = read_figures(studies, CostFlags(**costs), console, redact=redact, history=given)
     if len(studies) > 1 and output is not None:
         write_joint_report(figures, console, path=Path(output))
     else:

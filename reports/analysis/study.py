@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reports.analysis.allocations import Drift, drift
 from reports.analysis.assumptions import Assumptions
@@ -20,6 +20,7 @@ from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import Setting, merged_series, setting_labels, standing_skips
 from reports.text import devices_word
+from results.baseline import Baseline
 from results.cell import Cell
 from results.plan import Plan, Scaling
 from results.run import RunResult
@@ -49,6 +50,8 @@ class StudyFigures:
     """Ids of cells that have results but stand in no plan and are no baseline of allocations."""
     assumptions: Assumptions
     """What was not measured, and is taken as told."""
+    nights: Mapping[str, Sequence[Baseline]] = field(default_factory=dict)
+    """Those of a history, by machine, in the order of time."""
 
     @property
     def devices_word(self) -> str:

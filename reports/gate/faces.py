@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -54,10 +55,14 @@ def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
 
 
 def junit(comparison: Comparison) -> str:
-    """JUnit XML: a test case for each verdict; inconclusive and incomparable ones count as skipped."""
+    """JUnit XML: a test case for each verdict; inconclusive and incomparable ones count as skipped.
+
+    Attributes are those that Jenkins, GitLab and GitHub's actions read; the reason of a cell that failed may
+    hold characters of a terminal, which XML 1.0 does not allow: they are written as U+FFFD.
+    """
     suite = ElementTree.Element(
         "testsuite",
-        name=f"{comparison.new} against {comparison.base}",
+        name=_xml(f"{comparison.new} against {comparison.base}"),
         tests=str(len(comparison.findings)),
         failures=str(comparison.count(*FAILING)),
         skipped=str(comparison.count(*_SKIPPED)),
@@ -65,13 +70,14 @@ def junit(comparison: Comparison) -> str:
     )
     for finding in comparison.findings:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=finding.subject, name=finding.metric or "cell"
+            suite, "testcase", classname=_xml(finding.subject), name=finding.metric or "cell"
         )
         if finding.verdict in FAILING:
-            failure = ElementTree.SubElement(case, "failure", type=finding.verdict, message=sentence(finding))
-            failure.text = sentence(finding)
+            told = _xml(sentence(finding))
+            failure = ElementTree.SubElement(case, "failure", type=finding.verdict, message=told)
+            failure.text = told
         elif finding.verdict in _SKIPPED:
-            ElementTree.SubElement(case, "skipped", message=sentence(finding))
+            ElementTree.SubElement(case, "skipped", message=_xml(sentence(finding)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -135,6 +141,14 @@ def _measure(finding: Finding) -> str:
 
 def _json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _xml(text: str) -> str:
+    return _NO_XML.sub("\ufffd", text)
+
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 allows nowhere (section 2.2, Char)."""
 
 
 def _escaped(text: str) -> str:

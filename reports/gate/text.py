@@ -13,6 +13,8 @@ from results.baseline import Baseline, Exact, exact_text
 HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
 TRENDS = ("machine", "cell", "metric", "nights", "first", "last")
 CONTENTS = ("cell", "metric", "figure", "runs")
+MOST_ROWS = 100
+"""In Markdown: a comment on GitHub holds 65,536 characters."""
 QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
@@ -67,12 +69,18 @@ def markdown(comparison: Comparison, *, every: bool = False) -> str:
     shown = rows(comparison, every=every)
     if shown:
         lines += [_markdown_row(HEADS), _markdown_row(("---",) * len(HEADS))]
-        lines += [_markdown_row(row) for row in shown]
+        lines += [_markdown_row(row) for row in shown[:MOST_ROWS]]
         lines.append("")
-    reasons = dict.fromkeys(
-        f"- {name(finding)}: {finding.reason}" for finding in comparison.findings if finding.reason
+    reasons = list(
+        dict.fromkeys(
+            f"- {_plain(f'{name(finding)}: {finding.reason}')}"
+            for finding in comparison.findings
+            if finding.reason
+        )
     )
-    lines += [*reasons, ""] if reasons else []
+    lines += [*reasons[:MOST_ROWS], ""] if reasons else []
+    if max(len(shown), len(reasons)) > MOST_ROWS:
+        lines += [f"The first {MOST_ROWS} of {count(len(shown), 'verdict')} are shown; JSON has all.", ""]
     lines.append(method(comparison))
     return "\n".join(lines) + "\n"
 
@@ -126,7 +134,12 @@ def step_sentence(trend: Trend, step: Step) -> str:
 
 
 def _markdown_row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """On one line and without HTML: a reason may be the words of a crashed program."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

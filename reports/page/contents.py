@@ -15,6 +15,7 @@ from reports.page.sections.correctness import correctness_section
 from reports.page.sections.cost import cost_section
 from reports.page.sections.environment import environment_section, warnings_section
 from reports.page.sections.headline import headline_section
+from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
 from reports.page.sections.outcomes import outcomes_section
 from reports.page.sections.ranks import ranks_section
@@ -38,6 +39,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "ranks": ranks_section,
         "memory": memory_section,
         "cost": cost_section,
+        "history": history_section,
         "correctness": correctness_section,
         "warnings": warnings_section,
         "environment": environment_section,

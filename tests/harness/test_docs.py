@@ -14,7 +14,7 @@ from harness.plan.study_file import read_study_file
 from harness.reference import reference
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/ci/*.md")])
 
 
 def _flags(command: click.Command) -> set[str]:

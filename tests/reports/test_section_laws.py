@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from html_page import Page
 from packages import install
 
 from reports.analysis.study import StudyFigures, analyse
+from reports.gate.reduce import subject_key
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
+from results.baseline import Baseline, Subject
+from results.cell import Cell
 from results.extensions import forget_packages
 from results.outcome import Outcome
 
@@ -31,7 +36,28 @@ each = pytest.mark.parametrize("name", EVERY)
 
 @pytest.fixture
 def measured(small) -> StudyFigures:
-    return analyse(HOSTILE, small.study.plans(), small.study.collect())
+    found = analyse(HOSTILE, small.study.plans(), small.study.collect())
+    return replace(found, nights={HOSTILE: nights(next(iter(found.pools.values())).cell)})
+
+
+def nights(cell: Cell) -> list[Baseline]:
+    """Twenty nights of a cell: 20 % slower from the thirteenth on, where the code and torch changed."""
+    return [
+        Baseline(
+            name="nightly",
+            measured_at=f"2026-01-{night + 1:02d}T03:00:00.000Z",
+            commit=f"c{night:02d}{HOSTILE}",
+            subjects=(
+                Subject(
+                    key=subject_key(cell),
+                    label=HOSTILE,
+                    facts={"torch": "2.12" if night < 12 else "2.13"},
+                    timed={"step_time": ((1.0 if night < 12 else 1.2) * (1e7 + 1e4 * (night % 3)),)},
+                ),
+            ),
+        )
+        for night in range(20)
+    ]
 
 
 @pytest.fixture
@@ -112,6 +138,21 @@ def test_it_is_whole_and_escapes_what_it_shows(name: str, study: StudyFigures) -
 @each
 def test_the_same_study_gives_the_same_section(name: str, study: StudyFigures) -> None:
     assert EVERY[name](study) == EVERY[name](study)
+
+
+def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured: StudyFigures) -> None:
+    html = alone("history", measured)
+    assert html is not None
+    shown = unescape(html)
+    assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12" in shown
+    assert "torch 2.12 to 2.13" in shown
+    assert html.count("<svg") == 1
+    (kept,) = measured.nights.values()
+    others = [
+        msgspec.structs.replace(night, subjects=(msgspec.structs.replace(night.subjects[0], key="other"),))
+        for night in kept
+    ]
+    assert EVERY["history"](replace(measured, nights={"here": others})) is None
 
 
 def test_the_whole_page_has_no_id_twice_and_no_broken_link(study: StudyFigures) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,18 @@ def test_files_of_pytest_benchmark_are_runs(
     assert "an interval needs 3 runs" in capsys.readouterr().out
 
 
+def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("test_sum.py").write_text("def test_sum(benchmark):\n    benchmark(sum, range(100))\n")
+    words = ["-q", "-p", "no:cacheprovider", "--benchmark-json", "one.json", "--benchmark-max-time", "0.01"]
+    subprocess.run([sys.executable, "-m", "pytest", *words], check=True, capture_output=True)
+    assert run(["baseline", "save", "perf", "one.json"]) == 0
+    (subject,) = schemas.BASELINE.read(Path("baselines/perf.json")).subjects
+    assert subject.key == "test_sum.py::test_sum"
+    assert subject.facts["python"] == platform.python_version()
+    assert subject.timed["time"][0] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
@@ -212,6 +226,22 @@ def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
     night(number + 1, 1.2)
     assert run(["history", "add", "night.json", *told]) == 0
     assert not Path("told.json").exists(), "a change is told once, by the night that shows it"
+
+
+def test_a_report_shows_the_nights_that_it_is_given_or_finds(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = study("first", [10.0, 10.1, 10.2])
+    assert run(["report", first]) == 0
+    assert '<section id="history"' not in Path(first, "report.html").read_text()
+    for name in ("first", "second"):
+        assert run(["history", "add", study(name, [10.0]) if name == "second" else first]) == 0
+    assert run(["report", first]) == 0
+    assert '<section id="history"' in Path(first, "report.html").read_text()
+    assert run(["report", first, "--redact"]) == 0
+    assert '<section id="history"' not in Path(first, "report.html").read_text()
+    assert run(["report", first, "--history", "nothing"]) == 2
+    assert "nothing/ holds no night" in capsys.readouterr().err
 
 
 def test_a_night_before_the_last_one_is_added_with_a_warning(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
+import msgspec
 import pytest
 
 from reports.gate.comparison import Comparison, Rules, compare
 from reports.gate.faces import FACES, MOST_ANNOTATIONS
-from reports.gate.text import headline, markdown, rows
+from reports.gate.text import MOST_ROWS, headline, markdown, rows
 from results.baseline import Baseline, Subject
 
 STEP = (100e6, 100.1e6, 99.9e6)
@@ -70,3 +74,102 @@ def test_machine_formats_hold_the_figures_of_new(slower: Comparison) -> None:
     whole = json.loads(FACES["json"](slower))
     assert whole["exit_code"] == 1
     assert [finding["verdict"] for finding in whole["findings"]] == ["regressed", "unchanged"]
+
+
+BMF: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {
+        ".+": {
+            "type": "object",
+            "patternProperties": {
+                ".+": {
+                    "type": "object",
+                    "properties": {
+                        key: {"type": "number"} for key in ("value", "lower_value", "upper_value")
+                    },
+                    "required": ["value"],
+                    "additionalProperties": False,
+                }
+            },
+        }
+    },
+}
+"""Bencher Metric Format, https://bencher.dev/docs/reference/bencher-metric-format."""
+CUSTOM: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "unit": {"type": "string", "minLength": 1},
+            "value": {"type": "number"},
+            "range": {"type": "string"},
+            "extra": {"type": "string"},
+        },
+        "required": ["name", "unit", "value"],
+        "additionalProperties": False,
+    },
+}
+"""What github-action-benchmark reads as customSmallerIsBetter."""
+JUNIT = {
+    "testsuite": {"name", "tests", "failures", "errors", "skipped"},
+    "testcase": {"name", "classname"},
+    "failure": {"type", "message"},
+    "skipped": {"message"},
+}
+"""Elements and their attributes, of those that the schema of Jenkins and GitLab's parser know."""
+
+
+@pytest.fixture
+def mixed() -> Comparison:
+    """Every verdict that a face treats in its own way, with words that a terminal or markup would obey."""
+    hostile = "crashed: \x1b[31m<b>&amp;\x00 | rank 1\n::error::no"
+    before = side("before", 1, 4, exact={"payload_bytes": (10,)})
+    slow, failed, other, few = side("after", 1.1, 4, exact={"payload_bytes": (20,)}).subjects
+    after = Baseline(
+        name="after",
+        measured_at="",
+        subjects=(
+            slow,
+            msgspec.structs.replace(failed, failed=hostile),
+            msgspec.structs.replace(other, facts={"torch": "2"}),
+            msgspec.structs.replace(few, timed={"step_time": (1.0,)}),
+        ),
+    )
+    return compare(before, after, Rules(margins={}))
+
+
+def test_machine_formats_are_what_their_readers_publish(mixed: Comparison) -> None:
+    jsonschema.Draft7Validator(BMF).validate(json.loads(FACES["bencher"](mixed)))
+    measures = {measure for one in json.loads(FACES["bencher"](mixed)).values() for measure in one}
+    assert all(len(measure) <= 64 for measure in measures), "Bencher's limit of a name"
+    jsonschema.Draft7Validator(CUSTOM).validate(json.loads(FACES["github-action-benchmark"](mixed)))
+
+
+def test_junit_is_xml_with_the_elements_that_ci_knows_whatever_a_reason_holds(mixed: Comparison) -> None:
+    suite = ElementTree.fromstring(FACES["junit"](mixed))
+    for element in suite.iter():
+        assert element.attrib.keys() == JUNIT[element.tag], element.tag
+    cases = list(suite)
+    assert len(cases) == int(str(suite.get("tests")))
+    for kind, total in (("failure", "failures"), ("skipped", "skipped")):
+        assert len(list(suite.iter(kind))) == int(str(suite.get(total))) > 0
+    assert all(len(case) <= 1 for case in cases)
+    assert any(
+        "crashed: \ufffd[31m<b>&amp;\ufffd" in str(one.get("message")) for one in suite.iter("failure")
+    )
+
+
+def test_annotations_and_markdown_keep_a_reason_on_one_line(mixed: Comparison) -> None:
+    lines = FACES["github"](mixed).splitlines()
+    assert all(re.match(r"::(error|warning|notice)( title=[^:,]+)?::", line) for line in lines)
+    assert not any(line.startswith("::error::no") for line in lines)
+    summary = FACES["markdown"](mixed)
+    assert not any(line.startswith("::error::no") for line in summary.splitlines())
+    assert "&lt;b>&amp;amp;" in summary
+
+
+def test_markdown_fits_a_comment_however_many_cells_changed() -> None:
+    text = markdown(compare(side("before", 1, 900), side("after", 1.1, 900), Rules(margins={})))
+    assert len(text) < 65_536
+    assert f"The first {MOST_ROWS} of 900 verdicts are shown" in text

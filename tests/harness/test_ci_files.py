@@ -1,0 +1,134 @@
+"""The files of docs/ci: their own linters and schemas, and their script steps, run here on a small study."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.nights import night
+from harness.plan.study_file import read_study_file
+
+CI = Path(__file__).parents[2] / "docs" / "ci"
+BIN = Path(sys.executable).parent
+SCRIPTS = ("gate.sh", "night.sh")
+INSTALLATION = ("Install", "Remove what earlier jobs left")
+"""Steps that make the machine ready; the tests' machine is."""
+STUDY = "workload: mlp\nstrategy: ddp\ngpus: 2\nbatch_size: 8\nrepeats: 1\nbudget: 0s\nquads: 0\n"
+
+
+def github_steps(job: str) -> list[dict[str, Any]]:
+    steps = yaml.safe_load((CI / "github.yml").read_text())["jobs"][job]["steps"]
+    return [step for step in steps if "run" in step and step["name"] not in INSTALLATION]
+
+
+def gitlab_script(job: str) -> list[str]:
+    found: list[str] = yaml.safe_load((CI / "gitlab-ci.yml").read_text())[job]["script"]
+    return found
+
+
+def checked(words: list[str | Path], given: str | None = None) -> None:
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [("github-workflows", "github.yml"), ("gitlab-ci", "gitlab-ci.yml")]
+)
+def test_workflows_have_the_published_schema(schema: str, name: str) -> None:
+    checked([BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name])
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not installed")
+def test_actionlint_finds_nothing_but_the_runners_label() -> None:
+    checked(["actionlint", "-ignore", 'label "bench" is unknown', CI / "github.yml"])
+
+
+def test_shellcheck_finds_nothing_in_scripts_and_steps() -> None:
+    checked([BIN / "shellcheck", *(CI / name for name in SCRIPTS)])
+    steps = [step["run"] for job in ("gate", "night") for step in github_steps(job)]
+    for text in [*steps, *("\n".join(gitlab_script(job)) for job in ("gate", "night"))]:
+        checked([BIN / "shellcheck", "--shell", "bash", "-"], text)
+
+
+def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> None:
+    for job in ("gate", "night"):
+        (step,) = [step["run"] for step in github_steps(job) if ".sh" in step["run"]]
+        assert step.strip().splitlines() == gitlab_script(job)
+    assert gitlab_script("night")[0] in (CI / "scrontab").read_text()
+    assert read_study_file(CI / "nightly.yaml").repeats == 5
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with the scripts and a small study, as a runner has it after the installation."""
+    folder = tmp_path / "docs" / "ci"
+    folder.mkdir(parents=True)
+    for name in SCRIPTS:
+        shutil.copy(CI / name, folder)
+    (folder / "nightly.yaml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    return tmp_path
+
+
+def shell(text: str) -> subprocess.CompletedProcess[str]:
+    """As both systems call it: bash, which stops at the first failure."""
+    return subprocess.run(["bash", "-eo", "pipefail", "-c", text], capture_output=True, text=True)
+
+
+def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project: Path) -> None:
+    with night("nightly", Path("runs")):
+        done = shell("docs/ci/night.sh docs/ci/nightly.yaml main")
+    assert done.returncode == 4, done.stderr
+    assert "another night measures on this host" in done.stderr
+    assert not Path("history").exists()
+
+
+def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
+    Path("gate").mkdir()
+    done = shell("docs/ci/gate.sh docs/ci/nightly.yaml main")
+    assert done.returncode == 2
+    assert "gate is there already" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_workflows_run(project: Path) -> None:
+    made = shell(
+        "bench matrix docs/ci/nightly.yaml --out runs/accepted && bench baseline save main runs/accepted"
+    )
+    assert made.returncode == 0, made.stderr
+    for step in github_steps("gate"):
+        done = shell(step["run"])
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "::notice::" in done.stdout
+    assert Path("steps.md").read_text() == Path("gate/summary.md").read_text()
+    assert json.loads(Path("gate/verdict.json").read_text())["exit_code"] == 0
+    for name in ("junit.xml", "bencher.json", "benchmark.json"):
+        assert Path("gate", name).stat().st_size
+
+    baseline = Path("baselines/main.json")
+    text = baseline.read_text()
+    (payload,) = re.findall(r'"payload_bytes": \[\s*(\d+)\s*\]', text)
+    baseline.write_text(text.replace(payload, str(int(payload) // 2)))
+    os.environ["ON_REGRESSION"] = "cp $BENCH_VERDICT told.json"
+    try:
+        done = shell("\n".join(gitlab_script("night")))
+    finally:
+        del os.environ["ON_REGRESSION"]
+    assert done.returncode == 1, done.stdout + done.stderr
+    (told,) = [
+        f for f in json.loads(Path("told.json").read_text())["findings"] if f["verdict"] == "regressed"
+    ]
+    assert told["metric"] == "payload_bytes"
+    assert len(list(Path("history").glob("*/*.json"))) == 1
+    assert "bytes exchanged a step" in Path("runs/nightly.md").read_text()
