@@ -67,9 +67,9 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
 
 def _proof_s(cell: Cell, step_s: float, parameters: int, steps: int) -> float:
     """The first steps with their checks; where simulating all replicas takes too long, one is simulated."""
-    one_s = _simulated_s(cell, step_s, parameters)
+    one_s = _simulated_s(cell, step_s)
     if cell.replicas * one_s > PROOF_LIMIT_S / steps:
-        return steps * step_s + one_s
+        return steps * step_s + one_s + _compared_s(parameters)
     return steps * (step_s + cell.replicas * one_s + _compared_s(parameters))
 
 
@@ -78,7 +78,7 @@ def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> fl
     facts = STRATEGIES.facts(cell.strategy)
     promise = facts.promise
     by_each = (cell.model_parallel == 1 and not facts.shards) or promise.of == "parameters"
-    simulated_s = (1 if by_each else cell.replicas) * _simulated_s(cell, step_s, parameters)
+    simulated_s = (1 if by_each else cell.replicas) * _simulated_s(cell, step_s)
     checked_s = step_s + min(simulated_s, PROOF_LIMIT_S) + _compared_s(parameters)
     fewest = min(promise.every, LATE_STEPS) if promise.of == "parameters" else 1
     allowed_s = min(PROOF_LIMIT_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
@@ -86,14 +86,13 @@ def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> fl
     return before * step_s + max(fewest * checked_s, allowed_s)
 
 
-def _simulated_s(cell: Cell, step_s: float, parameters: int) -> float:
-    """A step of one replica on one device, on a model that is built anew."""
-    idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
-    return step_s * cell.model_parallel / (1 + idle) + parameters / VALUES_PER_S
+def _simulated_s(cell: Cell, step_s: float) -> float:
+    """A step of one replica on one device."""
+    return step_s * cell.model_parallel / (1 + STRATEGIES.facts(cell.strategy).bubble(cell.gpus))
 
 
 def _compared_s(parameters: int) -> float:
-    """Beside the simulation of a step: the update is replayed on another model, and all is copied."""
+    """Beside the simulation of a step: a model is built, and all is copied."""
     return parameters / VALUES_PER_S + PROOF_COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
 
 

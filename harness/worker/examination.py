@@ -46,6 +46,7 @@ from harness.worker.reference import (
     finite,
     host_copy,
     optimizer_history,
+    reference_model,
     replay_update,
     simulate_step,
 )
@@ -55,6 +56,7 @@ from results.cell import Cell
 from strategies.catalog import COMPRESSIONS, STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
+from workloads.workload import Workload
 
 HALVINGS = 4
 """Of the scale of the loss, where a simulated step in fp16 overflows and the trainer's did not."""
@@ -363,8 +365,9 @@ class Examination:
             unexpected=self.unexpected,
         )
         try:
-            reference = self._simulated(start, what, overflows=not finite(gradients))
-            replay = None if history is None else replay_update(self._setup, start, gradients, history)
+            model = reference_model(self._setup)
+            reference = self._simulated(model, start, what, gradients)
+            replay = None if history is None else replay_update(self._setup, model, start, gradients, history)
         except TooLongError as error:
             return None, f"a serial simulation of a step would take about {error.seconds:.0f} s"
         except (RuntimeError, MemoryError) as error:
@@ -373,18 +376,20 @@ class Examination:
             return None, "a serial simulation does not fit in memory beside the model"
         return _Recomputed(reference=reference, replay=replay), ""
 
-    def _simulated(self, start: dict[str, Tensor], what: Simulated, *, overflows: bool) -> Reference:
+    def _simulated(
+        self, model: Workload, start: dict[str, Tensor], what: Simulated, gradients: Tensors
+    ) -> Reference:
         """The step with the trainer's scale of the loss, so that both sides lose the same small numbers.
 
         Where the trainer's gradients are finite and those of the simulation are not, another kernel's
         rounding stands between them at the edge of fp16's range: then half the scale, up to `HALVINGS` times.
         """
-        reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
+        reference = simulate_step(self._setup, model, start, what, longest_s=self._longest_s)
         for _ in range(HALVINGS):
-            if overflows or what.scale <= 1 or finite(reference.gradients):
+            if what.scale <= 1 or finite(reference.gradients) or not finite(gradients):
                 break
             what = replace(what, scale=what.scale / 2)
-            reference = simulate_step(self._setup, start, what, longest_s=self._longest_s)
+            reference = simulate_step(self._setup, model, start, what, longest_s=self._longest_s)
         return reference
 
     def _buffers_equal(self, found: _Recomputed | None) -> bool:

@@ -74,10 +74,26 @@ class Simulated:
     """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
 
 
+def reference_model(setup: CellSetup) -> Workload:
+    """A model of the cell for simulations, on this device; this rank's random state stays as it is."""
+    before = torch.get_rng_state()
+    workload = setup.workload()
+    torch.set_rng_state(before)
+    module = workload.module.to(setup.device).train()
+    if setup.cell.memory_format == "channels_last":
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return workload
+
+
 def simulate_step(
-    setup: CellSetup, start: dict[str, Tensor], what: Simulated, *, longest_s: float = math.inf
+    setup: CellSetup,
+    model: Workload,
+    start: dict[str, Tensor],
+    what: Simulated,
+    *,
+    longest_s: float = math.inf,
 ) -> Reference:
-    """One step of the named replicas, one after another, on this device, from the state `start`.
+    """One step of the named replicas, one after another, on `model`, each from the state `start`.
 
     Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by the
     first replica, the step would take more than `longest_s`.
@@ -89,7 +105,7 @@ def simulate_step(
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(setup, start, what, replica)
+        own = _replica_step(setup, model, start, what, replica)
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
@@ -119,10 +135,12 @@ class _Share:
     """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
 
 
-def _replica_step(setup: CellSetup, start: dict[str, Tensor], what: Simulated, replica: int) -> _Share:
+def _replica_step(
+    setup: CellSetup, workload: Workload, start: dict[str, Tensor], what: Simulated, replica: int
+) -> _Share:
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = setup.cell
-    workload = _reference_model(setup, start)
+    _load(workload.module, start)
     sampler = Sampler(cell, workload, setup.device, setup.source_folder)
     first = what.step * cell.accumulation
     batches = sampler.batches(replica, first, cell.accumulation)
@@ -191,11 +209,16 @@ class Replay:
 
 
 def replay_update(
-    setup: CellSetup, start: dict[str, Tensor], gradients: dict[str, Tensor], history: History
+    setup: CellSetup,
+    model: Workload,
+    start: dict[str, Tensor],
+    gradients: dict[str, Tensor],
+    history: History,
 ) -> Replay:
-    """A plain optimizer step from `start` by `gradients`, with that history, none of which it changes."""
-    workload = _reference_model(setup, start)
-    parameters = dict(workload.module.named_parameters())
+    """A plain optimizer step of `model` from `start` by `gradients`, with that history, none of which it
+    changes."""
+    _load(model.module, start)
+    parameters = dict(model.module.named_parameters())
     optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())
     for name, state in history.items():
         optimizer.state[parameters[name]] = {
@@ -222,21 +245,14 @@ def _own(key: str, value: object, device: torch.device) -> object:
     return value.to("cpu" if key == "step" else device, copy=True)
 
 
-def _reference_model(setup: CellSetup, start: dict[str, Tensor]) -> Workload:
-    before = torch.get_rng_state()
-    workload = setup.workload()
-    torch.set_rng_state(before)
-    module = workload.module.to(setup.device).train()
-    if setup.cell.memory_format == "channels_last":
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with torch.no_grad():
-        for name, value in state_of(module):
-            value.copy_(start[name])
-    if setup.device.type == "cpu":
-        for name, parameter in module.named_parameters():
-            if start[name].data_ptr() % ALIGNED_BYTES:
-                parameter.data = host_copy(start[name])
-    return workload
+@torch.no_grad()
+def _load(module: nn.Module, start: dict[str, Tensor]) -> None:
+    """Give a module the parameters and buffers `start`, at addresses that are aligned as theirs."""
+    for name, value in state_of(module):
+        value.copy_(start[name])
+    for name, parameter in module.named_parameters():
+        if parameter.device.type == "cpu" and start[name].data_ptr() % ALIGNED_BYTES:
+            parameter.data = host_copy(start[name])
 
 
 def host_copy(value: Tensor) -> Tensor:
