@@ -59,11 +59,11 @@ def _of_folder(path: Path) -> Baseline:
         study = Study(path)
         return reduce_study(study, read_results(study))
     if list(path.glob("rank-[0-9]*.json")):
-        study = Study.existing(path.parents[2])
-        runs = [result for result in read_results(study) if result.run_id == path.name]
+        study = Study.existing(path.resolve().parents[2])
+        runs = [result for result in read_results(study) if result.run_id == path.resolve().name]
         whole = reduce_study(study, runs)
         measured = tuple(subject for subject in whole.subjects if subject.runs or subject.failed != NOT_RUN)
-        return msgspec.structs.replace(whole, name=path.name, subjects=measured)
+        return msgspec.structs.replace(whole, name=path.resolve().name, subjects=measured)
     found = sorted(path.glob("*.json"))
     if not found:
         raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file")
@@ -76,13 +76,24 @@ def _of_file(path: Path) -> Baseline:
     return read_pytest_benchmark(path.stem, [path])
 
 
+def require_figures(side: Baseline) -> None:
+    """Refuse a side that nothing can be compared with, because a gate against it would always be green."""
+    failed = next((subject.failed for subject in side.subjects if subject.failed is not None), "it is empty")
+    if all(subject.failed is not None for subject in side.subjects):
+        raise UsageError(f"{side.name} has no cell with a figure ({failed}): name a measurement that ran")
+
+
 def baseline_paths(folder: Path = FOLDER) -> list[Path]:
     return sorted(folder.glob("*.json"))
 
 
 def save(name: str, side: Baseline, folder: Path = FOLDER) -> Path:
-    """Keep a baseline under a new name. Raises UsageError if the name is taken or no file name."""
+    """Keep a baseline under a new name.
+
+    Raises UsageError if the name is taken or no file name, or where no cell has a figure.
+    """
     path = _path(name, folder)
+    require_figures(side)
     if path.exists():
         raise UsageError(f"{path} is there already; accept changes by bench baseline promote {name}")
     _write(path, msgspec.structs.replace(side, name=name))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from results.baseline import Baseline
 
 _FOLDER = click.option(
     "--baselines",
@@ -32,8 +36,19 @@ def _save(name: str, side: str, folder: Path) -> int:
     from harness.console import Console
     from harness.gate import read_side, save
 
-    Console().result(str(save(name, read_side(side, folder), folder)))
+    kept = read_side(side, folder)
+    Console().result(str(save(name, kept, folder)))
+    _warn_of_edits(kept)
     return 0
+
+
+def _warn_of_edits(side: Baseline) -> None:
+    from harness.console import Console
+
+    if side.dirty:
+        Console().warn(
+            f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
+        )
 
 
 @command.command(name="list")
@@ -98,5 +113,7 @@ def _promote(name: str, side: str, folder: Path, *, reason: str, cells: tuple[st
     from harness.console import Console
     from harness.gate import promote, read_side
 
-    Console().result(str(promote(name, read_side(side, folder), reason, cells, folder)))
+    accepted = read_side(side, folder)
+    Console().result(str(promote(name, accepted, reason, cells, folder)))
+    _warn_of_edits(accepted)
     return 0

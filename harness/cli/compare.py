@@ -106,7 +106,7 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     from dataclasses import replace
 
     from harness.console import Console
-    from harness.gate import machine_margins, read_side
+    from harness.gate import machine_margins, read_side, require_figures
     from reports.gate.comparison import compare
     from results.errors import UsageError
 
@@ -115,6 +115,7 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
             f"bench compare takes BASE and NEW, not {len(sides)} names; see bench compare --help"
         )
     base, new = (read_side(side, baselines) for side in sides)
+    require_figures(base)
     of_machine, stated = machine_margins(new, baselines)
     for path in stated:
         Console().note(f"margins of this machine's noise: {path}")

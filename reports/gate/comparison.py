@@ -116,6 +116,8 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
     """Hold NEW against BASE. Subjects are matched by their keys."""
     there = {subject.key: subject for subject in base.subjects}
     here = {subject.key: subject for subject in new.subjects}
+    if there and here and there.keys().isdisjoint(here):
+        return _other_work(base, new)
     pairs = [(there.get(key), here.get(key)) for key in there | here]
     alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
     findings = [finding for pair in pairs for finding in _findings(*pair, rules, alpha)]
@@ -135,6 +137,19 @@ def _sample(rules: Rules) -> str:
     several = any(sample.alternation == "launches" for sample in rules.paired.values())
     what = "whole launches, because both sides do not fit side by side," if several else "short blocks"
     return f"{what} of both sides alternated, and the pair of launches is the sample"
+
+
+def _other_work(base: Baseline, new: Baseline) -> Comparison:
+    """One verdict where the sides have no cell in common."""
+    first, second = base.subjects[0], new.subjects[0]
+    reason = (
+        f"BASE and NEW have no cell in common: BASE has {first.label}, NEW has {second.label}; compare "
+        f"measurements of the same work"
+    )
+    finding = Finding(
+        subject=new.name, key=second.key, metric=None, verdict=Verdict.INCOMPARABLE, reason=reason
+    )
+    return Comparison(base=base.name, new=new.name, findings=(finding,), confidence=1 - 2 * ALPHA)
 
 
 def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:

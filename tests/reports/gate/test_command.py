@@ -21,7 +21,9 @@ from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
 from harness.prune import named_studies
 from results import schemas
+from results.environment import CodeVersion
 from results.lock import study_lock
+from results.outcome import Outcome
 from results.store import Study
 
 
@@ -143,6 +145,11 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
+        (["compare", "failed", "before"], 2, "no cell with a figure (crashed: rank 0: rank 1 ended)"),
+        (["baseline", "save", "main", "failed"], 2, "no cell with a figure (crashed: rank 0: rank 1 ended)"),
+        (["history", "add", "failed"], 2, "has no cell with a figure"),
+        (["compare", "empty.json", "before"], 2, "no cell with a figure (it is empty)"),
+        (["compare", "newer", "before", "--baselines", "."], 1, "update bench to read it"),
         (["compare", "before", "nothing"], 2, "is no study, no run, no file and no baseline"),
         (["compare", "before", "empty"], 2, "holds no JSON file"),
         (["compare", "before", "planned"], 2, "has no run yet"),
@@ -160,12 +167,65 @@ def test_bad_input_gets_one_line_with_the_fix(
 ) -> None:
     study("before", [10.0, 10.1])
     study("planned", [])
+    study("failed", [10.0, 10.1], outcome=Outcome.CRASHED, reason="rank 1 ended")
+    Path("empty.json").write_text('{"benchmarks": [], "datetime": "2026-01-01T00:00:00"}')
+    Path("newer.json").write_text('{"schema": "bench/baseline", "schema_version": 99, "writer": "bench 9"}')
     Path("empty").mkdir()
     Path("torn.json").write_text('{"benchmarks": [')
     assert run(words) == code
     errors = capsys.readouterr().err
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_studies_of_other_work_are_incomparable_in_one_line(
+    study: Callable[..., str],
+    tmp_path: Path,
+    new_study: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = study("before", [10.0, 10.1, 10.2])
+    made = new_study(tmp_path / "other")
+    (cell,) = made.series("weak", "ddp", [4], batch=8)
+    made.plan()
+    made.runs(cell, [10.0, 10.1, 10.2])
+    assert run(["compare", before, "other"]) == 3
+    printed = capsys.readouterr().out
+    assert "BASE has gpt-nano, ddp, 2 x 8, NEW has gpt-nano, ddp, 4 x 8; compare" in printed
+    assert "missing" not in printed
+
+
+def test_a_run_is_named_from_its_own_folder(
+    study: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = study("before", [10.0, 10.1, 10.2])
+    (folder,) = [path.parent for path in Path(before).glob("cells/*/*-000001/rank-00000.json")]
+    monkeypatch.chdir(folder)
+    assert run(["compare", str(tmp_path / before), "."]) == 0
+
+
+def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(
+    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = new_environment(code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=True))
+    assert run(["baseline", "save", "main", study("edited", [10.0], environment=there)]) == 0
+    assert "was measured with uncommitted changes: commit abc1234" in capsys.readouterr().err
+
+
+def test_two_machines_of_one_study_are_two_histories(
+    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = new_study(tmp_path / "both")
+    cells = made.series("weak", "ddp", [2, 4], batch=8)
+    made.plan()
+    for cell, cpu in zip(cells, ("Example One", "Example Two"), strict=True):
+        made.runs(cell, [10.0], environment=new_environment(cpu_model=cpu))
+    assert run(["history", "add", "both"]) == 0
+    kept = {path.parent.name: schemas.BASELINE.read(path) for path in Path("history").glob("*/*.json")}
+    told = {night.subjects[0].facts["cpu_model"] for night in kept.values() if len(night.subjects) == 1}
+    assert len(kept) == 2
+    assert told == {"Example One", "Example Two"}
 
 
 def test_a_history_names_the_night_the_commits_and_what_changed(
