@@ -51,6 +51,8 @@ def _leave_groups() -> None:
 
     Threads of a Gloo group poll as long as it lives, and torch keeps it until it is destroyed.
     """
+    # A rank that leaves closes its connections: others may still be at work in a group.
+    dist.barrier()
     for group in list(dist.distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)

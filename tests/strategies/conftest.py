@@ -55,11 +55,16 @@ def threads() -> Callable[..., list[Any]]:
 
     def run(size: int, function: Callable[..., Any], *arguments: object) -> list[Any]:
         store = dist.HashStore()
+        # Kept until all ranks have returned: one that ends closes its connections, while others may still
+        # be connecting.
+        groups: list[ThreadGroup] = []
 
         def rank(index: int) -> Any:
+            group = ThreadGroup(store, index, size)
+            groups.append(group)
             # Whether gradients are recorded is each thread's own setting.
             with torch.no_grad():
-                return function(ThreadGroup(store, index, size), *arguments)
+                return function(group, *arguments)
 
         with ThreadPoolExecutor(size) as pool:
             futures = [pool.submit(rank, index) for index in range(size)]
