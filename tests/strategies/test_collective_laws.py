@@ -101,6 +101,30 @@ def test_sums_of_whole_numbers_are_exact(threads: Threads, spec: str, size: int)
                 assert values.tolist() == sums_of_whole_numbers(size, numel)
 
 
+def messages_of_a_sum(group: ExchangeGroup, spec: str, numel: int) -> int:
+    sums_of_all(group, spec, 1, [whole_numbers(group.rank(), numel)])
+    return group.traffic.operations
+
+
+@pytest.mark.parametrize(
+    ("spec", "numel", "messages"),
+    [
+        # Of three ranks' ring every rank sends 4 messages a chunk of its segments.
+        ("ring:chunk_mb=0.001", 3 * CHUNK, [4, 4, 4]),
+        ("ring:chunk_mb=0.001", 3 * (CHUNK + 1), [8, 8, 8]),
+        ("ring", 3 * (CHUNK + 1), [4, 4, 4]),
+        # Of a chunk ranks 0, 1 and 2 send 1, 2 and 1 messages in the first tree, 2, 1 and 1 in the second.
+        ("tree:chunk_mb=0.001", 2 * CHUNK, [3, 3, 2]),
+        ("tree:chunk_mb=0.001", 2 * (CHUNK + 1), [6, 6, 4]),
+        ("tree", 2 * (CHUNK + 1), [3, 3, 2]),
+    ],
+)
+def test_a_message_is_as_long_as_the_spec_says(
+    threads: Threads, spec: str, numel: int, messages: list[int]
+) -> None:
+    assert threads(3, messages_of_a_sum, spec, numel) == messages
+
+
 def random_values(rank: int) -> Tensor:
     return torch.randn(3001, generator=torch.Generator().manual_seed(rank))
 

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.ring.route import Ring
-from strategies.compression.none.compressor import Dense
-from strategies.exchange.buckets import Bucket
 
 Threads = Callable[..., list[Any]]
 
@@ -101,24 +98,3 @@ def test_scratch_memory_is_kept_from_call_to_call(threads: Threads) -> None:
         assert first == second
         assert len(first) == 8
         assert not first & other
-
-
-def through_the_catalog(group: ExchangeGroup, text: str, numel: int) -> tuple[list[float], int]:
-    route = build_route(text, Link(group), node_size=1)
-    values = whole_numbers(group.rank(), numel)
-    route.sum_shares(Bucket(index=0, values=values, pieces=()), None, Dense())
-    return values.tolist(), group.traffic.operations
-
-
-@pytest.mark.parametrize(
-    ("text", "numel", "messages"),
-    [
-        # 0.001 MiB are 1048 bytes, 262 values: what a segment has in one message, and one value more in two.
-        ("ring:chunk_mb=0.001", 3 * 262, 4),
-        ("ring:chunk_mb=0.001", 3 * 263, 8),
-        ("ring", 3 * 263, 4),
-    ],
-)
-def test_built_from_its_spec(threads: Threads, text: str, numel: int, messages: int) -> None:
-    expected = [7 * (1000 + place) for place in range(numel)]
-    assert threads(3, through_the_catalog, text, numel) == [(expected, messages)] * 3

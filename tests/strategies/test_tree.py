@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
-from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.tree.route import Node, Tree, binary_tree
-from strategies.compression.none.compressor import Dense
-from strategies.exchange.buckets import Bucket
 
 Threads = Callable[..., list[Any]]
 
@@ -122,25 +119,3 @@ def test_the_messages_add_up() -> None:
     for size, messages in MESSAGES.items():
         assert sum(messages) == 2 * (size - 1)
         assert max(messages[rank] + messages[(rank + 1) % size] for rank in range(size)) <= 4
-
-
-def through_the_catalog(group: ExchangeGroup, text: str, numel: int) -> tuple[list[float], int]:
-    route = build_route(text, Link(group), node_size=1)
-    values = whole_numbers(group.rank(), numel)
-    route.sum_shares(Bucket(index=0, values=values, pieces=()), None, Dense())
-    return values.tolist(), group.traffic.operations
-
-
-@pytest.mark.parametrize(
-    ("text", "numel", "chunks"),
-    [
-        # 0.001 MiB are 1048 bytes, 262 values: what a half has in one chunk, and one value more in two.
-        ("tree:chunk_mb=0.001", 2 * 262, 1),
-        ("tree:chunk_mb=0.001", 2 * 263, 2),
-        ("tree", 2 * 263, 1),
-    ],
-)
-def test_built_from_its_spec(threads: Threads, text: str, numel: int, chunks: int) -> None:
-    expected = [7 * (1000 + place) for place in range(numel)]
-    # Of a chunk ranks 0, 1 and 2 send 1, 2 and 1 messages in the first tree, 2, 1 and 1 in the second.
-    assert threads(3, through_the_catalog, text, numel) == [(expected, count * chunks) for count in (3, 3, 2)]
