@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The gate of a change: measures STUDY.yaml and compares it with BASELINE.
+# The gate of a change: compares HEAD with BASE, a git revision, in paired mode on this machine.
 #
-#   docs/ci/gate.sh STUDY.yaml BASELINE [FOLDER]
+#   docs/ci/gate.sh STUDY.yaml BASE [FOLDER]
 #
-# FOLDER (gate) gets the study and what CI reads: summary.md, junit.xml, annotations.txt, verdict.json,
-# bencher.json, benchmark.json. The exit code is that of bench compare (docs/gate.md). Margins are in
-# baselines/, never here.
+# BASE is the last accepted revision, not the previous commit: else a drift of 1 % a commit is never reported.
+# FOLDER (gate) gets the pairs and what CI reads: summary.md, junit.xml, annotations.txt, verdict.json,
+# bencher.json, benchmark.json. The exit code is that of bench compare (docs/gate.md).
 set -euo pipefail
 study=$1
-baseline=$2
+base=$2
 folder=${3:-gate}
 
 if [ -e "$folder" ]; then
@@ -16,16 +16,11 @@ if [ -e "$folder" ]; then
     exit 2
 fi
 mkdir -p "$folder"
-code=0
-bench matrix "$study" --out "$folder/study" --no-report || code=$?
-# 1: a cell has no figure, which the comparison reports. Other codes: nothing was measured.
-if [ "$code" -gt 1 ]; then
-    exit "$code"
-fi
-bench compare "$baseline" "$folder/study" \
+bench compare --ab "$base" HEAD --out "$folder/pairs" \
     --format "markdown=$folder/summary.md" \
     --format "junit=$folder/junit.xml" \
     --format "github=$folder/annotations.txt" \
     --format "json=$folder/verdict.json" \
     --format "bencher=$folder/bencher.json" \
-    --format "github-action-benchmark=$folder/benchmark.json"
+    --format "github-action-benchmark=$folder/benchmark.json" \
+    -- "$study"

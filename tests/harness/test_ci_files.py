@@ -22,7 +22,33 @@ BIN = Path(sys.executable).parent
 SCRIPTS = ("gate.sh", "night.sh")
 INSTALLATION = ("Install", "Remove what earlier jobs left")
 """Steps that make the machine ready; the tests' machine is."""
-STUDY = "workload: mlp\nstrategy: ddp\ngpus: 2\nbatch_size: 8\nrepeats: 1\nbudget: 0s\nquads: 0\n"
+STUDY = """
+workload: py:model:build
+strategy: ddp
+gpus: 2
+device: cpu
+oversubscribe: true
+batch_size: 8
+repeats: 1
+budget: 0s
+warmup_steps: 10
+block_steps: 5
+quads: 0
+"""
+MODEL = """
+import torch
+from torch import nn
+
+from workloads import Workload
+
+
+def synthetic(generator, samples):
+    return torch.randn(samples, 16, generator=generator), torch.randn(samples, 1, generator=generator)
+
+
+def build():
+    return Workload(module=nn.Sequential({layers}), loss=nn.functional.mse_loss, synthetic=synthetic)
+"""
 
 
 def github_steps(job: str) -> list[dict[str, Any]]:
@@ -62,23 +88,39 @@ def test_shellcheck_finds_nothing_in_scripts_and_steps() -> None:
 def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> None:
     for job in ("gate", "night"):
         (step,) = [step["run"] for step in github_steps(job) if ".sh" in step["run"]]
-        assert step.strip().splitlines() == gitlab_script(job)
+        ours = [re.sub(r'"(origin/)?\$\w+"', "BASE", line) for line in step.strip().splitlines()]
+        assert ours == [re.sub(r'"\$\w+"', "BASE", line) for line in gitlab_script(job)]
     assert gitlab_script("night")[0] in (CI / "scrontab").read_text()
     assert read_study_file(CI / "nightly.yaml").repeats == 5
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with the scripts and a small study, as a runner has it after the installation."""
+    """A user's checkout on a runner: `accepted` is a model of one layer, HEAD of two."""
     folder = tmp_path / "docs" / "ci"
     folder.mkdir(parents=True)
     for name in SCRIPTS:
         shutil.copy(CI / name, folder)
     (folder / "nightly.yaml").write_text(STUDY)
+    (tmp_path / ".gitignore").write_text("/runs/\n/gate/\n/history/\n/baselines/\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    monkeypatch.setenv("GITHUB_BASE_REF", "accepted")
+    git("init", "--quiet")
+    for layers, name in (
+        ("nn.Linear(16, 1)", "accepted"),
+        ("nn.Linear(16, 16), nn.Linear(16, 1)", "changed"),
+    ):
+        Path("model.py").write_text(MODEL.format(layers=layers))
+        git("add", "--all")
+        git("commit", "--quiet", "--message", name)
+        git("update-ref", f"refs/remotes/origin/{name}", "HEAD")
     return tmp_path
+
+
+def git(*words: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
 
 def shell(text: str) -> subprocess.CompletedProcess[str]:
@@ -102,33 +144,32 @@ def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_of_the_workflows_run(project: Path) -> None:
+def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project: Path) -> None:
+    measure, show = github_steps("gate")
+    done = shell(measure["run"])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "parameters of py:model:build" in done.stdout
+    shown = shell(show["run"])
+    assert shown.returncode == 0, shown.stderr
+    assert "::error title=changed%3A parameters" in shown.stdout
+    assert Path("steps.md").read_text() == Path("gate/summary.md").read_text()
+    assert json.loads(Path("gate/verdict.json").read_text())["exit_code"] == 1
+    for name in ("junit.xml", "bencher.json", "benchmark.json"):
+        assert Path("gate", name).stat().st_size
+
+
+@pytest.mark.slow
+def test_a_night_is_kept_and_tells_what_changed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git("checkout", "--quiet", "origin/accepted")
     made = shell(
         "bench matrix docs/ci/nightly.yaml --out runs/accepted && bench baseline save main runs/accepted"
     )
     assert made.returncode == 0, made.stderr
-    for step in github_steps("gate"):
-        done = shell(step["run"])
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "::notice::" in done.stdout
-    assert Path("steps.md").read_text() == Path("gate/summary.md").read_text()
-    assert json.loads(Path("gate/verdict.json").read_text())["exit_code"] == 0
-    for name in ("junit.xml", "bencher.json", "benchmark.json"):
-        assert Path("gate", name).stat().st_size
-
-    baseline = Path("baselines/main.json")
-    text = baseline.read_text()
-    (payload,) = re.findall(r'"payload_bytes": \[\s*(\d+)\s*\]', text)
-    baseline.write_text(text.replace(payload, str(int(payload) // 2)))
-    os.environ["ON_REGRESSION"] = "cp $BENCH_VERDICT told.json"
-    try:
-        done = shell("\n".join(gitlab_script("night")))
-    finally:
-        del os.environ["ON_REGRESSION"]
+    git("checkout", "--quiet", "origin/changed")
+    monkeypatch.setenv("ON_REGRESSION", "cp $BENCH_VERDICT told.json")
+    done = shell("\n".join(gitlab_script("night")))
     assert done.returncode == 1, done.stdout + done.stderr
-    (told,) = [
-        f for f in json.loads(Path("told.json").read_text())["findings"] if f["verdict"] == "regressed"
-    ]
-    assert told["metric"] == "payload_bytes"
+    told = json.loads(Path("told.json").read_text())["findings"]
+    assert {"parameters"} <= {finding["metric"] for finding in told if finding["verdict"] == "changed"}
     assert len(list(Path("history").glob("*/*.json"))) == 1
-    assert "bytes exchanged a step" in Path("runs/nightly.md").read_text()
+    assert "parameters" in Path("runs/nightly.md").read_text()
