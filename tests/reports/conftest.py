@@ -10,7 +10,9 @@ import msgspec
 import pytest
 from builders import a_cell, an_environment
 
+from reports.gate.reduce import subject_key
 from results import schemas
+from results.baseline import Baseline, Subject
 from results.cell import Cell, Device
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
@@ -324,3 +326,28 @@ def new_study() -> type[PlantedStudy]:
 @pytest.fixture
 def new_environment() -> Callable[..., Environment]:
     return an_environment
+
+
+@pytest.fixture
+def twenty_nights() -> Callable[[Cell, str], list[Baseline]]:
+    return _twenty_nights
+
+
+def _twenty_nights(cell: Cell, label: str) -> list[Baseline]:
+    """A history of a cell: 20 % slower from the thirteenth on, where the code and torch changed."""
+    return [
+        Baseline(
+            name="nightly",
+            measured_at=f"2026-01-{night + 1:02d}T03:00:00.000Z",
+            commit=f"c{night:02d}{label}",
+            subjects=(
+                Subject(
+                    key=subject_key(cell),
+                    label=label,
+                    facts={"torch": "2.12" if night < 12 else "2.13"},
+                    timed={"step_time": ((1.0 if night < 12 else 1.2) * (1e7 + 1e4 * (night % 3)),)},
+                ),
+            ),
+        )
+        for night in range(20)
+    ]

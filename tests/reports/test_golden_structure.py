@@ -8,10 +8,12 @@ After a change that is meant, write it anew and read the difference:
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from reports.page.render import render
+from reports.analysis.study import analyse
+from reports.page.render import render_figures
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
 TEXTS = ("h1", "h2", "h3", "th", "dt", "summary", "caption")
@@ -50,8 +52,10 @@ class Outline(HTMLParser):
             self._text += data
 
 
-def test_the_outline_is_the_golden_one(small) -> None:
-    outline = "\n".join(Outline(render(small.study, small.study.collect())).lines) + "\n"
+def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
+    found = analyse(small.study.name, small.study.plans(), small.study.collect())
+    figures = replace(found, nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")})
+    outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_text(outline, encoding="utf-8")

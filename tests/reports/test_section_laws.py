@@ -16,11 +16,8 @@ from html_page import Page
 from packages import install
 
 from reports.analysis.study import StudyFigures, analyse
-from reports.gate.reduce import subject_key
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
-from results.baseline import Baseline, Subject
-from results.cell import Cell
 from results.extensions import forget_packages
 from results.outcome import Outcome
 
@@ -35,29 +32,9 @@ each = pytest.mark.parametrize("name", EVERY)
 
 
 @pytest.fixture
-def measured(small) -> StudyFigures:
+def measured(small, twenty_nights) -> StudyFigures:
     found = analyse(HOSTILE, small.study.plans(), small.study.collect())
-    return replace(found, nights={HOSTILE: nights(next(iter(found.pools.values())).cell)})
-
-
-def nights(cell: Cell) -> list[Baseline]:
-    """Twenty nights of a cell: 20 % slower from the thirteenth on, where the code and torch changed."""
-    return [
-        Baseline(
-            name="nightly",
-            measured_at=f"2026-01-{night + 1:02d}T03:00:00.000Z",
-            commit=f"c{night:02d}{HOSTILE}",
-            subjects=(
-                Subject(
-                    key=subject_key(cell),
-                    label=HOSTILE,
-                    facts={"torch": "2.12" if night < 12 else "2.13"},
-                    timed={"step_time": ((1.0 if night < 12 else 1.2) * (1e7 + 1e4 * (night % 3)),)},
-                ),
-            ),
-        )
-        for night in range(20)
-    ]
+    return replace(found, nights={HOSTILE: twenty_nights(next(iter(found.pools.values())).cell, HOSTILE)})
 
 
 @pytest.fixture
