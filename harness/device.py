@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -237,6 +237,78 @@ def gpu_reader(uuid: str) -> Iterator[GpuReader]:
         except pynvml.NVMLError as error:
             raise NoReadingError(f"{uuid}: {error}") from error
         yield GpuReader(handle)
+
+
+_XIDS = {
+    13: "an exception in a kernel",
+    31: "an access to memory that is not mapped",
+    43: "a kernel was stopped",
+    45: "its work was stopped after another error",
+    48: "an uncorrected ECC error",
+    63: "a row of memory was put out of use",
+    64: "a row of memory could not be put out of use",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    94: "a contained ECC error",
+    95: "an uncontained ECC error",
+    119: "the GPU's own processor does not answer",
+    120: "the GPU's own processor failed",
+}
+"""What the numbers mean by NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
+
+
+_OTHER_XID = "see the catalogue of Xid errors"
+
+
+class GpuFaults:
+    """What one GPU reports of itself: Xid errors and uncorrected ECC errors."""
+
+    def __init__(self, handle: object, events: object) -> None:
+        """`events` is a set of NVML's that Xid errors of the GPU come to."""
+        self._handle = handle
+        self._events = events
+        self._ecc = _ecc_errors(handle)
+
+    def take(self) -> list[str]:
+        """A sentence of each kind since the last call."""
+        found = [
+            f"the GPU reported Xid {number} during the run: {_XIDS.get(number, _OTHER_XID)}"
+            for number in dict.fromkeys(self._xids())
+        ]
+        before, self._ecc = self._ecc, _ecc_errors(self._handle)
+        if before is not None and self._ecc is not None and self._ecc > before:
+            found.append(f"the GPU had {self._ecc - before} uncorrected ECC errors during the run")
+        return found
+
+    def _xids(self) -> Iterator[int]:
+        while True:
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            except pynvml.NVMLError:
+                # None is left, or the GPU is gone.
+                return
+            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                yield int(event.eventData)
+
+
+@contextmanager
+def gpu_faults(uuid: str) -> Iterator[GpuFaults | None]:
+    """Listen to the GPU of this UUID from now on; None where NVML does not let this process."""
+    with _nvml() as ready, ExitStack() as stack:
+        faults = None
+        if ready:
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                events = pynvml.nvmlEventSetCreate()
+                stack.callback(_free, events)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+                faults = GpuFaults(handle, events)
+        yield faults
+
+
+def _free(events: object) -> None:
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlEventSetFree(events)
 
 
 def _pcie_bytes_per_s(handle: Any, counter: int) -> float:

@@ -85,6 +85,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(data).hexdigest()[:12]
 
 
+def unlike_devices(environments: Sequence[Environment]) -> list[str]:
+    """A sentence where the ranks of one host have devices of different kinds; of the ranks of one run, in
+    their order."""
+    hosts: dict[str, dict[str, list[int]]] = {}
+    for rank, environment in enumerate(environments):
+        hosts.setdefault(environment.host, {}).setdefault(environment.device_name, []).append(rank)
+    sentences = []
+    for host, kinds in hosts.items():
+        if len(kinds) > 1:
+            found = ", ".join(f"{name} (ranks {', '.join(map(str, of))})" for name, of in kinds.items())
+            sentences.append(f"the devices of {host} differ, and each step waits for the slowest: {found}")
+    return sentences
+
+
 def unlike_nodes(environments: Sequence[Environment]) -> list[str]:
     """What the nodes of one run do not share: `the nodes differ in cores: 8 (node-a), 4 (node-b)`."""
     machines = {environment.host: environment.machine() for environment in environments}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.code import checkout, code_hash
+from harness.device import gpu_faults, gpu_warnings, visible_gpus
 from harness.packages import require_planned_packages
 from harness.worker.control import Control
+from harness.worker.environment import device_uuid, nccl_version
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.flight import write_recording
 from harness.worker.interface import name_interface
@@ -47,29 +52,40 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     study = Study(launch_path.parents[2])
     require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots])
     torch.set_num_threads(launch.threads)
+    # Before this process takes a part of it.
+    busy = _warnings(launch, rank)
     device = _device(launch, rank)
     log = _log(launch_path.parent, launch, rank)
     # From here on ranks wait for each other.
     log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
     exchange = _join(launch.backend, launch.placement.nodes, timeout)
-    around = RankContext(
-        study=study,
-        launch=launch,
-        evidence=_evidence(launch, rank, cores),
-        rank=rank,
-        device=device,
-        cores=cores,
-        pinned=pinned,
-        exchange=exchange,
-        control=Control(device, exchange.backend),
-        log=log,
-    )
-    log.event("ready", gpus=rank.gpus)
-    try:
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        around = RankContext(
+            study=study,
+            launch=launch,
+            evidence=_evidence(launch, rank, cores),
+            rank=rank,
+            device=device,
+            cores=cores,
+            pinned=pinned,
+            exchange=exchange,
+            control=Control(device, exchange.backend),
+            log=log,
+            warnings=busy,
+            faults=stack.enter_context(gpu_faults(device_uuid(device))) if device.type == "cuda" else None,
+        )
+        log.event("ready", gpus=rank.gpus)
         return _run_slots(study, around)
-    finally:
-        log.close()
+
+
+def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
+    """What would distort the figures of this rank's GPU; on the first node the launch has told."""
+    if launch.device == "cpu" or rank.node_rank == 0:
+        return ()
+    own = visible_gpus()[rank.local_rank : rank.local_rank + 1]
+    return tuple(f"on {platform.node()}: {warning}" for warning in gpu_warnings(own))
 
 
 def _join(backend: Backend, nodes: int, timeout: timedelta) -> ExchangeGroup:
@@ -87,7 +103,24 @@ def _join(backend: Backend, nodes: int, timeout: timedelta) -> ExchangeGroup:
     """
     name_interface(os.environ, nodes)
     dist.init_process_group("gloo", timeout=timeout)
+    if backend == "nccl":
+        versions: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(versions, (platform.node(), nccl_version()))
+        require_one_nccl(versions)
     return open_exchange(timeout, backend=backend)
+
+
+def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:
+    """Raises MachineError if not all have one version: ranks of different ones do not connect, and say so in
+    their logs alone. Of every rank, host and version."""
+    hosts: dict[str, set[str]] = {}
+    for host, version in versions:
+        hosts.setdefault(version, set()).add(host)
+    if len(hosts) > 1:
+        found = ", ".join(f"{version} ({', '.join(sorted(where))})" for version, where in hosts.items())
+        raise MachineError(
+            f"the nodes have different versions of NCCL: {found}; install the same torch on all of them"
+        )
 
 
 def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:

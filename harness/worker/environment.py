@@ -31,14 +31,14 @@ def probe(
         device_name=properties.name if properties else cpu_model(),
         device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
         allocation=allocation(launch.job_variables),
-        device_uuid=f"GPU-{properties.uuid}" if properties else None,
+        device_uuid=device_uuid(device) if cuda else None,
         cpu_model=cpu_model(),
         cores=len(os.sched_getaffinity(os.getppid())),
         threads=torch.get_num_threads(),
         code=with_packages(launch.code, [cell]),
         driver=driver_version() if cuda else None,
         cuda=torch.version.cuda if cuda else None,
-        nccl=_nccl_version() if launch.backend == "nccl" else None,
+        nccl=nccl_version() if launch.backend == "nccl" else None,
         nodes=launch.placement.nodes,
         gpus_per_node=launch.placement.gpus_per_node,
         pinned_cores=cores,
@@ -56,5 +56,10 @@ def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.
     return None
 
 
-def _nccl_version() -> str:
+def device_uuid(device: torch.device) -> str:
+    """The name that NVML has for a CUDA device."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def nccl_version() -> str:
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from harness.device import GpuFaults
 from harness.worker.agreement import parameters_hash
 from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep, step_clock
@@ -83,6 +84,10 @@ class RankContext:
     exchange: ExchangeGroup
     control: Control
     log: RankLog
+    warnings: tuple[str, ...] = ()
+    """Of this rank, beside those of the launch."""
+    faults: GpuFaults | None = None
+    """Of this rank's GPU."""
 
 
 class Run:
@@ -451,6 +456,11 @@ class Run:
         device = self._around.device
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
+    def _faults(self) -> list[str]:
+        around = self._around
+        said = [] if around.faults is None else around.faults.take()
+        return [f"rank {around.rank.rank}: {words}" for words in said]
+
     def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
         around = self._around
         self._end_part()
@@ -469,7 +479,7 @@ class Run:
             started_at=self._started_at,
             ended_at=utc_now(),
             environment=probe(around.launch, around.rank, around.device, around.pinned, self._cell),
-            warnings=list(around.launch.warnings),
+            warnings=[*around.launch.warnings, *around.warnings, *self._faults()],
             absent=self._absent,
             **self._found,
         )

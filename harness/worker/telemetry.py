@@ -43,6 +43,7 @@ import psutil
 import torch
 
 from harness.device import GPU_IDLE, GPU_READINGS, GpuReader, NoReadingError, gpu_reader
+from harness.worker.environment import device_uuid
 from harness.worker.rank import Rank
 from harness.worker.usage import rss_bytes
 from results.recorded import Telemetry
@@ -230,9 +231,8 @@ def sampler(device: torch.device, rank: Rank) -> Iterator[Sampler]:
         if device.type != "cuda":
             yield stack.enter_context(Sampler(readings))
             return
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         try:
-            gpu = stack.enter_context(gpu_reader(uuid))
+            gpu = stack.enter_context(gpu_reader(device_uuid(device)))
         except NoReadingError as error:
             sampling = Sampler(readings, missing={"series of the GPU": str(error)})
         else:

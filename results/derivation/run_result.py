@@ -18,7 +18,7 @@ from results.derivation.communication import communication
 from results.derivation.counters import counters
 from results.derivation.matching import match
 from results.derivation.telemetry import device_energy, telemetry_means, why_no_energy
-from results.environment import Environment, unlike_nodes
+from results.environment import Environment, unlike_devices, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Evidence, Outcome
@@ -339,9 +339,10 @@ def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
 
 
 def _warnings(ranks: Sequence[RankRecord]) -> tuple[str, ...]:
-    """The ranks' own, and what their nodes differ in."""
+    """The ranks' own, and what their devices and nodes differ in."""
     own = sorted({warning for rank in ranks for warning in rank.warnings})
-    return (*own, *unlike_nodes([rank.environment for rank in ranks]))
+    environments = [rank.environment for rank in ranks]
+    return (*own, *unlike_devices(environments), *unlike_nodes(environments))
 
 
 def _residual_warning(other_ns: float, step_ns: float) -> tuple[str, ...]:

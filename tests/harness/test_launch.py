@@ -387,6 +387,38 @@ def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
     assert Machine.here().devices("cuda") == 1
 
 
+def test_xid_and_ecc_errors_of_a_run_are_told_once(
+    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xid, clock = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeClock
+    events = [(clock, 5), (xid, 79), (xid, 79), (xid, 999)]
+    errors = [2]
+
+    def waited(events_of: object, timeout_ms: int) -> object:
+        if not events:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        kind, data = events.pop(0)
+        return SimpleNamespace(eventType=kind, eventData=data)
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetCreate", lambda: "events")
+    monkeypatch.setattr(pynvml, "nvmlEventSetFree", lambda _: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", lambda *_: None)
+    monkeypatch.setattr(pynvml, "nvmlEventSetWait_v2", waited)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEccErrors", lambda *_: errors[-1])
+    with device.gpu_faults("GPU-0") as faults:
+        assert faults is not None
+        errors.append(5)
+        assert faults.take() == [
+            "the GPU reported Xid 79 during the run: the GPU has fallen off the bus",
+            "the GPU reported Xid 999 during the run: see the catalogue of Xid errors",
+            "the GPU had 3 uncorrected ECC errors during the run",
+        ]
+        assert faults.take() == []
+    nvml["HandleByUUID", "GPU-0"] = pynvml.NVML_ERROR_NOT_FOUND
+    with device.gpu_faults("GPU-0") as faults:
+        assert faults is None
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from results.environment import CodeVersion, Environment
+from results.environment import CodeVersion, Environment, unlike_devices
 
 EnvironmentOf = Callable[..., Environment]
 
@@ -88,3 +88,11 @@ def test_code_of_other_packages_gives_a_fingerprint_of_its_own(environment_of: E
 
     plain = environment_of().fingerprint
     assert len({plain, using("elsewhere 1.0 aa"), using("elsewhere 1.1 aa"), using("elsewhere 1.0 bb")}) == 4
+
+
+def test_devices_of_two_kinds_on_one_host_are_told(environment_of: EnvironmentOf) -> None:
+    kinds = [("a", "H100"), ("a", "A100"), ("b", "H100"), ("a", "H100")]
+    ranks = [environment_of(host=host, device_name=name) for host, name in kinds]
+    expected = "the devices of a differ, and each step waits for the slowest: "
+    assert unlike_devices(ranks) == [expected + "H100 (ranks 0, 3), A100 (ranks 1)"]
+    assert unlike_devices(ranks[2:]) == []

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 import torch
 import torch.distributed as dist
 
 from harness.code import code_version
-from harness.worker.crew import work
+from harness.worker.crew import require_one_nccl, work
 from harness.worker.interface import interface_towards, name_interface
 from harness.worker.rank import Rank
+from results.errors import MachineError
 from results.launch import Launch
 from results.outcome import Evidence
 from results.plan import Placement
@@ -46,12 +50,19 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
     with (
         patch.dict("os.environ", meeting),
         patch("torch.cuda.set_device"),
+        patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="0")),
         patch("torch.accelerator.current_accelerator", lambda: torch.device("cuda")),
         patch("torch.accelerator.device_count", lambda: 1),
     ):
         code = work(study.launch_folder("l") / "launch.json", who, pinned=(), cores=(0,))
     log = (study.launch_folder("l") / "rank-00000.jsonl").read_text(encoding="utf-8")
     return code, [json.loads(line)["event"] for line in log.splitlines()]
+
+
+def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect() -> None:
+    require_one_nccl([("node-a", "2.27.5"), ("node-a", "2.27.5"), ("node-b", "2.27.5")])
+    with pytest.raises(MachineError, match=re.escape("2.27.5 (node-a, node-c), 2.29.2 (node-b); install")):
+        require_one_nccl([("node-a", "2.27.5"), ("node-b", "2.29.2"), ("node-c", "2.27.5")])
 
 
 def test_gloo_uses_the_interface_that_leads_to_the_master() -> None:
