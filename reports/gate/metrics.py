@@ -27,6 +27,8 @@ class TimedMetric:
     better: Better = "lower"
     margin: float | None = None
     """The smallest change that matters, as a share; None: shown, and judged only if a margin is given."""
+    of_launch: bool = False
+    """Whether all runs of a launch have one figure, which is then one sample."""
     of_step: bool = False
     """Whether a change is a share of BASE's step time, because the figure itself may be near 0."""
 
@@ -89,7 +91,13 @@ TIMED: Mapping[str, TimedMetric] = MappingProxyType(
             TimedMetric(
                 name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05
             ),
-            TimedMetric(name="startup", title="start-up", unit="ns", read=lambda run: run.startup_ns),
+            TimedMetric(
+                name="startup",
+                title="start-up",
+                unit="ns",
+                read=lambda run: run.startup_ns,
+                of_launch=True,
+            ),
             TimedMetric(
                 name="loss",
                 title="loss after 20 steps",

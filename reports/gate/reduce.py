@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from reports.analysis.pooling import Pool, machine_facts, pool
-from reports.gate.metrics import EXACT, TIMED
+from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from results.baseline import Baseline, Exact, Subject
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError, bench_call
@@ -66,10 +66,7 @@ def _subject(study: Study, pooled: Pool) -> Subject:
         )
         return Subject(key=subject_key(cell), label=name, failed=why)
     newest = runs[-1]
-    values = {
-        name: tuple(value for run in runs if (value := metric.read(run)) is not None)
-        for name, metric in TIMED.items()
-    }
+    values = {name: _samples(metric, runs) for name, metric in TIMED.items()}
     counters = {name: _different(metric.read(run, cell) for run in runs) for name, metric in EXACT.items()}
     return Subject(
         key=subject_key(cell),
@@ -82,6 +79,12 @@ def _subject(study: Study, pooled: Pool) -> Subject:
         run_ids=tuple(run.run_id for run in runs),
         disturbed=sum(run.disturbed for run in runs),
     )
+
+
+def _samples(metric: TimedMetric, runs: Sequence[RunResult]) -> tuple[float, ...]:
+    """The figures of runs, or of launches, that are independent of each other."""
+    chosen = {run.launch_id if metric.of_launch else run.run_id: run for run in runs}
+    return tuple(value for run in chosen.values() if (value := metric.read(run)) is not None)
 
 
 def _different(values: Iterator[Exact | None]) -> tuple[Exact, ...]:

@@ -57,6 +57,9 @@ class Timing:
     """By rank."""
     bubble_ideal: float | None = None
     first_step_ms: float | None = None
+    launch_id: str = "20260102T030400Z-00000f"
+    memory_mib: int = 100
+    """Of a rank, over its idle state."""
 
     @property
     def data_ns(self) -> int:
@@ -175,7 +178,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
     return RankRecord(
         cell_id=cell.id,
         run_id=run_id,
-        launch_id="20260102T030400Z-00000f",
+        launch_id=timing.launch_id,
         repeat=1,
         gpus=cell.gpus,
         rank=rank,
@@ -201,7 +204,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         link_peak=timing.link_peak(rank) if ok and timing.link_peak else None,
         telemetry=timing.telemetry(rank) if ok and timing.telemetry else None,
         work=_work(cell, timing) if ok else None,
-        memory=_memory(rank) if ok else None,
+        memory=_memory(rank, timing) if ok else None,
         training=timing.training,
         proof=timing.proof if ok and rank == 0 else None,
         parameters_hash="feed",
@@ -277,9 +280,9 @@ def _work(cell: Cell, timing: Timing) -> Work:
     )
 
 
-def _memory(rank: int) -> Memory:
+def _memory(rank: int, timing: Timing) -> Memory:
     return Memory(
-        rss_peak_bytes=300 * 2**20 + rank,
+        rss_peak_bytes=(200 + timing.memory_mib) * 2**20 + rank,
         rss_idle_bytes=200 * 2**20,
         device_allocated_peak_bytes=None,
         device_reserved_peak_bytes=None,

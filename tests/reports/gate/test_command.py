@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from harness.plan.study_file import StudyFile
 from harness.prune import named_studies
 from results import schemas
 from results.environment import CodeVersion
+from results.launch import Attempt, Launch, Slot
 from results.lock import study_lock
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
 from results.store import Study
 
 
@@ -74,6 +76,63 @@ def test_two_studies_and_the_exit_code(study: Callable[..., str], capsys: pytest
         "+10.0 %",
     ]
     assert run(["compare", before, after, "--fail-above", "step_time=20%"]) == 0
+
+
+def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: float) -> None:
+    """Plant the launch of these runs, which took so long to start."""
+    made = Study(folder)
+    made.add_launch(
+        Launch(
+            launch_id=launch_id,
+            placement=Placement(nodes=1, gpus_per_node=2),
+            device="cpu",
+            backend="gloo",
+            evidence=Evidence.MEASURED,
+            slots=tuple(Slot(cell_id="c", run_id=run_id, repeat=1) for run_id in run_ids),
+            code=CodeVersion(code_hash="h"),
+        )
+    )
+    made.add_attempt(
+        Attempt(
+            launch_id=launch_id,
+            command=(),
+            started_at=None,
+            ended_at="2026-01-02T23:59:59.000Z",
+            exit_code=0,
+            stopped_by=None,
+            outcomes={},
+            reasons={},
+            ranks=(),
+            startup_ns=round(startup_s * 10**9),
+        )
+    )
+
+
+def test_more_memory_and_a_slower_start_are_named(
+    tmp_path: Path, new_study: Callable[..., Any], new_timing: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 % more memory is beyond the margin; a start is judged where a margin is given, once a launch."""
+    for name, memory_mib, startup_s in (("before", 1000, 5.0), ("after", 1100, 6.0)):
+        made = new_study(tmp_path / name)
+        (cell,) = made.series("weak", "ddp", [2], batch=8)
+        made.plan()
+        for number in range(3):
+            launch_id = f"20260102T03040{number}Z-00000f"
+            runs = [
+                made.run(cell, new_timing(step_ms=10.0, memory_mib=memory_mib, launch_id=launch_id))
+                for _ in range(2)
+            ]
+            started(tmp_path / name, launch_id, runs, startup_s + number / 100)
+    words = ["compare", str(tmp_path / "before"), str(tmp_path / "after")]
+    assert run([*words, "--fail-above", "startup=10%"]) == 1
+    rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
+    assert [row[2:6] for row in rows if row[0] == "regressed"] == [
+        ["peak memory", "1,000 MiB", "1.07 GiB", "+10.0 %"],
+        ["start-up", "5.01 s", "6.01 s", "+20.0 %"],
+    ]
+    assert run(["compare", *words[1:], "--format", "json"]) == 1
+    (found,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["metric"] == "startup"]
+    assert found["effect"]["runs"] == [3, 3], "six runs of three launches"
 
 
 def test_a_run_has_one_value_and_counters_are_held_all_the_same(
