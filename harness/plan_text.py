@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
-from harness.plan.auto import Candidate, Choice, Row, rows
+from harness.plan.auto import Candidate, Choice, ChoiceRow, rows
 from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.expand import choices
-from harness.plan.points import Point
+from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
 from harness.plan.surroundings import MIB, SHARE
@@ -65,7 +65,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     return [*lines, *_choice_lines(choices(plan))]
 
 
-def _choice_lines(weighed: Sequence[tuple[Point, Choice]]) -> list[str]:
+def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
     """What `auto` chose for each point, and at the end what all of it is based on."""
     lines = [
         f"  auto for {name}: {choice.chosen.strategy}, {choice.reason}"
@@ -76,7 +76,7 @@ def _choice_lines(weighed: Sequence[tuple[Point, Choice]]) -> list[str]:
     return [*lines, *(f"  {note}" for note in notes)]
 
 
-def _names(points: Sequence[Point]) -> list[str]:
+def _names(points: Sequence[MatrixPoint]) -> list[str]:
     """Workload and size of each, and whatever else they differ in."""
     every = [
         {"batch": point.key.batch_size, "scaling": point.key.scaling, "link": point.key.link}
@@ -151,7 +151,7 @@ def _choice_tables(console: Console, plan: Plan) -> None:
         console.table(CHOICE_COLUMNS, [choice_row(row) for row in rows(choice)], numeric=CHOICE_NUMERIC)
 
 
-def choice_row(row: Row) -> list[str]:
+def choice_row(row: ChoiceRow) -> list[str]:
     """A row of what `auto` weighed, in the order of CHOICE_COLUMNS."""
     if row.candidate is None:
         more = f" and {row.others} more" if row.others else ""

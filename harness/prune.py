@@ -34,7 +34,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PruneCandidate:
     """One study of a folder."""
 
     study: Study
@@ -45,7 +45,7 @@ class Candidate:
     """Why it stays; None: it may go."""
 
 
-def candidates(folder: Path, *, keep_s: float, named: Named) -> list[Candidate]:
+def candidates(folder: Path, *, keep_s: float, named: Named) -> list[PruneCandidate]:
     """The studies in `folder`, oldest first. Raises UsageError if there is none."""
     studies = [Study(path) for path in sorted(folder.glob("*")) if Study(path).plan_paths()]
     if not studies:
@@ -78,11 +78,11 @@ def remove(study: Study) -> None:
     shutil.rmtree(gone)
 
 
-def _candidate(study: Study, now: float, keep_s: float, named: Named) -> Candidate:
+def _candidate(study: Study, now: float, keep_s: float, named: Named) -> PruneCandidate:
     age_s = now - max(path.stat().st_mtime for path in (*study.plan_paths(), *study.root.glob("launches/*")))
     size = sum(path.stat().st_size for path in study.root.rglob("*") if path.is_file())
     reasons = _reasons(study, age_s, keep_s, named)
-    return Candidate(study=study, age_s=age_s, size_bytes=size, kept=next(reasons, None))
+    return PruneCandidate(study=study, age_s=age_s, size_bytes=size, kept=next(reasons, None))
 
 
 def _reasons(study: Study, age_s: float, keep_s: float, named: Named) -> Iterator[str]:

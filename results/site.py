@@ -34,7 +34,7 @@ def _check(name: str, value: str | None) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an estimate becomes a time limit. Times are texts such as 30m or 2h."""
 
     startup: str | None = None
@@ -76,7 +76,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return round(min(seconds(self.signal), limit_s / 2))
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SitePrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a GPU costs here."""
 
     usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0)]

@@ -14,7 +14,7 @@ from results.outcome import Outcome
 from slurm import states
 from slurm.hosts import expand
 from slurm.runner import SlurmError
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 _SQUEUE = {
     "job_id": "JobID",
@@ -69,15 +69,15 @@ class JobView:
     source: Source
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> JobPhase:
         known = states.phase(self.state)
         # A job that the queue no longer has and that accounting shows without an end: its end was lost.
-        return known if self.source == "squeue" or known.ended else Phase.UNKNOWN
+        return known if self.source == "squeue" or known.ended else JobPhase.UNKNOWN
 
     @property
     def outcome(self) -> Outcome | None:
         """How it ended; None while it has not. The job's own records say more."""
-        if self.phase in (Phase.WAITING, Phase.RUNNING):
+        if self.phase in (JobPhase.WAITING, JobPhase.RUNNING):
             return None
         return states.outcome(self.state, self.reason, self.exit_code)
 
@@ -94,7 +94,7 @@ class JobView:
     @property
     def is_held(self) -> bool:
         """Whether it waits until somebody releases it, or for a condition that can no longer be met."""
-        return self.phase is Phase.WAITING and states.is_held(self.reason)
+        return self.phase is JobPhase.WAITING and states.is_held(self.reason)
 
     @property
     def words(self) -> str:

@@ -44,7 +44,7 @@ _TEMPLATES.filters["words"] = lambda words: _Verbatim(" ".join(map(shell, words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ScriptJob:
     """One allocation and the program that is started in it, once, on its first node."""
 
     name: str
@@ -95,7 +95,7 @@ def rendezvous_port(job_id: int, launch: int) -> int:
     return FIRST_PORT + job_id % JOBS * LAUNCHES + launch % LAUNCHES
 
 
-def job_script(site: SiteProfile, job: Job) -> str:
+def job_script(site: SiteProfile, job: ScriptJob) -> str:
     """The script of a job, for sbatch. Raises UsageError for a value that a script cannot hold.
 
     The command must handle USR1, which comes before the time limit, and TERM, which comes at the limit, and
@@ -187,7 +187,7 @@ def _cpus(site: SiteProfile, placement: Placement) -> int:
     return site.cpus_per_gpu * placement.gpus_per_node
 
 
-def _directives(site: SiteProfile, job: Job) -> dict[str, str | bool | None]:
+def _directives(site: SiteProfile, job: ScriptJob) -> dict[str, str | bool | None]:
     placement = job.placement
     return {
         **site.directives,
@@ -206,7 +206,7 @@ def _directives(site: SiteProfile, job: Job) -> dict[str, str | bool | None]:
     }
 
 
-def _common(site: SiteProfile, job: Job | FollowUp) -> dict[str, str | bool | None]:
+def _common(site: SiteProfile, job: ScriptJob | FollowUp) -> dict[str, str | bool | None]:
     return {
         "account": site.account,
         "qos": site.qos,

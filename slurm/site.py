@@ -11,7 +11,7 @@ import msgspec
 from results.catalogue.gpus import require_known
 from results.errors import UsageError
 from results.plan import Placement
-from results.site import Price, Times
+from results.site import SitePrice, TimeLimits
 from results.strict_yaml import FileKind
 from slurm.quoting import carried, shell
 
@@ -136,7 +136,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether nodes are the job's alone. Neighbours on a shared one disturb what is measured."""
     directives: dict[str, str | bool] = {}
     """Other options of sbatch by long name; true for one that takes no value."""
-    time: Times = Times()
+    time: TimeLimits = TimeLimits()
 
     setup: tuple[str, ...] = ()
     """Lines of bash that every job runs first: modules, a virtual environment."""
@@ -154,7 +154,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     submit_limit: Count | None = None
     """Jobs of one user that the site takes into its queue at once."""
-    price: Price | None = None
+    price: SitePrice | None = None
 
     def __post_init__(self) -> None:
         words = ("partition", "serial_partition", "account", "qos", "constraint", "reservation", "gpu_type")

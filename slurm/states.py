@@ -10,7 +10,7 @@ from enum import StrEnum
 from results.outcome import Outcome
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """Where a job is between its submission and its end."""
 
     WAITING = "waiting"
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (Phase.ENDED_WELL, Phase.ENDED_BADLY)
+        return self in (JobPhase.ENDED_WELL, JobPhase.ENDED_BADLY)
 
 
 _WAITING = {
@@ -90,15 +90,15 @@ _HELD = {
 }
 
 
-def phase(state: str) -> Phase:
+def phase(state: str) -> JobPhase:
     """The phase of a job in `state`, one word as squeue and sacct print it."""
     if state in _WAITING:
-        return Phase.WAITING
+        return JobPhase.WAITING
     if state in _RUNNING:
-        return Phase.RUNNING
+        return JobPhase.RUNNING
     if state in _OUTCOMES:
-        return Phase.ENDED_WELL if state == "COMPLETED" else Phase.ENDED_BADLY
-    return Phase.UNKNOWN
+        return JobPhase.ENDED_WELL if state == "COMPLETED" else JobPhase.ENDED_BADLY
+    return JobPhase.UNKNOWN
 
 
 def outcome(state: str, reason: str | None = None, exit_code: int | None = None) -> Outcome:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Partners = Callable[[int, int], Sequence[int]]
+PartnersOf = Callable[[int, int], Sequence[int]]
 """(replica, replicas) to the replicas whose values it averages with equal weights, itself among them."""
 
 
@@ -28,7 +28,7 @@ class Promise:
     """Parameters are averaged after every so many steps; gradients in each step."""
     after: int = 0
     """Steps at the start that average gradients over all replicas instead."""
-    partners: Partners = everyone
+    partners: PartnersOf = everyone
     equal: bool = True
     """Whether replicas with the same partners hold the same bits after an average."""
 

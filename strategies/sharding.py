@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from results.cell import Cell
 from results.parts import ModelParts
 from results.spec import Option
-from strategies.closed_form.moments import Averaging, Footprint, Gathered, sharded_moments
+from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered, sharded_moments
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.facts import StrategyFacts
 
@@ -69,5 +69,5 @@ class ShardingFacts(StrategyFacts):
         """Whole parameters during the backward pass and the update."""
 
     @abstractmethod
-    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
+    def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         """Gradients on their way into shards."""

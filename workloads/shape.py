@@ -22,7 +22,7 @@ from results.spec import Option, Spec
 from results.unknown import Unknown
 from workloads.datasets.facts import fit_tokens
 
-Unit = Literal["images", "tokens", "samples"]
+WorkUnit = Literal["images", "tokens", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class WorkloadFacts:
     """MODULE:FUNCTION that makes the shape a `workloads.Workload`; imported when a model is built."""
     own_code: bool = False
     """Whether the builder is a user's file in the study's folder, which is called without the shape."""
-    unit: Unit | Unknown
+    unit: WorkUnit | Unknown
     """What throughput counts."""
     units_per_sample: int | Unknown
     parts: ModelParts | Unknown

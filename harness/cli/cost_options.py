@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
-Function = Callable[..., Any]
+from harness.cli.options import Function
 
 _OPTIONS = (
     click.option("--price", type=float, metavar="USD", help="what one device (on CPU: rank) costs an hour"),

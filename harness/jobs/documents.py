@@ -18,7 +18,7 @@ from results.job import Job, Purpose, RunOptions
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.plan import Placement, Plan
-from results.site import Times
+from results.site import TimeLimits
 from results.store import Study
 
 LONGER = 2.0
@@ -60,7 +60,7 @@ class JobMaker:
         self._code = code
         self._made = len(list(self.root.glob("jobs/*")))
 
-    def run(self, planned: PlannedJob, time: Times, *, billed_gpus: int | None, site: object) -> Job:
+    def run(self, planned: PlannedJob, time: TimeLimits, *, billed_gpus: int | None, site: object) -> Job:
         """The job of an allocation to come. Where one of its cells was in a job that ran out of time, it asks
         for longer, as far as the site allows."""
         place = planned.placement

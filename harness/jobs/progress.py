@@ -17,7 +17,7 @@ from results.plan import Plan
 from results.run import RunResult
 from results.store import Study
 
-State = Literal["done", "running", "waiting", "failed", "skipped", "to do"]
+CellState = Literal["done", "running", "waiting", "failed", "skipped", "to do"]
 OTHER_CONDITIONS = "ok under other conditions"
 
 
@@ -26,7 +26,7 @@ class CellProgress:
     """One planned cell."""
 
     cell: str
-    state: State
+    state: CellState
     ok: int
     planned: int
     others: str
@@ -85,7 +85,7 @@ def _why_waiting(job: _InHand | None) -> str:
     return f"job {job.job_id} runs and has not come to it"
 
 
-def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand]) -> State:
+def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand]) -> CellState:
     if done:
         return "done"
     if cell in in_hand:
@@ -99,7 +99,7 @@ def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand])
 class _InHand:
     """A cell of a live job."""
 
-    state: State
+    state: CellState
     job_id: str
     runs: bool
     """Whether the job runs."""

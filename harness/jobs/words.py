@@ -9,7 +9,7 @@ from harness.jobs.gpu_hours import gpu_hours
 from harness.jobs.job_status import JobStatus
 from reports.text import count, duration
 from results.plan import Placement
-from results.site import Price
+from results.site import SitePrice
 
 COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
 COST_NUMERIC = (False, False, True, True, True, True, True)
@@ -33,7 +33,7 @@ def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
     ]
 
 
-def cost_lines(documents: Sequence[Document], price: Price | None, *, gpus: bool) -> list[str]:
+def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: bool) -> list[str]:
     """The sums over all jobs, with their price, and what to know of the time limits.
 
     `gpus` says whether the cluster has some.
@@ -56,7 +56,7 @@ def cost_lines(documents: Sequence[Document], price: Price | None, *, gpus: bool
     return lines
 
 
-def _price(expected: float, most: float, price: Price | None) -> str:
+def _price(expected: float, most: float, price: SitePrice | None) -> str:
     if price is None:
         return "dollars are not known: give a price in the site profile"
     rate = price.usd_per_gpu_hour

@@ -20,7 +20,7 @@ from harness.device import usable_cores
 from harness.kernel import Namespace, die_with_parent, enter_network, unshare
 from harness.launch.command import Rendezvous, torchrun_command
 from harness.launch.ending import tell_torchrun_killed
-from harness.launch.virtual_network import INTERFACE, Node, Switch
+from harness.launch.virtual_network import INTERFACE, VirtualNode, VirtualSwitch
 from results.errors import MachineError
 from results.launch import Launch
 from results.link import link_text
@@ -39,7 +39,7 @@ _Agents = Sequence[subprocess.Popen[bytes]]
 def main() -> int:
     """Start a torchrun on every node and stay until all have ended. Returns the largest of their codes."""
     path = Path(sys.argv[1]).resolve()
-    switch = Switch()
+    switch = VirtualSwitch()
     # The kernel forgets it when a process becomes root of a user namespace, as this one may have.
     die_with_parent()
     # Not before: numpy, which comes along, starts threads, and a process with threads gets no user namespace.
@@ -68,7 +68,7 @@ def shares(launch: Launch, cores: Sequence[int]) -> list[Sequence[int]]:
     return [cores[node * each : (node + 1) * each] for node in range(nodes)]
 
 
-def start(node: Node, cores: Sequence[int], command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start(node: VirtualNode, cores: Sequence[int], command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a command on a node, on these cores of the machine. It does not outlive this process."""
 
     def move_in() -> None:

@@ -32,7 +32,7 @@ _NEEDS = {"ip": "the kernel's veth and bridge (CONFIG_VETH, CONFIG_BRIDGE)", "tc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class VirtualNode:
     """A virtual node: a network namespace whose only way to the others is its cable to the switch."""
 
     name: str
@@ -42,7 +42,7 @@ class Node:
     """Descriptor of the namespace."""
 
 
-class Switch:
+class VirtualSwitch:
     """A switch without a way out, to which this process moves, and to which virtual nodes are connected.
 
     Nothing of it has a name outside this process and its children, and it ends with the last of them.
@@ -60,7 +60,7 @@ class Switch:
             ) from error
         _batch("ip", ["link set lo up", "link add switch type bridge mcast_snooping 0", "link set switch up"])
 
-    def connect(self, count: int, mbit_per_s: float) -> tuple[Node, ...]:
+    def connect(self, count: int, mbit_per_s: float) -> tuple[VirtualNode, ...]:
         """New nodes, each sending and receiving at `mbit_per_s` at most, both at once.
 
         The rate is in 10^6 bits of whole frames a second. Called once. Raises MachineError, with what is
@@ -73,8 +73,8 @@ class Switch:
         return nodes
 
 
-def _node(index: int) -> Node:
-    return Node(
+def _node(index: int) -> VirtualNode:
+    return VirtualNode(
         # At most 64 bytes in Linux; what tells nodes apart is at the front.
         name=f"node{index}.{socket.gethostname()}"[:64],
         address=str(_ADDRESSES[index + 1]),
@@ -82,7 +82,7 @@ def _node(index: int) -> Node:
     )
 
 
-def _plug_in(node: Node, port: str, mbit_per_s: float) -> None:
+def _plug_in(node: VirtualNode, port: str, mbit_per_s: float) -> None:
     """Lay the cable between a node and its port, and hold both of its ends to the rate."""
     namespace = f"/proc/{os.getpid()}/fd/{node.network}"
     segment = f"gso_max_size {segment_bytes(mbit_per_s)}"
@@ -124,7 +124,7 @@ def segment_bytes(mbit_per_s: float) -> int:
     return min(burst_bytes(mbit_per_s) * 7 // 8, _LARGEST_SEGMENT_BYTES)
 
 
-def _batch(tool: str, lines: Sequence[str], *, on: Node | None = None) -> None:
+def _batch(tool: str, lines: Sequence[str], *, on: VirtualNode | None = None) -> None:
     """Have `tool` do what the lines say, on the switch or on a node."""
     # On Debian /usr/sbin is in root's PATH alone.
     path = shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
@@ -142,7 +142,7 @@ def _batch(tool: str, lines: Sequence[str], *, on: Node | None = None) -> None:
         raise MachineError(f"virtual nodes need {_NEEDS[tool]}, and `{tool}` of iproute2 said: {words}")
 
 
-def _answer_for(nodes: Sequence[Node]) -> None:
+def _answer_for(nodes: Sequence[VirtualNode]) -> None:
     """Names and addresses are answered from a file: a question to a DNS that can't be reached takes 30 s."""
     hosts = ["127.0.0.1 localhost", "::1 localhost"]
     for node in nodes:
@@ -171,6 +171,6 @@ def _replace(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        Switch().connect(2, float(sys.argv[1]))
+        VirtualSwitch().connect(2, float(sys.argv[1]))
     except MachineError as error:
         sys.exit(str(error))

@@ -15,14 +15,14 @@ from harness.plan.estimate import Hardware
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
 from results.plan import Plan
-from results.site import Price
+from results.site import SitePrice
 from results.store import Study
 
 
 class JobCall(LauncherCall):
     """A call whose launches are left to jobs."""
 
-    def __init__(self, call: MatrixCall, price: Price | None, gpu_model: str | None) -> None:
+    def __init__(self, call: MatrixCall, price: SitePrice | None, gpu_model: str | None) -> None:
         """`gpu_model` is the catalogue's name of the cluster's GPUs; None: not known, or none."""
         self._options = call.options
         self._run_options = call.run_options

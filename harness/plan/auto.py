@@ -13,7 +13,7 @@ from functools import cached_property
 
 import msgspec
 
-from harness.plan.predict import Times, offloaded_bytes, predicted_times
+from harness.plan.predict import StepTimes, offloaded_bytes, predicted_times
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
@@ -48,7 +48,7 @@ class Candidate:
     cell: Cell
     memory: Footprint
     terms: tuple[Term, ...]
-    times: Times
+    times: StepTimes
     around: Surroundings
     host_bytes: int = 0
     """What all ranks of a host have in its memory beside that of their devices."""
@@ -235,7 +235,7 @@ def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ChoiceRow:
     """A candidate, or the refused strategies of one name and one rule."""
 
     strategy: str
@@ -250,10 +250,10 @@ class Row:
     """Whether `reason` is that of all."""
 
 
-def rows(choice: Choice) -> list[Row]:
+def rows(choice: Choice) -> list[ChoiceRow]:
     """Every candidate, from the simplest on; then those that make no sense, by the reason."""
     found = [
-        Row(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)
+        ChoiceRow(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)
         for candidate in choice.candidates
     ]
     reasons: dict[tuple[str, Rule], list[tuple[str, str]]] = {}
@@ -262,5 +262,5 @@ def rows(choice: Choice) -> list[Row]:
         reasons.setdefault((split(strategy)[0], reason.rule), []).append((strategy, reason.text))
     for [(strategy, why), *others] in reasons.values():
         alike = all(other == why for _, other in others)
-        found.append(Row(strategy=strategy, reason=why, others=len(others), alike=alike))
+        found.append(ChoiceRow(strategy=strategy, reason=why, others=len(others), alike=alike))
     return found

@@ -12,7 +12,7 @@ from harness.plan import network, split
 from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.limit import Limit
-from harness.plan.points import Point, points, workloads_of
+from harness.plan.points import MatrixPoint, points, workloads_of
 from harness.plan.reason import Reason
 from harness.plan.surroundings import devices_here
 from results.cell import BASELINE_STRATEGY, Cell
@@ -55,7 +55,7 @@ def expand(
     )
 
 
-def choices(plan: Plan) -> list[tuple[Point, Choice]]:
+def choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
     """What was weighed for each point of `auto`, anew; without those that are skipped for other reasons.
 
     The same as when the plan was made, on the same machine.
@@ -63,7 +63,7 @@ def choices(plan: Plan) -> list[tuple[Point, Choice]]:
     if AUTO not in plan.request.strategies and not any(p.strategy == AUTO for p in plan.request.include):
         return []
     matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), None, None)
-    skipped = {Point(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
+    skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
     weighed = []
     for point in points(plan.request):
         if point.key.strategy == AUTO and point.excluded_by is None:
@@ -92,7 +92,7 @@ class _Matrix:
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
 
-    def add(self, point: Point) -> None:
+    def add(self, point: MatrixPoint) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
             choice = self.choice(point)
             if isinstance(choice, Reason):
@@ -109,7 +109,7 @@ class _Matrix:
         self.cells.setdefault(cell.id, cell)
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
 
-    def choice(self, point: Point) -> Choice | Reason:
+    def choice(self, point: MatrixPoint) -> Choice | Reason:
         """What `auto` makes of a point, or why it cannot."""
 
         def made(strategy: str) -> Cell | Reason:
@@ -132,7 +132,7 @@ class _Matrix:
                 cells=tuple(cells[gpus] for gpus in sorted(cells)),
             )
 
-    def _cell(self, point: Point) -> Cell | Reason:
+    def _cell(self, point: MatrixPoint) -> Cell | Reason:
         """The cell of a point, or why there is none: first what makes no sense, last what does not fit."""
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
@@ -150,7 +150,7 @@ class _Matrix:
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
         return _refusal(cell) or self._misfit(cell) or cell
 
-    def _probe(self, point: Point) -> Cell:
+    def _probe(self, point: MatrixPoint) -> Cell:
         """The cell of a point, but for its micro-batch and the ranks of a replica."""
         return msgspec.structs.replace(
             self._bases[point.key.workload],

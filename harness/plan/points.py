@@ -20,7 +20,7 @@ _AXES = ("workload", "strategy", "compression", "collective", "link", "batch_siz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class MatrixPoint:
     """One point of the matrix: a cell under one rule of scaling, before it is known to make sense."""
 
     key: SeriesId
@@ -44,7 +44,7 @@ class Point:
         )
 
 
-def points(request: Request) -> Iterator[Point]:
+def points(request: Request) -> Iterator[MatrixPoint]:
     """Every point asked for, once, those of a series together; an included point is never excluded.
 
     Raises UsageError for a matrix of more than MOST_POINTS, before it has grown, and for an exclude
@@ -58,9 +58,9 @@ def points(request: Request) -> Iterator[Point]:
     included = dict.fromkeys(_included(request))
     for key in keys:
         for gpus in request.gpus:
-            point = Point(key=key, gpus=gpus)
+            point = MatrixPoint(key=key, gpus=gpus)
             if point not in included:
-                yield Point(key=key, gpus=gpus, excluded_by=_excluding(point, request.exclude))
+                yield MatrixPoint(key=key, gpus=gpus, excluded_by=_excluding(point, request.exclude))
     yield from included
 
 
@@ -107,7 +107,7 @@ def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]
     return request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
 
 
-def _included(request: Request) -> Iterator[Point]:
+def _included(request: Request) -> Iterator[MatrixPoint]:
     for pattern in request.include:
         assert pattern.workload is not None
         assert pattern.strategy is not None
@@ -123,14 +123,14 @@ def _included(request: Request) -> Iterator[Point]:
                 scaling=scaling,
                 batch_size=pattern.batch_size,
             )
-            yield Point(key=key, gpus=pattern.gpus)
+            yield MatrixPoint(key=key, gpus=pattern.gpus)
 
 
-def _excluding(point: Point, patterns: Sequence[Pattern]) -> Pattern | None:
+def _excluding(point: MatrixPoint, patterns: Sequence[Pattern]) -> Pattern | None:
     return next((pattern for pattern in patterns if _matches(pattern, point)), None)
 
 
-def _matches(pattern: Pattern, point: Point) -> bool:
+def _matches(pattern: Pattern, point: MatrixPoint) -> bool:
     return pattern.gpus in (None, point.gpus) and all(
         getattr(pattern, axis) in (None, getattr(point.key, axis)) for axis in _AXES
     )

@@ -30,7 +30,7 @@ REPEATED_SHARE = 4 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class StepTimes:
     """Seconds of one step."""
 
     compute: float
@@ -43,14 +43,14 @@ class Times:
         return self.compute + self.update + self.bubble + self.exposed
 
 
-def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> Times:
+def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> StepTimes:
     alone = replica_seconds(cell, around.hardware)
     assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
     strategy = STRATEGIES.facts(cell.strategy)
     once = alone * strategy.busiest_share(cell, parts)
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
     update = _update_values(cell) * updated_bytes(cell, parts) / around.memory_rate
-    return Times(
+    return StepTimes(
         compute=compute,
         update=update + _offloading(cell, parts),
         bubble=compute * strategy.bubble(cell.gpus),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.exactness import exact_arithmetic
-from harness.worker.findings import TOLERANCE, Finding, Tensors, distance
+from harness.worker.findings import TOLERANCE, ProofFinding, Tensors, distance
 from harness.worker.partners import Partners
 from harness.worker.reference import UNIT_ROUNDOFF, Reference
 from results.cell import Cell
@@ -69,7 +69,7 @@ def _residual(model: ParallelModel) -> dict[str, Tensor]:
     return {} if model.gradient_exchange is None else dict(model.gradient_exchange.residual())
 
 
-def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[Finding]:
+def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[ProofFinding]:
     """Compare what the exchange accounts for with the simulated gradients in L2 norm: of every parameter, or,
     where kernels need not be reproducible, of all parameters together."""
     # A name that is on one side only is found by `same_names`.
@@ -91,7 +91,7 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
 
 def compare_average(
     cell: Cell, balance: Balance, own: Tensors, common: Tensors | None, partners: Partners
-) -> list[Finding]:
+) -> list[ProofFinding]:
     """An average of the partners' parameters, from what each recomputed for itself; collective.
 
     Where they had parameters in `common`, differences to these were exchanged, and so these are compared, up
@@ -111,11 +111,11 @@ def compare_average(
     return findings
 
 
-def something_sent(applied: Tensors, expected: Tensors) -> Finding:
+def something_sent(applied: Tensors, expected: Tensors) -> ProofFinding:
     """An exchange that applies nothing would satisfy the law of conservation, and train nothing."""
     sent = distance([(value, None) for value in applied.values()])
     size = distance([(value, None) for value in expected.values()])
-    return Finding(
+    return ProofFinding(
         passed=sent > 0 or size == 0,
         of="exchange",
         what=f"gradient: nothing of {size:.3g} was applied",
@@ -124,9 +124,9 @@ def something_sent(applied: Tensors, expected: Tensors) -> Finding:
     )
 
 
-def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float) -> Finding:
+def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float) -> ProofFinding:
     difference = distance(pairs)
-    return Finding(
+    return ProofFinding(
         passed=difference <= bound,
         of="gradient",
         what=f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}",

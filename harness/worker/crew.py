@@ -25,7 +25,7 @@ from harness.worker.interface import name_interface
 from harness.worker.log import RankLog
 from harness.worker.output import mark_run, output_files
 from harness.worker.rank import Rank
-from harness.worker.run import RankContext, Run
+from harness.worker.run import RankContext, RunInProgress
 from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
 from results.cell import Backend
@@ -150,7 +150,7 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
-    run = Run(around, slot, study.cell(slot.cell_id))
+    run = RunInProgress(around, slot, study.cell(slot.cell_id))
     record = run.execute()
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)

@@ -24,7 +24,7 @@ from harness.worker.control import Control
 from harness.worker.exactness import exact_arithmetic
 from harness.worker.failure import out_of_memory
 from harness.worker.findings import (
-    Finding,
+    ProofFinding,
     Tensors,
     compare_buffers,
     compare_gradients,
@@ -66,7 +66,7 @@ HALVINGS = 4
 class Examined:
     """What an examination came to."""
 
-    findings: list[Finding]
+    findings: list[ProofFinding]
     """Of this rank."""
     agreed: bool
     """Whether those replicas are equal that must be."""
@@ -107,10 +107,10 @@ class Examination:
         self._partners = Partners(
             self._promise, setup.groups, setup.rank.rank, device=setup.device, control=control
         )
-        self._findings: list[Finding] = []
-        self._given: list[Finding] = []
+        self._findings: list[ProofFinding] = []
+        self._given: list[ProofFinding] = []
         """Of batches and random state that steps began with."""
-        self._promised: list[Finding] = []
+        self._promised: list[ProofFinding] = []
         """Of what a compressor promises."""
         self.witness: Witness | None = None
         """Records what goes through the compressor; None: nothing does."""
@@ -399,9 +399,9 @@ class Examination:
         return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
 
 
-def all_used(micro_batches: int, *, left: int) -> Finding:
+def all_used(micro_batches: int, *, left: int) -> ProofFinding:
     """Of the micro-batches that a step was given, `left` were not asked for."""
-    return Finding(
+    return ProofFinding(
         passed=not left,
         of="samples",
         what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
@@ -428,7 +428,7 @@ def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) 
 
 def compare_step(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
-) -> list[Finding]:
+) -> list[ProofFinding]:
     """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
     if balance is None:
         return compare_gradients(cell, gradients, buffers, reference)

@@ -44,7 +44,7 @@ UPDATE_TOLERANCE = 1e-3
 
 Tensors = Mapping[str, Tensor]
 
-Subject = Literal[
+ProofSubject = Literal[
     "gradient", "names", "buffers", "update", "state", "exchange", "promise", "samples", "fingerprints"
 ]
 """What a finding is of: gradients, or the average that was made of them; which parameters have a gradient;
@@ -53,11 +53,11 @@ samples that a step used; the fingerprints of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProofFinding:
     """How one comparison came out."""
 
     passed: bool
-    of: Subject
+    of: ProofSubject
     what: str
     """The sentence of the failure."""
     difference: float
@@ -66,7 +66,7 @@ class Finding:
 
 def compare_gradients(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
-) -> list[Finding]:
+) -> list[ProofFinding]:
     """Gradients, and the buffers that a replica left, against the reference."""
     findings = compare_surroundings(cell, gradients, buffers, reference)
     if exact_arithmetic(cell):
@@ -85,20 +85,20 @@ def compare_gradients(
 
 def compare_surroundings(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
-) -> list[Finding]:
+) -> list[ProofFinding]:
     """Which parameters have a gradient, and the buffers that a replica left, against the reference."""
     return [same_names(gradients, reference.gradients), *compare_buffers(cell, buffers, reference)]
 
 
-def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[Finding]:
+def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[ProofFinding]:
     """The buffers that a replica left against the reference."""
     tolerance = 0.0 if exact_arithmetic(cell) else TOLERANCE[cell.precision]
     return relative("buffers", buffers, reference.buffers, tolerance)
 
 
-def same_names(ours: Tensors, reference: Tensors) -> Finding:
+def same_names(ours: Tensors, reference: Tensors) -> ProofFinding:
     different = sorted(set(ours) ^ set(reference))
-    return Finding(
+    return ProofFinding(
         passed=not different,
         of="names",
         what=f"gradients exist on one side only: {', '.join(different[:3])}",
@@ -107,7 +107,7 @@ def same_names(ours: Tensors, reference: Tensors) -> Finding:
     )
 
 
-def elementwise(of: Subject, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[Finding]:
+def elementwise(of: ProofSubject, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[ProofFinding]:
     findings = []
     for name in sorted(set(ours) & set(reference)):
         worst, bound, passed = 0.0, float(bounds[name].min()), True
@@ -117,7 +117,7 @@ def elementwise(of: Subject, ours: Tensors, reference: Tensors, bounds: Tensors)
             worst, bound = float(difference.flatten()[at]), float(bounds[name].flatten()[at])
             passed = bool((difference <= bounds[name]).all())
         findings.append(
-            Finding(
+            ProofFinding(
                 passed=passed,
                 of=of,
                 what=f"{of} of {name} differs from the serial simulation",
@@ -128,7 +128,7 @@ def elementwise(of: Subject, ours: Tensors, reference: Tensors, bounds: Tensors)
     return findings
 
 
-def relative(of: Subject, ours: Tensors, reference: Tensors, bound: float) -> list[Finding]:
+def relative(of: ProofSubject, ours: Tensors, reference: Tensors, bound: float) -> list[ProofFinding]:
     names = sorted(set(ours) & set(reference))
     difference = distance([(ours[name], reference[name]) for name in names])
     size = _size([reference[name] for name in names])
@@ -136,8 +136,8 @@ def relative(of: Subject, ours: Tensors, reference: Tensors, bound: float) -> li
 
 
 def relative_each(
-    of: Subject, ours: Tensors, reference: Tensors, bound: float, least: float
-) -> list[Finding]:
+    of: ProofSubject, ours: Tensors, reference: Tensors, bound: float, least: float
+) -> list[ProofFinding]:
     """Every tensor by itself, within `bound` of its own norm or `least` of the norm of all."""
     sizes = {name: _size([reference[name]]) for name in sorted(set(ours) & set(reference))}
     allowed = least * math.hypot(*sizes.values())
@@ -153,8 +153,8 @@ def relative_each(
     ]
 
 
-def _within(of: Subject, what: str, difference: float, size: float, bound: float) -> Finding:
-    return Finding(
+def _within(of: ProofSubject, what: str, difference: float, size: float, bound: float) -> ProofFinding:
+    return ProofFinding(
         passed=difference <= bound,
         of=of,
         what=f"{what} differs from the serial simulation by {difference:.3g}, of {size:.3g}",
@@ -168,7 +168,7 @@ def _size(values: list[Tensor]) -> float:
     return distance([(value.where(value.isfinite(), 0), None) for value in values])
 
 
-def compare_history(cell: Cell, history: History, replayed: History) -> list[Finding]:
+def compare_history(cell: Cell, history: History, replayed: History) -> list[ProofFinding]:
     """The optimizer's state that an update begins with, against what the replay of the one before left: the
     same bits, or nearly, in every value of every parameter.
 
@@ -182,7 +182,7 @@ def compare_history(cell: Cell, history: History, replayed: History) -> list[Fin
         for key in sorted(set(ours) | set(theirs)):
             difference, bound = _between(ours.get(key), theirs.get(key), tolerance)
             findings.append(
-                Finding(
+                ProofFinding(
                     passed=difference <= bound,
                     of="state",
                     what=f"optimizer state of {name} differs from the replayed one in {key}",
@@ -204,16 +204,16 @@ def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, f
     return float(not alike), 0.0
 
 
-def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> Finding:
+def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> ProofFinding:
     """The trainer's update against the replayed one: the same bits, or nearly the same way from the start."""
     names = sorted(expected)
     difference = distance([(updated[name], expected[name]) for name in names])
     if exact_update(cell) and difference == 0:
-        return Finding(passed=True, of="update", what="", difference=0.0, bound=0.0)
+        return ProofFinding(passed=True, of="update", what="", difference=0.0, bound=0.0)
     way = distance([(expected[name], start[name]) for name in names])
     size = distance([(expected[name], None) for name in names])
     bound = 0.0 if exact_update(cell) else UPDATE_TOLERANCE * way + UNIT_ROUNDOFF * size
-    return Finding(
+    return ProofFinding(
         # A replayed update that overflowed would allow everything.
         passed=math.isfinite(bound) and difference <= bound,
         of="update",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
-from harness.worker.findings import Finding
+from harness.worker.findings import ProofFinding
 from results.groups import GroupLayout
 
 
@@ -47,7 +47,7 @@ def _states_print(states: Sequence[torch.Tensor], python: object, numbers: objec
     return hash_number((str(index), state) for index, state in enumerate([*states, others]))
 
 
-def compare_random_state(setup: CellSetup, step: int, control: Control) -> Finding:
+def compare_random_state(setup: CellSetup, step: int, control: Control) -> ProofFinding:
     """The random state of every rank, as it is now, against that which its replica begins a step with;
     collective, the same answer on all ranks."""
     own, replica = random_print(setup.device), setup.groups.replica(dist.get_rank())
@@ -57,11 +57,11 @@ def compare_random_state(setup: CellSetup, step: int, control: Control) -> Findi
 
 def compare_prints(
     what: str, own: Sequence[float], expected: Sequence[float], control: Control, groups: GroupLayout
-) -> Finding:
+) -> ProofFinding:
     """The fingerprints of all ranks against what they must be; collective, the same answer on all ranks."""
     found = control.of_all([*own, float(list(own) != list(expected))])
     prints, wrong = [row[:-1] for row in found], [rank for rank, row in enumerate(found) if row[-1]]
-    return Finding(
+    return ProofFinding(
         passed=not wrong,
         of="fingerprints",
         what=_difference(what, prints, wrong, groups),

@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from results.derivation.intervals import Interval, intersection, length
+from results.derivation.intervals import Span, intersection, length
 from results.recorded import KernelTimes
 
 PROFILED_STEPS = 3
@@ -39,14 +39,14 @@ class Kernel:
         return any(part in self.name.lower() for part in _COMMUNICATES)
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> Span:
         return self.start_ns, self.end_ns
 
 
 def kernel_times(kernels: Iterable[Kernel], steps: int) -> KernelTimes:
     """Unions of the intervals of both kinds, and of what they have in common."""
-    compute: list[Interval] = []
-    communication: list[Interval] = []
+    compute: list[Span] = []
+    communication: list[Span] = []
     for kernel in kernels:
         if not kernel.name.lower().startswith(_NO_KERNELS):
             (communication if kernel.communicates else compute).append(kernel.interval)

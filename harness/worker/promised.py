@@ -12,7 +12,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from harness.worker.findings import Finding
+from harness.worker.findings import ProofFinding
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.promise import (
@@ -163,14 +163,14 @@ class _CountingWire:
 
 def compare_promises(
     compression: str, promises: Sequence[CompressorPromise], seen: Sequence[Exchanged]
-) -> Iterator[Finding]:
+) -> Iterator[ProofFinding]:
     """Each promise of a compressor against each exchange whose values are finite, on all ranks."""
     for promise in promises:
         for exchanged in seen:
             # What another rank gave may have overflowed, and with it the sums.
             if exchanged.values.isfinite().all() and exchanged.sums.isfinite().all():
                 what, difference, bound = _check(promise, exchanged)
-                yield Finding(
+                yield ProofFinding(
                     passed=difference <= bound,
                     of="promise",
                     what=f"{compression} does not keep its promise: {what}",
@@ -179,31 +179,31 @@ def compare_promises(
                 )
 
 
-Check = tuple[str, float, float]
+PromiseCheck = tuple[str, float, float]
 """A sentence for the failure, the difference found, and the bound: the check fails above the bound."""
 
 
 @singledispatch
-def _check(promise: object, exchanged: Exchanged) -> Check:
+def _check(promise: object, exchanged: Exchanged) -> PromiseCheck:
     raise TypeError(f"{promise!r} is not one of the promises in strategies.compression.promise")
 
 
 @_check.register
-def _(promise: WireBytes, exchanged: Exchanged) -> Check:
+def _(promise: WireBytes, exchanged: Exchanged) -> PromiseCheck:
     promised = promise.of(exchanged.count, exchanged.size, exchanged.before)
     what = f"it sent {exchanged.wire_bytes} bytes of {exchanged.count} values, not {promised}"
     return what, abs(exchanged.wire_bytes - promised), 0.0
 
 
 @_check.register
-def _(promise: Largest, exchanged: Exchanged) -> Check:
+def _(promise: Largest, exchanged: Exchanged) -> PromiseCheck:
     count = promise.count(exchanged.count, exchanged.before)
     best = exchanged.values.abs().topk(max(1, int(promise.part * count))).values
     return _energy(exchanged, _square(best), f"the {len(best)} largest")
 
 
 @_check.register
-def _(promise: LargestOfBlocks, exchanged: Exchanged) -> Check:
+def _(promise: LargestOfBlocks, exchanged: Exchanged) -> PromiseCheck:
     count = promise.count(exchanged.count, exchanged.before)
     length, longer = divmod(exchanged.count, count)
     cut = longer * (length + 1)
@@ -216,14 +216,14 @@ def _(promise: LargestOfBlocks, exchanged: Exchanged) -> Check:
     return _energy(exchanged, least, f"the largest of {count} blocks")
 
 
-def _energy(exchanged: Exchanged, least: float, of: str) -> Check:
+def _energy(exchanged: Exchanged, least: float, of: str) -> PromiseCheck:
     sent = _square(exchanged.sent)
     what = f"what it sent has an energy of {sent:.3g}, and {of} have {least:.3g}"
     return what, least - sent, ROUNDING * least
 
 
 @_check.register
-def _(promise: Chosen, exchanged: Exchanged) -> Check:
+def _(promise: Chosen, exchanged: Exchanged) -> PromiseCheck:
     count = promise.count(exchanged.count, exchanged.before)
     places = exchanged.sent.nonzero()[:, 0]
     if len(places) > count:
@@ -239,7 +239,7 @@ def _(promise: Chosen, exchanged: Exchanged) -> Check:
 
 
 @_check.register
-def _(promise: Forgotten, exchanged: Exchanged) -> Check:
+def _(promise: Forgotten, exchanged: Exchanged) -> PromiseCheck:
     if promise.count(exchanged.count, exchanged.before) >= exchanged.count:
         return "", 0.0, 0.0
     back = exchanged.carried[exchanged.sent != 0].abs()
@@ -248,7 +248,7 @@ def _(promise: Forgotten, exchanged: Exchanged) -> Check:
 
 
 @_check.register
-def _(promise: UnbiasedLevels, exchanged: Exchanged) -> Check:
+def _(promise: UnbiasedLevels, exchanged: Exchanged) -> PromiseCheck:
     """The errors add up to nothing within Azuma's inequality (Azuma 1967): each is between two values that
     lie a step apart."""
     largest = _largest_of_block(exchanged.values, promise.block)
@@ -280,7 +280,7 @@ def _own_shard(exchanged: Exchanged, unit: int) -> slice:
 
 
 @_check.register
-def _(promise: ScaledSigns, exchanged: Exchanged) -> Check:
+def _(promise: ScaledSigns, exchanged: Exchanged) -> PromiseCheck:
     length = promise.unit * math.ceil(exchanged.count / (exchanged.size * promise.unit))
     worst = 0.0
     for shard in range(exchanged.size):
@@ -298,7 +298,7 @@ def _(promise: ScaledSigns, exchanged: Exchanged) -> Check:
 
 
 @_check.register
-def _(promise: Projection, exchanged: Exchanged) -> Check:
+def _(promise: Projection, exchanged: Exchanged) -> PromiseCheck:
     left = exchanged.values - exchanged.sent
     product = abs(float((exchanged.sent.double() * left.double()).sum()))
     what = "what it sent and what it left are not orthogonal"
@@ -306,7 +306,7 @@ def _(promise: Projection, exchanged: Exchanged) -> Check:
 
 
 @_check.register
-def _(promise: Rounded, exchanged: Exchanged) -> Check:
+def _(promise: Rounded, exchanged: Exchanged) -> PromiseCheck:
     error = (exchanged.values - exchanged.sent).abs().double()
     allowed = promise.roundoff * exchanged.values.abs().double() + torch.finfo(torch.float32).tiny
     worst = float((error / allowed).max()) if len(error) else 0.0

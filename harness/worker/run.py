@@ -90,7 +90,7 @@ class RankContext:
     """Of this rank's GPU."""
 
 
-class Run:
+class RunInProgress:
     """A run in progress; its record has all that was found before it failed."""
 
     def __init__(self, around: RankContext, slot: Slot, cell: Cell) -> None:

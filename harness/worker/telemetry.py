@@ -132,7 +132,7 @@ def _rounded(name: str, values: Column) -> Column:
     return [None if value is None else round(value, DECIMALS.get(name, 0)) for value in values]
 
 
-class Sampler:
+class TelemetrySampler:
     """Samples at the entry, at the exit, and between them in a thread of its own."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Sampler:
         self._start_ns = 0
         self._energies: list[tuple[int, float]] = []
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> TelemetrySampler:
         self._start_ns = time.perf_counter_ns()
         self._take()
         self._read_energy()
@@ -224,19 +224,19 @@ class Sampler:
 
 
 @contextmanager
-def sampler(device: torch.device, rank: Rank) -> Iterator[Sampler]:
+def sampler(device: torch.device, rank: Rank) -> Iterator[TelemetrySampler]:
     """A Sampler of what this rank has: its process, its host (local rank 0), and on CUDA its GPU."""
     with ExitStack() as stack:
         readings = {**process_readings(), **(host_readings() if rank.local_rank == 0 else {})}
         if device.type != "cuda":
-            yield stack.enter_context(Sampler(readings))
+            yield stack.enter_context(TelemetrySampler(readings))
             return
         try:
             gpu = stack.enter_context(gpu_reader(device_uuid(device)))
         except NoReadingError as error:
-            sampling = Sampler(readings, missing={"series of the GPU": str(error)})
+            sampling = TelemetrySampler(readings, missing={"series of the GPU": str(error)})
         else:
-            sampling = Sampler({**readings, **gpu_readings(gpu)}, energy_j=gpu.energy_j)
+            sampling = TelemetrySampler({**readings, **gpu_readings(gpu)}, energy_j=gpu.energy_j)
         yield stack.enter_context(sampling)
 
 

@@ -11,7 +11,7 @@ from results.run import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class MeasuredAllocation:
     """One job's nodes, by its baseline."""
 
     name: str
@@ -29,7 +29,7 @@ class Drift:
     """The same cell in several allocations."""
 
     cell_id: str
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[MeasuredAllocation, ...]
     others: int
     """Allocations with other machines, software or code, which are not compared."""
 
@@ -78,7 +78,7 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
     return Drift(
         cell_id=cell_id,
         allocations=tuple(
-            Allocation(
+            MeasuredAllocation(
                 name=name,
                 hosts=tuple(sorted({host for run in group for host in run.hosts})),
                 runs=len(group),

@@ -17,8 +17,8 @@ from results.cell import Cell
 from results.run import RunResult
 from results.statistics import Metric, differences, t_quantile
 
-Part = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
-PARTS: tuple[Part, ...] = get_args(Part)
+BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
+PARTS: tuple[BudgetPart, ...] = get_args(BudgetPart)
 """In the order in which they are drawn."""
 RESIDUAL_ABOVE = 0.05
 """Share of a step by which its parts may miss it before a cell carries a warning (5 %)."""
@@ -31,9 +31,9 @@ class CellBudget:
 
     figures: CellFigures
     method: BudgetMethod
-    part_ns: Mapping[Part, float]
+    part_ns: Mapping[BudgetPart, float]
     """By part; without `bubble` for a strategy that has no stages."""
-    run_part_ns: tuple[Mapping[Part, float], ...]
+    run_part_ns: tuple[Mapping[BudgetPart, float], ...]
     """The same of each run."""
     transfer_ns: Metric
     wait_ns: Metric
@@ -46,7 +46,7 @@ class CellBudget:
     def step_ns(self) -> float:
         return self.figures.step_ns.value
 
-    def share(self, part: Part) -> float | None:
+    def share(self, part: BudgetPart) -> float | None:
         """Of the step time; None for a part that the cell does not have."""
         return self.part_ns[part] / self.step_ns if part in self.part_ns else None
 
@@ -89,25 +89,25 @@ class Lost:
         return self.total_ns / self.budget.step_ns
 
     @property
-    def part_ns(self) -> Mapping[Part, float]:
+    def part_ns(self) -> Mapping[BudgetPart, float]:
         """All of each part; of compute what lies above the ideal. They add up to the total."""
         parts = dict(self.budget.part_ns)
         parts["compute"] -= self.ideal_ns
         return parts
 
     @property
-    def largest(self) -> Part:
+    def largest(self) -> BudgetPart:
         """The part that takes most of it."""
         parts = self.part_ns
         return max(parts, key=lambda part: parts[part])
 
     @property
-    def rivals(self) -> tuple[Part, ...]:
+    def rivals(self) -> tuple[BudgetPart, ...]:
         """The parts that are not told apart from the largest: each of them may be the largest."""
         largest = self.largest
         return tuple(part for part in self.part_ns if part != largest and not self.leads(largest, part))
 
-    def leads(self, part: Part, rival: Part) -> bool:
+    def leads(self, part: BudgetPart, rival: BudgetPart) -> bool:
         """Whether `part` takes more than `rival` in every run, and its lead is more than chance.
 
         Each run is held against each of the baseline's where one part is computation. More than chance: a
@@ -126,13 +126,13 @@ class Lost:
         error = sum(variance(values) / len(values) for values in samples) ** 0.5
         return bool(fmean(leads) + fmean(ideals) > t_quantile(freedom, 0.90) * error)
 
-    def ends_ns(self, part: Part) -> tuple[float, float]:
+    def ends_ns(self, part: BudgetPart) -> tuple[float, float]:
         """The smallest and the largest of the part over the runs, against the ideal."""
         less = self.ideal_ns if part == "compute" else 0.0
         values = [run[part] - less for run in self.budget.run_part_ns]
         return min(values), max(values)
 
-    def shown(self, part: Part) -> bool:
+    def shown(self, part: BudgetPart) -> bool:
         """Whether the part is above zero by more than its interval; one without an interval by its value."""
         figure = {"transfer": self.budget.transfer_ns, "wait": self.budget.wait_ns}.get(part)
         return (self.part_ns[part] if figure is None or figure.low is None else figure.low) > 0
@@ -157,9 +157,9 @@ def budget(figures: CellFigures) -> CellBudget | None:
     )
 
 
-def _parts(one: StepBudget, step_ns: float) -> dict[Part, float]:
+def _parts(one: StepBudget, step_ns: float) -> dict[BudgetPart, float]:
     """Of one run; what its parts miss its step by is `other`."""
-    parts: dict[Part, float] = {
+    parts: dict[BudgetPart, float] = {
         "input": one.input_ns,
         "compute": one.compute_ns,
         "transfer": one.transfer_ns.value,

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
-from reports.analysis.peaks import LinkPeak, LinkPeaks, link_peaks, network_of
+from reports.analysis.peaks import LinkPeaks, PooledLinkPeak, link_peaks, network_of
 from reports.text import devices, percent, si, size
 from results.budget import BudgetMethod, Communication, OperationSummary
 from results.cell import Cell
@@ -46,7 +46,7 @@ class CellCommunication:
     budget: CellBudget | None
     recorded: tuple[Communication, ...]
     """Of each run; empty if one of them has none."""
-    peak: LinkPeak | None
+    peak: PooledLinkPeak | None
     """Of its network at its size, over all cells that it was found with."""
 
     @property

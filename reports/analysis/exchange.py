@@ -20,7 +20,7 @@ from reports.analysis.compression import (
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import unlike_conditions
-from reports.analysis.series import Setting, setting_of
+from reports.analysis.series import SeriesSetting, setting_of
 from reports.analysis.study import StudyFigures
 from reports.text import devices, listed, number
 from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Cell, Device
@@ -139,7 +139,7 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
 
 
 Names = Mapping[str, str]
-WorkAtSize = tuple[Setting, int, int]
+WorkAtSize = tuple[SeriesSetting, int, int]
 """What cells must share before their exchanges are compared: setting, size and batch per replica."""
 
 

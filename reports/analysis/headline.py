@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from reports import fields
 from reports.analysis.communication import ON_LESS_OFF
 from reports.analysis.figures import CellFigures
-from reports.analysis.scaling import Curve, Efficiency, Point
+from reports.analysis.scaling import Curve, CurvePoint, Efficiency
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.table import Shown, TextTable, figures, table, words
@@ -105,7 +105,7 @@ def _exposed(row: HeadlineRow) -> Field:
     return fields.percent(share.value if share else None)
 
 
-def _row(study: StudyFigures, curve: Curve, point: Point) -> HeadlineRow:
+def _row(study: StudyFigures, curve: Curve, point: CurvePoint) -> HeadlineRow:
     return HeadlineRow(
         workload=curve.key.workload,
         strategy=curve.key.label,

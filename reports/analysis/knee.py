@@ -19,7 +19,7 @@ from itertools import pairwise
 import msgspec
 
 from reports.analysis.figures import CellFigures
-from reports.analysis.scaling import Baseline, Curve, efficiency
+from reports.analysis.scaling import BaselineCell, Curve, efficiency
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -109,7 +109,7 @@ def knee(curve: Curve) -> Knee:
     }
     growths: list[Growth] = []
     for smaller, larger in pairwise(measured):
-        grown = efficiency(larger, Baseline(strategy=curve.key.label, figures=smaller), without="")
+        grown = efficiency(larger, BaselineCell(strategy=curve.key.label, figures=smaller), without="")
         if grown.metric is None:
             behind = measured[measured.index(larger) :]
             unclaimed |= {one.cell.gpus: grown.reason or "" for one in behind}

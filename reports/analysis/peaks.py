@@ -18,7 +18,7 @@ Network = tuple[str, str, str, Evidence, int, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPeak:
+class PooledLinkPeak:
     """Bus bandwidth of plain all-reduces on one network at one size, over the launches that measured it."""
 
     bytes_per_s: float
@@ -39,7 +39,7 @@ class LinkPeak:
         return self.highest_bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
 
 
-LinkPeaks = Mapping[Network, LinkPeak]
+LinkPeaks = Mapping[Network, PooledLinkPeak]
 
 
 def network_of(figures: CellFigures) -> Network:
@@ -60,7 +60,7 @@ def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
         if peaks := {peak for peak in own if peak}:
             found.setdefault(network_of(figures), set()).update(peaks)
     return {
-        network: LinkPeak(
+        network: PooledLinkPeak(
             bytes_per_s=median(peaks), lowest_bytes_per_s=min(peaks), highest_bytes_per_s=max(peaks)
         )
         for network, peaks in found.items()

@@ -31,7 +31,7 @@ Failures = Mapping[str, Failure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class BaselineCell:
     """The cell that an efficiency is measured against."""
 
     strategy: str
@@ -70,7 +70,7 @@ class Efficiency:
     """One efficiency, or why none is claimed."""
 
     metric: Metric | None
-    baseline: Baseline | None
+    baseline: BaselineCell | None
     no_claim: NoClaim | None = None
     """Why `metric` is None."""
     is_baseline: bool = False
@@ -92,7 +92,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One size of a curve with figures."""
 
     figures: CellFigures
@@ -132,10 +132,10 @@ class Curve:
     """One series: what there is, what is missing, and what it is measured against."""
 
     key: SeriesKey
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     gaps: tuple[Gap, ...]
-    own: Baseline | None
-    single: Baseline | None
+    own: BaselineCell | None
+    single: BaselineCell | None
 
 
 def curves(
@@ -146,7 +146,7 @@ def curves(
     return [_curve(one, figures, failures, singles.get(_work(one.key))) for one in series]
 
 
-def efficiency(figures: CellFigures, baseline: Baseline | None, *, without: str) -> Efficiency:
+def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: str) -> Efficiency:
     """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason if there is no baseline.
 
     With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
@@ -165,7 +165,7 @@ def efficiency(figures: CellFigures, baseline: Baseline | None, *, without: str)
     return Efficiency(metric=scaled(ratio, scale), baseline=baseline)
 
 
-def speed_up(point: Point) -> Metric | None:
+def speed_up(point: CurvePoint) -> Metric | None:
     """S(n) = X(n) / X(n0) = E(n) n / n0, where an efficiency is claimed, against the same baseline."""
     claim = point.efficiency
     if claim.metric is None or claim.baseline is None:
@@ -184,14 +184,14 @@ def scaled(metric: Metric, factor: float) -> Metric:
 
 
 def _curve(
-    series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures, single: Baseline | None
+    series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures, single: BaselineCell | None
 ) -> Curve:
     there = [figures[cell.id] for cell in series.cells.values() if cell.id in figures]
-    own = Baseline(strategy=series.key.label, figures=there[0]) if there else None
+    own = BaselineCell(strategy=series.key.label, figures=there[0]) if there else None
     return Curve(
         key=series.key,
         points=tuple(
-            Point(
+            CurvePoint(
                 figures=one,
                 own=efficiency(one, own, without="no size of this series has a result"),
                 single=efficiency(one, single, without="no single device ran the same work"),
@@ -216,17 +216,17 @@ def _gaps(series: MergedSeries, figures: Mapping[str, CellFigures], failures: Fa
 
 def _best_singles(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
-) -> dict[tuple[object, ...], Baseline]:
+) -> dict[tuple[object, ...], BaselineCell]:
     """The fastest plain one-device cell of each piece of work, measured before emulated.
 
     Series that differ in how gradients travel do the same work, and share it: one device has no network.
     """
-    best: dict[tuple[object, ...], Baseline] = {}
+    best: dict[tuple[object, ...], BaselineCell] = {}
     for one in series:
         cell = one.cells.get(1)
         if cell is None or cell.id not in figures or not _is_plain(one.key):
             continue
-        candidate = Baseline(strategy=one.key.label, figures=figures[cell.id])
+        candidate = BaselineCell(strategy=one.key.label, figures=figures[cell.id])
         work = _work(one.key)
         best[work] = min(best.get(work, candidate), candidate, key=_rank)
     return best
@@ -236,7 +236,7 @@ def _is_plain(key: SeriesKey) -> bool:
     return (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
 
 
-def _rank(baseline: Baseline) -> tuple[bool, float]:
+def _rank(baseline: BaselineCell) -> tuple[bool, float]:
     return baseline.figures.evidence is not Evidence.MEASURED, baseline.figures.step_ns.value
 
 

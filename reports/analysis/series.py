@@ -19,7 +19,7 @@ _AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "link
 _ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
-Setting = tuple[tuple[str, str], ...]
+SeriesSetting = tuple[tuple[str, str], ...]
 _Asked = tuple[bytes, SeriesId, int]
 """A point of any plan: the settings of its request, its series, and its gpus."""
 
@@ -32,7 +32,7 @@ class SeriesKey:
     kind: Scaling
     batch: int
     """Batch per replica (weak), or the global batch (strong)."""
-    setting: Setting
+    setting: SeriesSetting
     """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
     strategy: str
     compression: str
@@ -96,9 +96,9 @@ def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
     return list(standing.values())
 
 
-def setting_labels(cells: Iterable[Cell]) -> Mapping[Setting, str]:
+def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
     """For each setting of some cells, in what it differs from others of its workload: `precision=bf16`."""
-    by_workload: dict[tuple[str, str], set[Setting]] = {}
+    by_workload: dict[tuple[str, str], set[SeriesSetting]] = {}
     for cell in cells:
         setting = setting_of(cell)
         by_workload.setdefault(setting[0], set()).add(setting)
@@ -110,7 +110,7 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[Setting, str]:
     }
 
 
-def setting_of(cell: Cell) -> Setting:
+def setting_of(cell: Cell) -> SeriesSetting:
     """The workload, and the fields of a cell that all cells of its series share, as texts."""
     names = [name for name in cell.__struct_fields__ if name not in _SIZED]
     values = [(name, _text(getattr(cell, name))) for name in names]

@@ -93,7 +93,7 @@ class SideBySide:
 
 def compare(studies: Sequence[StudyFigures]) -> SideBySide:
     """The studies beside each other; the first that has a cell is what others are compared with."""
-    works: dict[Work, dict[str, tuple[StudyFigures, CellFigures]]] = {}
+    works: dict[WorkKey, dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
         for one in study.cells.values():
             works.setdefault(_work(one.cell), {}).setdefault(study.name, (study, one))
@@ -108,10 +108,10 @@ def compare(studies: Sequence[StudyFigures]) -> SideBySide:
     )
 
 
-Work = tuple[object, ...]
+WorkKey = tuple[object, ...]
 
 
-def _work(cell: Cell) -> Work:
+def _work(cell: Cell) -> WorkKey:
     return tuple(getattr(cell, name) for name in cell.__struct_fields__ if name != "steps")
 
 

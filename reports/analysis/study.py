@@ -18,7 +18,7 @@ from reports.analysis.outcomes import (
 )
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
-from reports.analysis.series import Setting, merged_series, setting_labels, standing_skips
+from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
 from reports.text import devices_word
 from results.baseline import Baseline
 from results.cell import Cell
@@ -38,7 +38,7 @@ class StudyFigures:
     """Every planned cell, by id."""
     scalings: Mapping[str, tuple[Scaling, ...]]
     """The kinds of series that a cell is in, by its id."""
-    settings: Mapping[Setting, str]
+    settings: Mapping[SeriesSetting, str]
     """What sets each setting apart from the others of this study; empty texts if there is one."""
     curves: tuple[Curve, ...]
     failures: tuple[Failure, ...]

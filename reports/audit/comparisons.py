@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from reports.analysis.scaling import SINGLE_RUN_NOISE
 from reports.audit.columns import HEADERS, UNITS
-from reports.audit.findings import CUT, Disagreement, Value, difference, ends, reading
+from reports.audit.findings import CUT, Disagreement, Quantity, difference, ends, reading
 from reports.audit.intervals import Interval, hull
 from reports.audit.rows import AuditedRow
 
@@ -42,7 +42,7 @@ class DerivedRow:
     """A row with everything that follows from it."""
 
     row: AuditedRow
-    values: Mapping[str, Value]
+    values: Mapping[str, Quantity]
 
     @property
     def line(self) -> int:
@@ -52,7 +52,7 @@ class DerivedRow:
         return self.values[name].rounded.middle if name in self.values else None
 
     @cached_property
-    def rate(self) -> Value | None:
+    def rate(self) -> Quantity | None:
         """Throughput of all devices: printed, or the batch over the step time."""
         for name in ("samples_per_s", "tokens_per_s"):
             if name in self.values:
@@ -60,7 +60,7 @@ class DerivedRow:
         if "global_batch" not in self.values or "step_s" not in self.values:
             return None
         batch, step = self.values["global_batch"], self.values["step_s"]
-        return Value(
+        return Quantity(
             shown=f"{batch.shown} / {step.shown}",
             rounded=batch.rounded / step.rounded,
             loose=batch.loose / step.loose,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from reports.audit.findings import Value
+from reports.audit.findings import Quantity
 from reports.audit.hardware import peaks
 from reports.audit.intervals import Interval, exactly
 from reports.audit.rows import AuditedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Derivation:
     """`name` is `of(*needs)`."""
 
     name: str
@@ -22,56 +22,58 @@ class Rule:
 
 
 _RULES = (
-    Rule(
+    Derivation(
         name="samples_per_s",
         needs=("samples_per_s_device", "gpus"),
         of=Interval.__mul__,
         words="per GPU x GPUs",
     ),
-    Rule(
+    Derivation(
         name="tokens_per_s",
         needs=("tokens_per_s_device", "gpus"),
         of=Interval.__mul__,
         words="per GPU x GPUs",
     ),
-    Rule(
+    Derivation(
         name="global_batch",
         needs=("batch_per_device", "gpus"),
         of=Interval.__mul__,
         words="batch per GPU x GPUs",
     ),
-    Rule(
+    Derivation(
         name="global_batch",
         needs=("batch_per_replica", "replicas"),
         of=Interval.__mul__,
         words="batch per replica x replicas",
     ),
-    Rule(
+    Derivation(
         name="flops_per_s_device",
         needs=("flops_per_s", "gpus"),
         of=Interval.__truediv__,
         words="total / GPUs",
     ),
-    Rule(name="flops_per_s_device", needs=("mfu", "peak"), of=Interval.__mul__, words="MFU x peak"),
+    Derivation(name="flops_per_s_device", needs=("mfu", "peak"), of=Interval.__mul__, words="MFU x peak"),
 )
 """In this order: a rule may need the result of an earlier one."""
 DEGREES = ("tensor", "pipeline", "context")
 
 
-def derived(row: AuditedRow) -> dict[str, Value]:
+def derived(row: AuditedRow) -> dict[str, Quantity]:
     """The row's values and what follows from them."""
     values = dict(row.values)
     _sizes(values)
     peak = peaks(row.facts.get("hardware", ""), row.facts.get("precision", ""))
     if peak is not None:
-        values["peak"] = Value(shown=f"peak {peak.low:g} to {peak.high:g} FLOP/s", rounded=peak, loose=peak)
+        values["peak"] = Quantity(
+            shown=f"peak {peak.low:g} to {peak.high:g} FLOP/s", rounded=peak, loose=peak
+        )
     for rule in _RULES:
         if rule.name not in values and all(need in values for need in rule.needs):
             values[rule.name] = _applied(rule, values)
     return values
 
 
-def _sizes(values: dict[str, Value]) -> None:
+def _sizes(values: dict[str, Quantity]) -> None:
     """Devices of one replica, tp x pp x cp with 1 for what is not given, and replicas, gpus over it."""
     model = exactly(1)
     shown: list[str] = []
@@ -79,16 +81,18 @@ def _sizes(values: dict[str, Value]) -> None:
         if name in values:
             model, shown = model * values[name].rounded, [*shown, values[name].shown]
     model = exactly(float(round(model.middle)))
-    values["model_devices"] = Value(shown=" x ".join(shown) or "tp = pp = cp = 1", rounded=model, loose=model)
+    values["model_devices"] = Quantity(
+        shown=" x ".join(shown) or "tp = pp = cp = 1", rounded=model, loose=model
+    )
     if "gpus" in values and model.low > 0:
         replicas = exactly(values["gpus"].rounded.middle / model.middle)
         shown_replicas = f"{values['gpus'].shown} / ({values['model_devices'].shown})"
-        values["replicas"] = Value(shown=shown_replicas, rounded=replicas, loose=replicas)
+        values["replicas"] = Quantity(shown=shown_replicas, rounded=replicas, loose=replicas)
 
 
-def _applied(rule: Rule, values: Mapping[str, Value]) -> Value:
+def _applied(rule: Derivation, values: Mapping[str, Quantity]) -> Quantity:
     given = [values[need] for need in rule.needs]
-    return Value(
+    return Quantity(
         shown=f"{rule.name} = {rule.words}: {', '.join(value.shown for value in given)}",
         rounded=rule.of(*(value.rounded for value in given)),
         loose=rule.of(*(value.loose for value in given)),

@@ -18,7 +18,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Quantity:
     """A quantity of a row, in SI units."""
 
     shown: str
@@ -28,7 +28,7 @@ class Value:
     """See `Printed`."""
 
     @classmethod
-    def of(cls, number: Printed, shown: str) -> Value:
+    def of(cls, number: Printed, shown: str) -> Quantity:
         return cls(shown=shown, rounded=number.rounded, loose=number.loose)
 
 
@@ -85,7 +85,9 @@ _NEAR = 0.01
 CUT = "the last digit was cut off, not rounded"
 
 
-def compare(relation: Relation, lines: tuple[int, ...], values: Mapping[str, Value]) -> Disagreement | None:
+def compare(
+    relation: Relation, lines: tuple[int, ...], values: Mapping[str, Quantity]
+) -> Disagreement | None:
     """What there is to say of a row by a relation: nothing if its numbers meet, or are not all there."""
     if relation.found not in values or any(name not in values for name in relation.needs):
         return None
@@ -121,7 +123,7 @@ def difference(found: Interval, expected: Interval) -> float | None:
     return found.middle / expected.middle - 1
 
 
-def reading(found: Interval, expected: Interval, gpus: Value | None = None) -> str:
+def reading(found: Interval, expected: Interval, gpus: Quantity | None = None) -> str:
     """What the ratio of found to expected looks like, if it is a well-known one."""
     if not (found.middle > 0 and 0 < expected.middle < math.inf):
         return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from reports.audit.findings import Disagreement, Relation, Value, compare, difference, ends
+from reports.audit.findings import Disagreement, Quantity, Relation, compare, difference, ends
 from reports.audit.intervals import Interval, exactly
 from reports.audit.rows import AuditedRow
 
@@ -165,7 +165,7 @@ _BUS_FACTORS: Mapping[str, Callable[[float], float]] = {
 """Bus bandwidth over algorithm bandwidth for n ranks, by the collective's first word."""
 
 
-def row_findings(row: AuditedRow, values: Mapping[str, Value]) -> Iterator[Disagreement]:
+def row_findings(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[Disagreement]:
     """What the equations say of one row."""
     factor = bus_factor(row.facts.get("collective", ""), values)
     known = values if factor is None else {**values, "bus_factor": factor}
@@ -179,7 +179,7 @@ def row_findings(row: AuditedRow, values: Mapping[str, Value]) -> Iterator[Disag
             yield finding
 
 
-def bus_factor(collective: str, values: Mapping[str, Value]) -> Value | None:
+def bus_factor(collective: str, values: Mapping[str, Quantity]) -> Quantity | None:
     """Bus over algorithm bandwidth of a collective over `gpus` ranks; None if it is not on the list."""
     name = collective.lower().split()[0] if collective.split() else ""
     if name not in _BUS_FACTORS or "gpus" not in values:
@@ -188,10 +188,12 @@ def bus_factor(collective: str, values: Mapping[str, Value]) -> Value | None:
     if ranks < 1:
         return None
     exact = exactly(_BUS_FACTORS[name](ranks))
-    return Value(shown=f"factor of {name} over {ranks:g} ranks {exact.low:.6g}", rounded=exact, loose=exact)
+    return Quantity(
+        shown=f"factor of {name} over {ranks:g} ranks {exact.low:.6g}", rounded=exact, loose=exact
+    )
 
 
-def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Disagreement | None:
+def _whole_accumulation(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
     """Global batch / (micro-batch x replicas) is a whole number where the accumulation is not printed."""
     if "accumulation" in values or any(
         name not in values for name in ("global_batch", "micro_batch", "replicas")
@@ -216,7 +218,7 @@ def _whole_accumulation(line: int, values: Mapping[str, Value]) -> Disagreement 
     )
 
 
-def _above_peak(line: int, values: Mapping[str, Value]) -> Disagreement | None:
+def _above_peak(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
     """MFU <= 1."""
     if "mfu" not in values or values["mfu"].rounded.low <= 1:
         return None
@@ -246,17 +248,17 @@ _FLOPS = Relation(
 )
 
 
-def _model_flops(line: int, values: Mapping[str, Value]) -> Disagreement | None:
+def _model_flops(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
     """Model FLOP/s a GPU against 6 N a token, with the attention as far as it is known."""
     if "parameters" not in values or "seq_len" not in values:
         return None
     flops, words = _flops_per_token(values)
     shown = f"{values['parameters'].shown}, {values['seq_len'].shown}, {words}"
-    token = Value(shown=shown, rounded=flops, loose=flops)
+    token = Quantity(shown=shown, rounded=flops, loose=flops)
     return compare(_FLOPS, (line,), {**values, "flops_per_token": token})
 
 
-def _flops_per_token(values: Mapping[str, Value]) -> tuple[Interval, str]:
+def _flops_per_token(values: Mapping[str, Quantity]) -> tuple[Interval, str]:
     """6 N + 12 L d s; without L and d, from 6 N to 6 N (1 + s / 6d), with d as small as d = 10 L allows.
 
     From N = 12 L d^2 and d >= 10 L: 12 L d s = N s / d, and d >= (10 N / 12)^(1/3).

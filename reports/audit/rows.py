@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.audit.columns import HEADERS, Meaning, meaning, unit_meaning
-from reports.audit.findings import Disagreement, Value
+from reports.audit.findings import Disagreement, Quantity
 from reports.audit.intervals import Printed, printed
 from reports.audit.phrases import phrases, precision
 from results.errors import UsageError
@@ -27,7 +27,7 @@ class AuditedRow:
     """One line of a table."""
 
     line: int
-    values: Mapping[str, Value]
+    values: Mapping[str, Quantity]
     """By the names of reports/audit/columns.py."""
     facts: Mapping[str, str]
     identity: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Cells:
     """What is found while one row is read."""
 
     line: int
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, Quantity] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     identity: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Cells:
         if meant.name == "gpus" and number.value == 0:
             self.findings.append(_impossible(self.line, shown))
             return
-        self.values.setdefault(meant.name, Value.of(number.scaled(meant.scale), shown))
+        self.values.setdefault(meant.name, Quantity.of(number.scaled(meant.scale), shown))
 
 
 def read_csv(path: Path, mapping: Mapping[str, str]) -> AuditedTable:

@@ -23,28 +23,28 @@ Labels = Mapping[str, str]
 """What a cell is called beside its bar, by id."""
 
 
-class Row(Protocol):
+class BarRow(Protocol):
     """What is drawn in one row."""
 
     @property
     def cell(self) -> Cell: ...
 
 
-RowT = TypeVar("RowT", bound=Row)
-Group = tuple[str, Sequence[RowT]]
+RowT = TypeVar("RowT", bound=BarRow)
+BarGroup = tuple[str, Sequence[RowT]]
 """Rows that are drawn on one scale, and what they have in common."""
 Painter = Callable[[Axes, Sequence[RowT], Sequence[RowT]], None]
 """Draws the second rows, which are some of the first: those share a scale."""
 
 
-def exposed_dots(groups: Sequence[Group[CellFigures]], labels: Labels) -> list[Drawing]:
+def exposed_dots(groups: Sequence[BarGroup[CellFigures]], labels: Labels) -> list[Drawing]:
     """Exposed communication as a share of the step, with its interval."""
     with_share = [(name, [cell for cell in cells if cell.exposed_share]) for name, cells in groups]
     return drawings(with_share, labels, ("exposed communication", "percent of the step"), _exposed)
 
 
 def drawings(
-    groups: Sequence[Group[RowT]], labels: Labels, drawn_in: tuple[str, str], paint: Painter[RowT]
+    groups: Sequence[BarGroup[RowT]], labels: Labels, drawn_in: tuple[str, str], paint: Painter[RowT]
 ) -> list[Drawing]:
     """Each group in as many drawings as it needs; `drawn_in` is what is drawn, and its unit."""
     quantity, unit = drawn_in
@@ -62,7 +62,7 @@ def drawings(
     return drawn
 
 
-def _sheets(groups: Sequence[Group[RowT]]) -> Iterator[tuple[str, Sequence[RowT], Sequence[RowT]]]:
+def _sheets(groups: Sequence[BarGroup[RowT]]) -> Iterator[tuple[str, Sequence[RowT], Sequence[RowT]]]:
     for common, rows in groups:
         for start in range(0, len(rows), _ROWS_OF_A_DRAWING):
             yield common, rows, rows[start : start + _ROWS_OF_A_DRAWING]

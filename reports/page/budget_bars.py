@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from reports.analysis.budget import PARTS, CellBudget, Part
-from reports.page.bars import Group, Labels, drawings
+from reports.analysis.budget import PARTS, BudgetPart, CellBudget
+from reports.page.bars import BarGroup, Labels, drawings
 from reports.page.svg import BLUE, GREEN, MUTED, ORANGE, PURPLE, VERMILLION, Drawing
 
-PART_NAMES: dict[Part, str] = {
+PART_NAMES: dict[BudgetPart, str] = {
     "input": "input",
     "compute": "compute",
     "transfer": "exposed transfer",
@@ -18,7 +18,7 @@ PART_NAMES: dict[Part, str] = {
     "bubble": "bubble",
     "other": "other",
 }
-_COLOURS: dict[Part, str] = {
+_COLOURS: dict[BudgetPart, str] = {
     "input": GREEN,
     "compute": BLUE,
     "transfer": VERMILLION,
@@ -28,7 +28,7 @@ _COLOURS: dict[Part, str] = {
 }
 
 
-def budget_bars(groups: Sequence[Group[CellBudget]], labels: Labels) -> list[Drawing]:
+def budget_bars(groups: Sequence[BarGroup[CellBudget]], labels: Labels) -> list[Drawing]:
     """Stacked bars of the parts of a step."""
     return drawings(groups, labels, ("where a step's time goes", "ms"), _budget)
 
@@ -47,6 +47,6 @@ def _budget(drawn: Axes, budgets: Sequence[CellBudget], sheet: Sequence[CellBudg
     figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2, handlelength=1.0)
 
 
-def _width(budget: CellBudget, part: Part) -> float:
+def _width(budget: CellBudget, part: BudgetPart) -> float:
     """In ms. Differences can be a little below zero, a bar cannot: the table has them as they are."""
     return max(0.0, budget.part_ns.get(part, 0.0)) / 1e6

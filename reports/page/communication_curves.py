@@ -14,7 +14,7 @@ from reports.analysis.communication import CellCommunication
 from reports.analysis.scaling import Curve
 from reports.page.groups import LineStyle, LineStyles
 from reports.page.svg import MUTED, PAPER, Drawing, axes, inline
-from reports.page.works import Work
+from reports.page.works import WorkCurves
 from reports.text import number, tick
 from results.outcome import Evidence
 
@@ -67,7 +67,7 @@ Lines = list[tuple[Curve, Marks]]
 
 
 def communication_curves(
-    works: Sequence[Work], cells: ByCell, styles: LineStyles, devices: str
+    works: Sequence[WorkCurves], cells: ByCell, styles: LineStyles, devices: str
 ) -> list[Drawing]:
     """Of each piece of work the quantities that were measured at two sizes or more."""
     drawings = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from reports import fields
-from reports.analysis.allocations import Allocation, Drift
+from reports.analysis.allocations import Drift, MeasuredAllocation
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import LeftOut, machine_facts
 from reports.analysis.study import StudyFigures
@@ -64,7 +64,7 @@ def environments_finding(study: StudyFigures) -> str:
 
 def allocations_table(drift: Drift) -> TextTable:
     """One row an allocation."""
-    columns: list[Shown[Allocation]] = [
+    columns: list[Shown[MeasuredAllocation]] = [
         words("allocation", attrgetter("name")),
         words("host of the baseline", lambda row: ", ".join(row.hosts)),
         figures("runs", lambda row: fields.whole(row.runs), hint="of the cell in this allocation"),

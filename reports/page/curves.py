@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
-from reports.analysis.scaling import Curve, Gap, Point, scaled, speed_up
-from reports.page.groups import Group, LineStyle, LineStyles, shown_gaps
+from reports.analysis.scaling import Curve, CurvePoint, Gap, scaled, speed_up
+from reports.page.groups import CurveGroup, LineStyle, LineStyles, shown_gaps
 from reports.page.svg import MUTED, PAPER, RULE, Drawing, axes, inline
 from reports.text import tick
 from results.statistics import Metric
@@ -51,7 +51,7 @@ _LOOKS = {
 }
 
 
-def throughput_drawing(group: Group, styles: LineStyles) -> Drawing:
+def throughput_drawing(group: CurveGroup, styles: LineStyles) -> Drawing:
     """Throughput of all devices together, both axes logarithmic, so that the ideal is a straight line."""
     title = f"Throughput, {group.unit}"
     entries = _legend(group, styles, f"ideal from {group.start.short}")
@@ -87,7 +87,7 @@ def speed_up_ticks(low: float, high: float, ideal: float) -> list[float]:
     return sorted({*apart, 1.0, ideal})
 
 
-def speed_up_drawing(group: Group, styles: LineStyles) -> Drawing:
+def speed_up_drawing(group: CurveGroup, styles: LineStyles) -> Drawing:
     """Times the baseline's throughput, both axes logarithmic; the ideal starts at each baseline's size."""
     title = "Speed-up over the baseline"
     entries = _legend(group, styles, "ideal: linear")
@@ -112,7 +112,7 @@ def speed_up_drawing(group: Group, styles: LineStyles) -> Drawing:
         )
 
 
-def efficiency_drawing(group: Group, styles: LineStyles) -> Drawing:
+def efficiency_drawing(group: CurveGroup, styles: LineStyles) -> Drawing:
     """Efficiency against the best single device, or against the own smallest size where there is none."""
     title = "Efficiency, percent of the baseline"
     entries = _legend(group, styles, "ideal: 100 %")
@@ -132,19 +132,19 @@ def efficiency_drawing(group: Group, styles: LineStyles) -> Drawing:
         )
 
 
-Mark = tuple[Point, Metric]
+CurveMark = tuple[CurvePoint, Metric]
 
 
-def _throughputs(curve: Curve) -> list[Mark]:
+def _throughputs(curve: Curve) -> list[CurveMark]:
     return [(point, point.figures.throughput) for point in curve.points]
 
 
-def _claims(curve: Curve) -> list[Mark]:
+def _claims(curve: Curve) -> list[CurveMark]:
     found = [(point, point.efficiency.metric) for point in curve.points]
     return [(point, _in_percent(metric)) for point, metric in found if metric is not None]
 
 
-def _speed_ups(curve: Curve) -> list[Mark]:
+def _speed_ups(curve: Curve) -> list[CurveMark]:
     found = [(point, speed_up(point)) for point in curve.points]
     return [(point, metric) for point, metric in found if metric is not None]
 
@@ -153,9 +153,9 @@ def _in_percent(metric: Metric) -> Metric:
     return scaled(metric, 100)
 
 
-def _line(drawn: Axes, curve: Curve, style: LineStyle, marks: Sequence[Mark]) -> None:
+def _line(drawn: Axes, curve: Curve, style: LineStyle, marks: Sequence[CurveMark]) -> None:
     """The marks of a series, a part for each kind of evidence, joined to the part before it."""
-    before: list[Mark] = []
+    before: list[CurveMark] = []
     for evidence, part in groupby(marks, key=_evidence):
         there, look = list(part), _LOOKS[evidence]
         drawn.plot(*_xy([*before, *there]), color=style.colour, linestyle=look.line, zorder=2)
@@ -163,7 +163,7 @@ def _line(drawn: Axes, curve: Curve, style: LineStyle, marks: Sequence[Mark]) ->
         before = there[-1:]
 
 
-def _gaps(drawn: Axes, group: Group, styles: LineStyles) -> None:
+def _gaps(drawn: Axes, group: CurveGroup, styles: LineStyles) -> None:
     """What is missing, in a strip of its own under the values; several of one size above each other."""
     places = list(_gap_places(group))
     if not places:
@@ -187,7 +187,7 @@ def _gaps(drawn: Axes, group: Group, styles: LineStyles) -> None:
     drawn.add_patch(strip)
 
 
-def _gap_places(group: Group) -> Iterator[tuple[Curve, Gap, int]]:
+def _gap_places(group: CurveGroup) -> Iterator[tuple[Curve, Gap, int]]:
     """What is marked as missing, and in which row from below."""
     rows: dict[int, int] = {}
     for curve in group.curves:
@@ -210,7 +210,7 @@ def _room_below(drawn: Axes, share: float) -> None:
     drawn.spines["left"].set_bounds(low, high)
 
 
-def _markers(drawn: Axes, marks: Sequence[Mark], style: LineStyle, fill: str) -> None:
+def _markers(drawn: Axes, marks: Sequence[CurveMark], style: LineStyle, fill: str) -> None:
     below = [metric.value - (metric.value if metric.low is None else metric.low) for _, metric in marks]
     above = [(metric.value if metric.high is None else metric.high) - metric.value for _, metric in marks]
     sizes, values = _xy(marks)
@@ -241,15 +241,15 @@ def _super_linear(drawn: Axes, curve: Curve) -> None:
             )
 
 
-def _xy(marks: Sequence[Mark]) -> tuple[list[int], list[float]]:
+def _xy(marks: Sequence[CurveMark]) -> tuple[list[int], list[float]]:
     return [point.gpus for point, _ in marks], [metric.value for _, metric in marks]
 
 
-def _evidence(mark: Mark) -> str:
+def _evidence(mark: CurveMark) -> str:
     return str(mark[0].figures.evidence)
 
 
-def _ideal(drawn: Axes, group: Group) -> None:
+def _ideal(drawn: Axes, group: CurveGroup) -> None:
     start = group.start
     ends = [start.gpus, max(group.sizes)]
     drawn.plot(
@@ -262,7 +262,7 @@ def _ideal(drawn: Axes, group: Group) -> None:
     )
 
 
-def _finish(drawn: Axes, group: Group, entries: Sequence[Line2D]) -> None:
+def _finish(drawn: Axes, group: CurveGroup, entries: Sequence[Line2D]) -> None:
     """Axis of sizes, grid and legend."""
     sizes = group.sizes
     drawn.set_xscale("log", base=2)
@@ -291,7 +291,7 @@ def _labelled(sizes: Sequence[int]) -> set[int]:
     return set(kept)
 
 
-def _legend(group: Group, styles: LineStyles, ideal: str) -> list[Line2D]:
+def _legend(group: CurveGroup, styles: LineStyles, ideal: str) -> list[Line2D]:
     labels = dict.fromkeys(curve.key.exchange for curve in group.curves)
     entries = [
         Line2D([], [], color=styles[label].colour, marker=styles[label].marker, label=label)
@@ -301,7 +301,7 @@ def _legend(group: Group, styles: LineStyles, ideal: str) -> list[Line2D]:
     return [*entries, *_evidence_entries(group), *_gap_entries(group)]
 
 
-def _evidence_entries(group: Group) -> Iterator[Line2D]:
+def _evidence_entries(group: CurveGroup) -> Iterator[Line2D]:
     """What the looks mean, where there is more than the plain one."""
     kinds = {str(point.figures.evidence) for curve in group.curves for point in curve.points}
     for kind, look in _LOOKS.items():
@@ -312,7 +312,7 @@ def _evidence_entries(group: Group) -> Iterator[Line2D]:
             )
 
 
-def _gap_entries(group: Group) -> Iterator[Line2D]:
+def _gap_entries(group: CurveGroup) -> Iterator[Line2D]:
     gaps = [(gap, gap.gpus in shown_gaps(curve)) for curve in group.curves for gap in curve.gaps]
     for marker, skipped, words in (("x", False, "failed or not run"), ("|", True, "skipped")):
         if any(shown and gap.skipped is skipped for gap, shown in gaps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.analysis.scaling import Baseline, Curve
+from reports.analysis.scaling import BaselineCell, Curve
 from reports.page.svg import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 from results.cell import BASELINE_STRATEGY
 
@@ -40,7 +40,7 @@ def line_styles(curves: Sequence[Curve]) -> LineStyles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CurveGroup:
     """The curves of one drawing: the same work, scaled by the same rule, by different strategies."""
 
     name: str
@@ -63,7 +63,7 @@ class Group:
         return " or ".join(sorted(units))
 
     @property
-    def start(self) -> Baseline:
+    def start(self) -> BaselineCell:
         """Where the ideal line starts: the best single device, or the smallest size there is."""
         singles = [curve.single for curve in self.curves if curve.single is not None]
         owns = [curve.own for curve in self.curves if curve.own is not None]

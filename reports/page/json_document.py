@@ -6,21 +6,18 @@ Its history: 1, the first. `docs/exports.md` says what stands in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from reports.analysis.scaling import Efficiency, Point
+from reports.analysis.scaling import CurvePoint, Efficiency
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.page.rows import CellRow, cell_rows
 from results.cell import Cell
-from results.schema import WRITER
+from results.schema import WRITER, Json
 
 SCHEMA = "bench/export"
 VERSION = 1
-
-Json = dict[str, Any]
 
 
 def json_document(studies: Sequence[StudyFigures]) -> str:
@@ -115,7 +112,7 @@ def _budget(row: CellRow) -> Json | None:
     }
 
 
-def _point(point: Point | None) -> Mapping[str, Json] | None:
+def _point(point: CurvePoint | None) -> Mapping[str, Json] | None:
     """None for a cell that is in no series of this kind."""
     return None if point is None else {"single": _efficiency(point.single), "own": _efficiency(point.own)}
 

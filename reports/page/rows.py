@@ -11,7 +11,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.losses import trained_samples
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import Pool
-from reports.analysis.scaling import Point
+from reports.analysis.scaling import CurvePoint
 from reports.analysis.study import StudyFigures
 from results.cell import Cell
 from results.outcome import Outcome
@@ -30,8 +30,8 @@ class CellRow:
     failure: Failure | None
     exchange: ExchangeRow | None
     cost: CellCost | None
-    weak: Point | None
-    strong: Point | None
+    weak: CurvePoint | None
+    strong: CurvePoint | None
 
     @property
     def cell(self) -> Cell:
@@ -136,7 +136,7 @@ def _all_runs(pool: Pool) -> list[RunResult]:
     return sorted((*pool.runs, *left_out, *pool.lost), key=lambda run: run.run_id)
 
 
-def _points(study: StudyFigures, kind: Scaling) -> dict[str, Point]:
+def _points(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
     curves = [curve for curve in study.curves if curve.key.kind == kind]
     return {point.figures.cell.id: point for curve in curves for point in curve.points}
 

@@ -12,7 +12,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.outcomes import Failure, LostRun, reason_of
 from reports.analysis.outcomes import words as outcome_words
-from reports.analysis.scaling import Curve, Efficiency, Point, speed_up
+from reports.analysis.scaling import Curve, CurvePoint, Efficiency, speed_up
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
@@ -53,7 +53,7 @@ class CellWords:
 def scaling_table(study: StudyFigures, curves: tuple[Curve, ...]) -> TextTable:
     """The points of some curves, with both efficiencies."""
     points = [(curve, point) for curve in curves for point in curve.points]
-    columns: list[Shown[tuple[Curve, Point]]] = [
+    columns: list[Shown[tuple[Curve, CurvePoint]]] = [
         words("strategy", lambda row: row[0].key.label),
         figures(study.devices_word, lambda row: fields.whole(row[1].gpus), anchor="method-sizes"),
         figures("step time", lambda row: fields.figure(row[1].figures.step_ns), anchor="method-step-time"),

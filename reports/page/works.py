@@ -9,11 +9,11 @@ from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from results.link import NO_LINK
 
-Work = tuple[str, tuple[Curve, ...]]
+WorkCurves = tuple[str, tuple[Curve, ...]]
 """What the curves share, in words, and the curves; one at least has a point."""
 
 
-def works(study: StudyFigures) -> list[Work]:
+def works(study: StudyFigures) -> list[WorkCurves]:
     """Every piece of work that has a point, in reading order."""
     groups: dict[tuple[object, ...], list[Curve]] = {}
     for curve in study.curves:

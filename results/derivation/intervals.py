@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-Interval = tuple[int, int]
+Span = tuple[int, int]
 Ints = npt.NDArray[np.int64]
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[Span]) -> list[Span]:
     """The same points as sorted, disjoint intervals; those that overlap or touch are one."""
-    merged: list[Interval] = []
+    merged: list[Span] = []
     for start, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -26,15 +26,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def length(intervals: Iterable[Interval]) -> int:
+def length(intervals: Iterable[Span]) -> int:
     """How many points the intervals hold together, each counted once."""
     return sum(end - start for start, end in union(intervals))
 
 
-def intersection(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
     """The points that are in both, as sorted, disjoint intervals."""
     left, right = union(a), union(b)
-    shared: list[Interval] = []
+    shared: list[Span] = []
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])

@@ -60,7 +60,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging:
+class AveragingBytes:
     """Bytes of gradients of a sharded model on their way into shards."""
 
     held: int
@@ -72,7 +72,7 @@ class Averaging:
 
 
 def sharded_moments(
-    sizes: Sizes, units: Units, rest: Footprint, gathered: Gathered, averaging: Averaging
+    sizes: Sizes, units: Units, rest: Footprint, gathered: Gathered, averaging: AveragingBytes
 ) -> Iterator[Footprint]:
     """The moments of a rank that has shards; it has `rest` in all moments after the model is built."""
     kept, held = sizes.activations(), averaging.held

@@ -19,7 +19,7 @@ Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all",
 Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
 """Computation that a message can run beside: the forward or backward passes of one micro-batch or of all of
 them, both, or none."""
-Group = tuple[Dimension, int]
+Receivers = tuple[Dimension, int]
 """The receivers of a message: the ranks along a dimension, and their number."""
 
 MIB = 2**20
@@ -52,7 +52,7 @@ class Term:
 def term(
     what: str,
     collective: Collective,
-    group: Group,
+    group: Receivers,
     *,
     payload: float,
     operations: float,

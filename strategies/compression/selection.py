@@ -76,7 +76,7 @@ SELECTIONS: Mapping[str, Select] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BlockRange:
     """`count` blocks of `length` elements, one after another from element `first`."""
 
     first: int
@@ -88,12 +88,12 @@ class Run:
         return torch.arange(self.first, self.first + self.count * self.length, self.length, device=device)
 
 
-def equal_blocks(n: int, k: int) -> Iterator[Run]:
+def equal_blocks(n: int, k: int) -> Iterator[BlockRange]:
     """n elements as k blocks whose lengths differ by at most one, the longer ones first."""
     length, longer = divmod(n, k)
     if longer:
-        yield Run(first=0, count=longer, length=length + 1)
-    yield Run(first=longer * (length + 1), count=k - longer, length=length)
+        yield BlockRange(first=0, count=longer, length=length + 1)
+    yield BlockRange(first=longer * (length + 1), count=k - longer, length=length)
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-Job = Callable[[], None]
+LaneTask = Callable[[], None]
 
 
 class Pending(Protocol):
@@ -23,7 +23,7 @@ class Pending(Protocol):
 
 
 class Lane(Protocol):
-    def run(self, job: Job) -> Pending:
+    def run(self, job: LaneTask) -> Pending:
         """Do `job` after those before it."""
 
 
@@ -38,7 +38,7 @@ class ThreadLane:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
 
-    def run(self, job: Job) -> Pending:
+    def run(self, job: LaneTask) -> Pending:
         return _Result(self._executor.submit(_without_gradients, job))
 
 
@@ -48,7 +48,7 @@ class StreamLane:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def run(self, job: Job) -> Pending:
+    def run(self, job: LaneTask) -> Pending:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             _without_gradients(job)
@@ -73,7 +73,7 @@ class _OnStream:
         torch.cuda.current_stream().wait_event(self._done)
 
 
-def _without_gradients(job: Job) -> None:
+def _without_gradients(job: LaneTask) -> None:
     # Whether gradients are recorded is each thread's own setting, and on at first.
     with torch.no_grad():
         job()

@@ -9,7 +9,7 @@ from results.cell import Cell
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Entry, Option
-from strategies.closed_form.moments import Averaging, Gathered
+from strategies.closed_form.moments import AveragingBytes, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import Overlap, Term, term
 from strategies.facts import AutoPoint, Proposal, quotient
@@ -85,8 +85,8 @@ class Fsdp2Facts(ShardingFacts):
             at_loss=stays + units.block, at_block=stays + units.block + ahead, at_end=units.around
         )
 
-    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
-        return Averaging(
+    def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
+        return AveragingBytes(
             held=units.whole if sizes.accumulates else 0,
             at_block=2 * units.full_block,
             at_end=units.full_block,

@@ -11,7 +11,7 @@ from results.parts import VALUE_BYTES, ModelParts
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.sizes import Activations, Sizes, Stage, stage_values
-from strategies.closed_form.terms import BUCKET_BYTES, Group, Term, term
+from strategies.closed_form.terms import BUCKET_BYTES, Receivers, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
 from strategies.pipeline.cut import in_flight, stages_of
 
@@ -226,7 +226,7 @@ class Pipeline(StrategyFacts):
         if groups.replicate > 1:
             largest = self.updated_bytes(cell, parts)
             buckets = -(-largest // BUCKET_BYTES)
-            across: Group = ("replicate", groups.replicate)
+            across: Receivers = ("replicate", groups.replicate)
             yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
         if parts.shared_values and groups.pipeline > 1:
             shared = VALUE_BYTES * parts.shared_values

@@ -42,7 +42,7 @@ from strategies.training.parallel import Batch, GradientTask, OptimizerState, Pa
 from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first
 
-Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+TorchSchedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
 
 class PipelineModel(ParallelModel):
@@ -73,7 +73,7 @@ class PipelineModel(ParallelModel):
             everyone, self._device, reason="every stage updates all that it trains"
         )
         self._step = _Step(self._pieces)
-        self._schedule: Schedule | None = None
+        self._schedule: TorchSchedule | None = None
         self._made_for: object = None
 
     def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
@@ -173,7 +173,7 @@ class PipelineModel(ParallelModel):
                 assert parameter.grad is not None
                 self._ends.all_reduce(parameter.grad)
 
-    def _schedule_for(self, inputs: Tensor) -> Schedule:
+    def _schedule_for(self, inputs: Tensor) -> TorchSchedule:
         """The schedule for micro-batches like this one; what is received then lies in buffers of its own.
 
         The buffers are made once: with the exchange switched off stages compute with what came last.
@@ -183,7 +183,7 @@ class PipelineModel(ParallelModel):
             self._schedule, self._made_for = self._new_schedule(inputs), wanted
         return self._schedule
 
-    def _new_schedule(self, inputs: Tensor) -> Schedule:
+    def _new_schedule(self, inputs: Tensor) -> TorchSchedule:
         rows, rest = divmod(inputs.shape[0], self._pieces)
         if rest:
             raise UsageError(

@@ -23,7 +23,7 @@ from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.cut import balanced_cut
 from strategies.training.layout_modules import layout_module
 
-Piece = Callable[[Tensor], Tensor]
+StageFunction = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]
 
 
@@ -51,9 +51,11 @@ class Cut:
             names = [*self.layout.stem, *names]
         return [*names, *self.layout.head] if stage == self.stages - 1 else names
 
-    def pieces(self, module: nn.Module, stage: int) -> list[Piece]:
+    def pieces(self, module: nn.Module, stage: int) -> list[StageFunction]:
         """What a stage calls, one after another."""
-        pieces: list[Piece] = [module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]]
+        pieces: list[StageFunction] = [
+            module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]
+        ]
         if stage == 0:
             pieces.insert(0, module.stem)  # type: ignore[arg-type]  # a method, by the layout
         if stage == self.stages - 1:
@@ -162,8 +164,8 @@ class Twin:
 
     def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:
         module, costs = self._module, []
-        blocks: list[Piece] = [module.get_submodule(name) for name in layout.blocks]
-        pieces: list[Piece] = [module.stem, *blocks, module.head]  # type: ignore[list-item]  # methods
+        blocks: list[StageFunction] = [module.get_submodule(name) for name in layout.blocks]
+        pieces: list[StageFunction] = [module.stem, *blocks, module.head]  # type: ignore[list-item]  # methods
         # Named, so that the count never hangs on which attention kernel torch prefers.
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             for piece in pieces:
@@ -189,7 +191,7 @@ class Twin:
 class StageModule(nn.Module):
     """Pieces of a model one after another; their parameters stay the model's, under the model's names."""
 
-    def __init__(self, pieces: Sequence[Piece], context: Context) -> None:
+    def __init__(self, pieces: Sequence[StageFunction], context: Context) -> None:
         """`context` is what they are computed in: autocast, say."""
         super().__init__()
         self._pieces = tuple(pieces)

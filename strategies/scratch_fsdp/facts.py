@@ -10,7 +10,7 @@ from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Option
 from strategies.advice import SPLIT
-from strategies.closed_form.moments import Averaging, Gathered
+from strategies.closed_form.moments import AveragingBytes, Gathered
 from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
 from strategies.closed_form.terms import Term, term
 from strategies.facts import AutoPoint, Proposal
@@ -77,10 +77,10 @@ class ScratchFsdp(ShardingFacts):
         part = always or units.around + ahead
         return Gathered(at_loss=part, at_block=part, at_end=always or units.around, at_update=always)
 
-    def averaging(self, sizes: Sizes, units: Units) -> Averaging:
+    def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         averaged = MOST_UNDER_WAY * (2 if sizes.cell.device == "cpu" else 1) * units.full_block
         held = units.shard if self.sums_micro_batches else units.whole
-        return Averaging(held=held if sizes.accumulates else 0, at_block=averaged, at_end=averaged)
+        return AveragingBytes(held=held if sizes.accumulates else 0, at_block=averaged, at_end=averaged)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         ranks, rounds = cell.gpus, cell.accumulation

@@ -46,7 +46,7 @@ from results.job_store import JobStore
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan
-from results.site import Price, Times
+from results.site import SitePrice, TimeLimits
 from results.store import Study
 from slurm.job_view import JobView
 from slurm.runner import SlurmError
@@ -105,7 +105,9 @@ def test_a_plan_without_cells_has_no_jobs() -> None:
     )
 
 
-SITE = SiteProfile(gpus_per_node=8, exclusive=True, price=Price(usd_per_gpu_hour=2.5, source="a list, 2026"))
+SITE = SiteProfile(
+    gpus_per_node=8, exclusive=True, price=SitePrice(usd_per_gpu_hour=2.5, source="a list, 2026")
+)
 
 
 def documents_of(tmp_path: Path, site: SiteProfile, **options: object) -> list[Document]:
@@ -147,8 +149,8 @@ def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
         [document.job.time_limit_s for document in documents_of(tmp_path, site, **options)]
         for site in (
             SITE,
-            msgspec.structs.replace(SITE, time=Times(maximum="15m")),
-            msgspec.structs.replace(SITE, time=Times(fixed="12m")),
+            msgspec.structs.replace(SITE, time=TimeLimits(maximum="15m")),
+            msgspec.structs.replace(SITE, time=TimeLimits(fixed="12m")),
         )
     ]
     assert asked == [[1200, 600], [900, 600], [720, 720]]

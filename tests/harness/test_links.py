@@ -33,9 +33,9 @@ kernel.unshare = refuse
 LAB = """
 import os, sys
 from harness.launch.nodes import outlast, start
-from harness.launch.virtual_network import Switch
+from harness.launch.virtual_network import VirtualSwitch
 rate, count, script, *arguments = sys.argv[1:]
-nodes = Switch().connect(int(count), float(rate))
+nodes = VirtualSwitch().connect(int(count), float(rate))
 names = [f"{node.name}={node.address}" for node in nodes]
 ranks = [
     start(node, os.sched_getaffinity(0), [sys.executable, script, str(rank), ",".join(names), *arguments])

@@ -207,7 +207,7 @@ which = shutil.which
  "program": lambda: setattr(shutil, "which", nothing),
  "kernel": lambda: setattr(shutil, "which", fails)}[sys.argv[1]]()
 try:
-    virtual_network.Switch().connect(2, 100.0)
+    virtual_network.VirtualSwitch().connect(2, 100.0)
 except virtual_network.MachineError as error:
     print(error)
 """

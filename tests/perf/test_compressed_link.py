@@ -28,9 +28,9 @@ PROGRAM = Path(__file__).with_name("compressed_link.py")
 ON_NODES = """
 import os, sys
 from harness.launch.nodes import outlast, start
-from harness.launch.virtual_network import Switch
+from harness.launch.virtual_network import VirtualSwitch
 rate, program, rounds = sys.argv[1:]
-nodes = Switch().connect(2, float(rate))
+nodes = VirtualSwitch().connect(2, float(rate))
 cores = sorted(os.sched_getaffinity(0))
 ranks = [
     start(node, cores[rank :: 2], [sys.executable, program, str(rank), nodes[0].address, rounds])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from reports.analysis.study import analyse
-from reports.analysis.verdict.verdict import Verdict, verdict
+from reports.analysis.verdict.verdict import StudyVerdict, verdict
 from reports.page.render import render
 from results.recorded import LinkPeak, Operations, Recorded
 
@@ -113,7 +113,7 @@ def _all_reduce_ns(gpus: int, bytes_per_s: float) -> float:
 
 @dataclass
 class Report:
-    verdict: Verdict
+    verdict: StudyVerdict
     page: Callable[[], str]
 
     @cached_property

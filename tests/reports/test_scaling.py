@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.analysis.scaling import Curve, Efficiency, Point, scaled
+from reports.analysis.scaling import Curve, CurvePoint, Efficiency, scaled
 from reports.analysis.study import StudyFigures, analyse
 from results.outcome import Evidence
 from results.statistics import ratio_of_runs
@@ -22,7 +22,7 @@ def curve(study: StudyFigures, kind: str, label: str) -> Curve:
     return found[0]
 
 
-def point(study: StudyFigures, kind: str, label: str, gpus: int) -> Point:
+def point(study: StudyFigures, kind: str, label: str, gpus: int) -> CurvePoint:
     found = [one for one in curve(study, kind, label).points if one.gpus == gpus]
     assert len(found) == 1
     return found[0]

@@ -13,7 +13,7 @@ from harness.report import print_verdict
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.scalability import LostPart
 from reports.analysis.verdict.scaling_sentences import scaling_sentences
-from reports.analysis.verdict.verdict import NOTHING, Verdict, verdict
+from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
 from reports.page.sections.verdict import verdict_section
 from reports.text import listed
 from results.outcome import Evidence, Outcome
@@ -329,7 +329,7 @@ def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
 def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan()
-    assert verdict(analysed(planted)) == Verdict(workloads=())
+    assert verdict(analysed(planted)) == StudyVerdict(workloads=())
     assert said(planted) == (NOTHING,)
 
 

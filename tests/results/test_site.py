@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from results.site import Times, seconds
+from results.site import TimeLimits, seconds
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
     ],
 )
 def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
-    times = Times(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5)
+    times = TimeLimits(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5)
     assert times.limit_s(estimate_s) == limit_s
     # What is asked for at least has no margin: 61 min are rounded up to 65, and two hours are the maximum.
     assert times.limit_s(estimate_s, least_s=3660) == max(limit_s, 3900)
@@ -42,9 +42,9 @@ def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
 
 
 def test_a_fixed_limit_is_asked_for_whatever_the_estimate() -> None:
-    assert Times(fixed="30m").limit_s(1) == Times(fixed="30m").limit_s(10**6) == 1800
+    assert TimeLimits(fixed="30m").limit_s(1) == TimeLimits(fixed="30m").limit_s(10**6) == 1800
 
 
 def test_the_signal_never_comes_before_half_of_the_time() -> None:
-    assert Times(signal="2m").signal_s(3600) == 120
-    assert Times(signal="2m").signal_s(180) == 90
+    assert TimeLimits(signal="2m").signal_s(3600) == 120
+    assert TimeLimits(signal="2m").signal_s(180) == 90

@@ -21,7 +21,7 @@ from slurm.runner import (
     job_environment,
     run,
 )
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 RECORDED = Path(__file__).parent / "recorded"
 NO_JOB = Completed(exit_code=1, stdout="", stderr="slurm_load_jobs error: Invalid job id specified\n")
@@ -82,7 +82,7 @@ def test_squeue_is_read() -> None:
         27: Outcome.TIMED_OUT,
     }
     assert {job_id for job_id, view in views.items() if view.is_held} == {24, 26, 28}
-    assert {views[20].phase, views[29].phase} == {Phase.RUNNING}
+    assert {views[20].phase, views[29].phase} == {JobPhase.RUNNING}
     assert views[20].outcome is None
 
 
@@ -124,7 +124,7 @@ def test_sacct_is_read() -> None:
 
 def test_a_job_that_runs_in_the_books_alone_is_not_known_to_run() -> None:
     running = next(view for view in read_sacct(recorded("sacct")) if view.state == "RUNNING")
-    assert running.phase is Phase.UNKNOWN
+    assert running.phase is JobPhase.UNKNOWN
     assert running.outcome is Outcome.UNKNOWN
 
 

@@ -21,15 +21,23 @@ from results.plan import Placement
 from slurm.client import Client
 from slurm.job_view import JobView
 from slurm.runner import RefusedError, SlurmError
-from slurm.script import FollowUp, Job, agent_command, follow_up_script, job_script, log_path, rendezvous_port
+from slurm.script import (
+    FollowUp,
+    ScriptJob,
+    agent_command,
+    follow_up_script,
+    job_script,
+    log_path,
+    rendezvous_port,
+)
 from slurm.site import SiteProfile
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 SITE = SiteProfile(partition="main", cpus_per_gpu=1)
 NASTY = 'it\'s a "$(touch pwned)" `id` \\ #1; 50%j \u00e9'
 
 
-def job(tmp_path: Path, command: tuple[str, ...], **changes: object) -> Job:
+def job(tmp_path: Path, command: tuple[str, ...], **changes: object) -> ScriptJob:
     values: dict[str, object] = {
         "name": "test",
         "placement": Placement(nodes=1, gpus_per_node=1),
@@ -38,7 +46,7 @@ def job(tmp_path: Path, command: tuple[str, ...], **changes: object) -> Job:
         "log_folder": tmp_path,
         "command": command,
     }
-    return Job(**(values | changes))  # type: ignore[arg-type]
+    return ScriptJob(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ def finished(lab: Any, tmp_path: Path) -> Callable[..., tuple[JobView, str]]:
 def test_a_job_runs_and_is_over(finished: Callable[..., tuple[JobView, str]]) -> None:
     view, log = finished(("echo", "two  words"), name="hello")
     assert log == "two  words\n"
-    assert (view.name, view.phase, view.outcome) == ("hello", Phase.ENDED_WELL, Outcome.OK)
+    assert (view.name, view.phase, view.outcome) == ("hello", JobPhase.ENDED_WELL, Outcome.OK)
     assert (view.exit_code, view.signal, view.restarts, view.nodes) == (0, None, 0, ("n1",))
 
 
@@ -85,7 +93,7 @@ def test_waiting_running_cancelled(lab: Any, tmp_path: Path) -> None:
     lab.wait_for(first, "RUNNING")
     views = client.query([first, second, 999_999])
     assert list(views) == [first, second]
-    assert (views[first].phase, views[second].phase) == (Phase.RUNNING, Phase.WAITING)
+    assert (views[first].phase, views[second].phase) == (JobPhase.RUNNING, JobPhase.WAITING)
     assert views[first].nodes == ("n1", "n2", "n3", "n4")
     assert views[first].outcome is views[second].outcome is None
     assert {view.job_id for view in client.own_jobs()} >= {first, second}

@@ -13,9 +13,9 @@ import pytest
 from results.outcome import Outcome
 from results.plan import Placement
 from slurm.client import Client
-from slurm.script import Job, job_script, log_path
+from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SiteProfile
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 # Ends at a signal, and tells which it was, and of how often it was started; the second time it ends at once.
 PROGRAM = """
@@ -38,7 +38,7 @@ def started(lab: Any, tmp_path: Path) -> Started:
     """Submits a program, and gives the job's id and its log once it runs."""
 
     def start(program: str = PROGRAM, nodes: int = 1, requeue: bool = True) -> tuple[int, Path]:
-        job = Job(
+        job = ScriptJob(
             name="test",
             placement=Placement(nodes=nodes, gpus_per_node=8),
             time_limit_s=600,
@@ -77,7 +77,7 @@ def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab: Any, started: St
     lab.command("scontrol", "update", f"JobId={ended}", "EndTime=now+1")
     lab.command("scontrol", "requeue", str(requeued))
     view = lab.wait_for(requeued, "PENDING", "COMPLETED")
-    assert view.phase is Phase.WAITING
+    assert view.phase is JobPhase.WAITING
     view = lab.wait_for(requeued, "COMPLETED")
     assert (view.restarts, view.outcome) == (1, Outcome.OK)
     node = lines(log)[0].split()[-1]
@@ -92,7 +92,7 @@ def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> 
     job_id, _ = started()
     lab.command("scontrol", "requeuehold", str(job_id))
     view = lab.wait_for(job_id, "PENDING")
-    assert (view.phase, view.is_held, view.restarts) == (Phase.WAITING, True, 1)
+    assert (view.phase, view.is_held, view.restarts) == (JobPhase.WAITING, True, 1)
 
 
 @pytest.mark.slow

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from results.errors import UsageError
 from results.plan import Placement
 from slurm.quoting import directive, log_pattern, shell
-from slurm.script import FollowUp, Job, agent_command, follow_up_script, job_script, log_path, rendezvous_port
+from slurm.script import (
+    FollowUp,
+    ScriptJob,
+    agent_command,
+    follow_up_script,
+    job_script,
+    log_path,
+    rendezvous_port,
+)
 from slurm.site import SITE_FILE, Container, SiteProfile
 
 HERE = Path(__file__).parent
@@ -23,7 +31,7 @@ COMMAND = ("/opt/bench/bin/python", "-m", "supervisor", "runs/my study")
 NASTY = 'it\'s a "$(touch pwned)" `id` \\ #1; 50% && <x>'
 
 
-def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> Job:
+def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> ScriptJob:
     values: dict[str, object] = {
         "name": "study-4x8",
         "placement": Placement(nodes=nodes, gpus_per_node=gpus_per_node),
@@ -32,7 +40,7 @@ def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> Job:
         "log_folder": Path("/home/me/bench/runs/study/jobs"),
         "command": COMMAND,
     }
-    return Job(**(values | changes))  # type: ignore[arg-type]
+    return ScriptJob(**(values | changes))  # type: ignore[arg-type]
 
 
 def follow_up(**changes: object) -> FollowUp:

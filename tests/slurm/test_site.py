@@ -9,7 +9,7 @@ import pytest
 
 from results.errors import UsageError
 from results.plan import Placement
-from results.site import Price, Times
+from results.site import SitePrice, TimeLimits
 from slurm.site import SITE_FILE, Container, SiteProfile
 
 SITES = Path(__file__).parents[2] / "docs" / "sites"
@@ -37,7 +37,7 @@ def test_the_plain_example_says_what_it_says() -> None:
     assert profile.memory_per_node == "0"
     assert profile.setup[1] == "module load cuda/12.8"
     assert profile.environment["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert profile.price == Price(usd_per_gpu_hour=2.5, source="internal accounting, 2026-01")
+    assert profile.price == SitePrice(usd_per_gpu_hour=2.5, source="internal accounting, 2026-01")
 
 
 def test_the_pyxis_example_has_a_container() -> None:
@@ -164,21 +164,23 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_overriding_replaces_single_values() -> None:
-    base = SiteProfile(partition="gpu", account="a", time=Times(maximum="4h"))
+    base = SiteProfile(partition="gpu", account="a", time=TimeLimits(maximum="4h"))
     values = {"partition": "test", "account": None, "time.fixed": "30m", "container.image": "x.sqsh"}
     assert overridden(base, values) == SiteProfile(
         partition="test",
         account="a",
-        time=Times(maximum="4h", fixed="30m"),
+        time=TimeLimits(maximum="4h", fixed="30m"),
         container=Container(image="x.sqsh"),
     )
     assert base.partition == "gpu"
 
 
 def test_overriding_keeps_what_is_beside() -> None:
-    base = SiteProfile(environment={"A": "1"}, price=Price(usd_per_gpu_hour=2, source="list"))
+    base = SiteProfile(environment={"A": "1"}, price=SitePrice(usd_per_gpu_hour=2, source="list"))
     assert overridden(base, {"environment.B": "2"}).environment == {"A": "1", "B": "2"}
-    assert overridden(base, {"price.usd_per_gpu_hour": 3.0}).price == Price(usd_per_gpu_hour=3, source="list")
+    assert overridden(base, {"price.usd_per_gpu_hour": 3.0}).price == SitePrice(
+        usd_per_gpu_hour=3, source="list"
+    )
 
 
 def test_overriding_keeps_the_rules() -> None:

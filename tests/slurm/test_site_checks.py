@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.cli import run
-from results.site import Times
+from results.site import TimeLimits
 from slurm.client import Client
 from slurm.cluster import Association, Cluster, NodeGroup
 from slurm.site import SiteProfile
@@ -280,33 +280,38 @@ def test_memory_of_a_node(size: str, level: str, start: str) -> None:
 
 def test_the_time_limit() -> None:
     short = replace(NODES, time_limit_s=1800)
-    assert told(short, time=Times(maximum="31m"))["time"] == (
+    assert told(short, time=TimeLimits(maximum="31m"))["time"] == (
         "wrong",
         "maximum 31m, but the limit of gpu is 30m; write at most 30m",
     )
-    assert told(short, time=Times(maximum="30m"))["time"] == ("fine", "maximum 30m; the limit of gpu is 30m")
-    assert told(short, time=Times(minimum="1h", maximum="2h"))["time"] == (
+    assert told(short, time=TimeLimits(maximum="30m"))["time"] == (
+        "fine",
+        "maximum 30m; the limit of gpu is 30m",
+    )
+    assert told(short, time=TimeLimits(minimum="1h", maximum="2h"))["time"] == (
         "wrong",
         "minimum 1h and maximum 2h, but the limit of gpu is 30m; write at most 30m",
     )
     # Where a time is fixed, nothing else is asked for.
-    assert told(short, time=Times(fixed="30m"))["time"] == ("fine", "fixed 30m; the limit of gpu is 30m")
-    assert told(short, time=Times(fixed="1h"))["time"][1].startswith("fixed 1h, but the limit of gpu is 30m")
+    assert told(short, time=TimeLimits(fixed="30m"))["time"] == ("fine", "fixed 30m; the limit of gpu is 30m")
+    assert told(short, time=TimeLimits(fixed="1h"))["time"][1].startswith(
+        "fixed 1h, but the limit of gpu is 30m"
+    )
     endless = replace(NODES, time_limit_s=None)
-    assert told(endless, time=Times(maximum="90d"))["time"] == ("fine", "sinfo shows no limit of gpu")
+    assert told(endless, time=TimeLimits(maximum="90d"))["time"] == ("fine", "sinfo shows no limit of gpu")
     odd = replace(NODES, time_limit_s=36 * 3600)
     assert told(odd)["time"][1] == "maximum 1d; the limit of gpu is 36h"
 
 
 def test_the_signal_before_the_limit() -> None:
     # Half of 10 min, the default minimum.
-    assert told(time=Times(signal="5m"))["time.signal"][0] == "fine"
-    assert told(time=Times(signal="6m"))["time.signal"] == (
+    assert told(time=TimeLimits(signal="5m"))["time.signal"][0] == "fine"
+    assert told(time=TimeLimits(signal="6m"))["time.signal"] == (
         "doubtful",
         "6m, but a job of time.minimum 10m is told 300 s before its limit; write at most 5m",
     )
-    assert told(time=Times(signal="6m", fixed="12m"))["time.signal"][0] == "fine"
-    assert told(time=Times(signal="6m", fixed="5m"))["time.signal"] == (
+    assert told(time=TimeLimits(signal="6m", fixed="12m"))["time.signal"][0] == "fine"
+    assert told(time=TimeLimits(signal="6m", fixed="5m"))["time.signal"] == (
         "doubtful",
         "6m, but a job of time.fixed 5m is told 150 s before its limit; write at most 150s",
     )
@@ -389,14 +394,16 @@ def test_a_right_profile_on_a_real_cluster(lab: Any) -> None:
 
 def test_a_wrong_profile_on_a_real_cluster(lab: Any) -> None:
     site = SiteProfile(
-        partition="main", gpu_type="h100", gpus_per_node=9, cpus_per_gpu=2, time=Times(maximum="2d")
+        partition="main", gpu_type="h100", gpus_per_node=9, cpus_per_gpu=2, time=TimeLimits(maximum="2d")
     )
     found = cluster_checks(site, Client().cluster())
     assert {each.about: each.words for each in found if each.level == "wrong"} == {
         "gpus_per_node": "9, but there are at most 8 GPUs a node of main; write 8",
         "time": "maximum 2d, but the limit of main is 1d; write at most 1d",
     }
-    site = SiteProfile(partition="short", gpu_type="a100", serial_partition="long", time=Times(fixed="30m"))
+    site = SiteProfile(
+        partition="short", gpu_type="a100", serial_partition="long", time=TimeLimits(fixed="30m")
+    )
     found = cluster_checks(site, Client().cluster())
     assert {each.about: each.words for each in found if each.level == "wrong"} == {
         "gpu_type": "a100, but the GPUs of short are h100; write h100",

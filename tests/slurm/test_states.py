@@ -5,41 +5,41 @@ from __future__ import annotations
 import pytest
 
 from results.outcome import Outcome
-from slurm.states import Phase, is_held, outcome, phase
+from slurm.states import JobPhase, is_held, outcome, phase
 
 # The tables of https://slurm.schedmd.com/job_state_codes.html, version 26.11.
 BASE = {
-    "BOOT_FAIL": (Phase.ENDED_BADLY, Outcome.NODE_FAILED),
-    "CANCELLED": (Phase.ENDED_BADLY, Outcome.CANCELLED),
-    "COMPLETED": (Phase.ENDED_WELL, Outcome.OK),
-    "DEADLINE": (Phase.ENDED_BADLY, Outcome.TIMED_OUT),
-    "FAILED": (Phase.ENDED_BADLY, Outcome.CRASHED),
-    "NODE_FAIL": (Phase.ENDED_BADLY, Outcome.NODE_FAILED),
-    "OUT_OF_MEMORY": (Phase.ENDED_BADLY, Outcome.OUT_OF_MEMORY),
-    "PENDING": (Phase.WAITING, Outcome.UNKNOWN),
-    "PREEMPTED": (Phase.ENDED_BADLY, Outcome.PREEMPTED),
-    "RUNNING": (Phase.RUNNING, Outcome.UNKNOWN),
-    "SUSPENDED": (Phase.RUNNING, Outcome.UNKNOWN),
-    "TIMEOUT": (Phase.ENDED_BADLY, Outcome.TIMED_OUT),
+    "BOOT_FAIL": (JobPhase.ENDED_BADLY, Outcome.NODE_FAILED),
+    "CANCELLED": (JobPhase.ENDED_BADLY, Outcome.CANCELLED),
+    "COMPLETED": (JobPhase.ENDED_WELL, Outcome.OK),
+    "DEADLINE": (JobPhase.ENDED_BADLY, Outcome.TIMED_OUT),
+    "FAILED": (JobPhase.ENDED_BADLY, Outcome.CRASHED),
+    "NODE_FAIL": (JobPhase.ENDED_BADLY, Outcome.NODE_FAILED),
+    "OUT_OF_MEMORY": (JobPhase.ENDED_BADLY, Outcome.OUT_OF_MEMORY),
+    "PENDING": (JobPhase.WAITING, Outcome.UNKNOWN),
+    "PREEMPTED": (JobPhase.ENDED_BADLY, Outcome.PREEMPTED),
+    "RUNNING": (JobPhase.RUNNING, Outcome.UNKNOWN),
+    "SUSPENDED": (JobPhase.RUNNING, Outcome.UNKNOWN),
+    "TIMEOUT": (JobPhase.ENDED_BADLY, Outcome.TIMED_OUT),
 }
 FLAGS = {
-    "COMPLETING": Phase.RUNNING,
-    "CONFIGURING": Phase.WAITING,
-    "EXPEDITING": Phase.WAITING,
-    "LAUNCH_FAILED": Phase.WAITING,
-    "POWER_UP_NODE": Phase.WAITING,
-    "RECONFIG_FAIL": Phase.WAITING,
-    "REQUEUED": Phase.WAITING,
-    "REQUEUE_FED": Phase.WAITING,
-    "REQUEUE_HOLD": Phase.WAITING,
-    "RESIZING": Phase.RUNNING,
-    "RESV_DEL_HOLD": Phase.WAITING,
-    "REVOKED": Phase.ENDED_BADLY,
-    "SIGNALING": Phase.RUNNING,
-    "SPECIAL_EXIT": Phase.WAITING,
-    "STAGE_OUT": Phase.RUNNING,
-    "STOPPED": Phase.RUNNING,
-    "UPDATE_DB": Phase.RUNNING,
+    "COMPLETING": JobPhase.RUNNING,
+    "CONFIGURING": JobPhase.WAITING,
+    "EXPEDITING": JobPhase.WAITING,
+    "LAUNCH_FAILED": JobPhase.WAITING,
+    "POWER_UP_NODE": JobPhase.WAITING,
+    "RECONFIG_FAIL": JobPhase.WAITING,
+    "REQUEUED": JobPhase.WAITING,
+    "REQUEUE_FED": JobPhase.WAITING,
+    "REQUEUE_HOLD": JobPhase.WAITING,
+    "RESIZING": JobPhase.RUNNING,
+    "RESV_DEL_HOLD": JobPhase.WAITING,
+    "REVOKED": JobPhase.ENDED_BADLY,
+    "SIGNALING": JobPhase.RUNNING,
+    "SPECIAL_EXIT": JobPhase.WAITING,
+    "STAGE_OUT": JobPhase.RUNNING,
+    "STOPPED": JobPhase.RUNNING,
+    "UPDATE_DB": JobPhase.RUNNING,
 }
 
 
@@ -56,7 +56,7 @@ def test_flags(state: str) -> None:
 
 @pytest.mark.parametrize("state", ["", "?", "completed", "COMPLETED+", "DONE", "CANCELLED by 0", "None"])
 def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
-    assert phase(state) is Phase.UNKNOWN
+    assert phase(state) is JobPhase.UNKNOWN
     assert not phase(state).ended
     assert outcome(state) is Outcome.UNKNOWN
 

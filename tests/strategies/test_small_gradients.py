@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.worker.exchange import ExchangeGroup
-from harness.worker.findings import Finding
+from harness.worker.findings import ProofFinding
 from harness.worker.promised import Witness, compare_promises
 from strategies.catalog import COMPRESSIONS
 from strategies.exchange.buckets import Bucket, pieces_of
@@ -22,7 +22,7 @@ EXPONENTS = range(-150, 3)
 """2^-149 is the smallest number of fp32, and 2^-126 the smallest that is normal."""
 
 
-def findings_of(group: ExchangeGroup, spec: str) -> list[tuple[int, Finding]]:
+def findings_of(group: ExchangeGroup, spec: str) -> list[tuple[int, ProofFinding]]:
     """What is found of one exchange for each size of the gradients."""
     exchange = GradientExchange(
         ExchangeSettings(group=group, compression=spec, seed=3), device=torch.device("cpu")

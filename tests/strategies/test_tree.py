@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.worker.exchange import ExchangeGroup
 from strategies.collectives.link import Link
-from strategies.collectives.tree.route import Node, Tree, binary_tree
+from strategies.collectives.tree.route import Tree, TreeNode, binary_tree
 
 Threads = Callable[..., list[Any]]
 
@@ -39,23 +39,23 @@ leave out the others: 5 has the root 4, below it 2 and 5.
 def test_the_trees_of_seven_ranks() -> None:
     # Label 4 is the root, 2 and 6 are below it. Rank r has the label r + 1 ...
     assert binary_tree(7, 0) == [
-        Node(parent=1, children=(), depth=2),
-        Node(parent=3, children=(0, 2), depth=1),
-        Node(parent=1, children=(), depth=2),
-        Node(parent=None, children=(1, 5), depth=0),
-        Node(parent=5, children=(), depth=2),
-        Node(parent=3, children=(4, 6), depth=1),
-        Node(parent=5, children=(), depth=2),
+        TreeNode(parent=1, children=(), depth=2),
+        TreeNode(parent=3, children=(0, 2), depth=1),
+        TreeNode(parent=1, children=(), depth=2),
+        TreeNode(parent=None, children=(1, 5), depth=0),
+        TreeNode(parent=5, children=(), depth=2),
+        TreeNode(parent=3, children=(4, 6), depth=1),
+        TreeNode(parent=5, children=(), depth=2),
     ]
     # ... and with a shift of one r + 2: rank 2 is the root, and rank 6 has label 1.
     assert binary_tree(7, 1) == [
-        Node(parent=2, children=(6, 1), depth=1),
-        Node(parent=0, children=(), depth=2),
-        Node(parent=None, children=(0, 4), depth=0),
-        Node(parent=4, children=(), depth=2),
-        Node(parent=2, children=(3, 5), depth=1),
-        Node(parent=4, children=(), depth=2),
-        Node(parent=0, children=(), depth=2),
+        TreeNode(parent=2, children=(6, 1), depth=1),
+        TreeNode(parent=0, children=(), depth=2),
+        TreeNode(parent=None, children=(0, 4), depth=0),
+        TreeNode(parent=4, children=(), depth=2),
+        TreeNode(parent=2, children=(3, 5), depth=1),
+        TreeNode(parent=4, children=(), depth=2),
+        TreeNode(parent=0, children=(), depth=2),
     ]
 
 

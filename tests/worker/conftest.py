@@ -20,7 +20,7 @@ from harness.worker.log import RankLog
 from harness.worker.measure import DivergedError
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.rank import Rank
-from harness.worker.run import RankContext, Run
+from harness.worker.run import RankContext, RunInProgress
 from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
@@ -124,7 +124,7 @@ def run_cell(
         )
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
         with redirect_stderr(io.StringIO()):
-            record = Run(around, slot, cell).execute()
+            record = RunInProgress(around, slot, cell).execute()
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 

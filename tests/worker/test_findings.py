@@ -12,7 +12,7 @@ from builders import a_cell
 
 from harness.worker.exactness import sizes_matter
 from harness.worker.examination import Examined
-from harness.worker.findings import Finding, Subject, compare_history, relative, relative_each
+from harness.worker.findings import ProofFinding, ProofSubject, compare_history, relative, relative_each
 from harness.worker.reference import Reference
 from harness.worker.verdict import verdict
 from results.cell import Cell
@@ -132,7 +132,7 @@ def test_without_rounding_nothing_may_differ_and_with_it_a_part_of_the_sizes() -
 def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
     sizes = {"fine": 0.0, "first": 1.0, "second": 5.0}
     findings = [
-        Finding(passed=size == 0, of="gradient", what=f"gradient of {name}", difference=size, bound=0.5)
+        ProofFinding(passed=size == 0, of="gradient", what=f"gradient of {name}", difference=size, bound=0.5)
         for name, size in sizes.items()
     ]
     alike = Examined(findings=findings, agreed=True, failed=True, stale=False)
@@ -151,9 +151,9 @@ def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
 
 
 def test_a_proof_tells_of_gradients_alone_and_is_none_without_them() -> None:
-    sizes: dict[Subject, float] = {"buffers": 9.0, "gradient": 1.0, "exchange": 5.0}
+    sizes: dict[ProofSubject, float] = {"buffers": 9.0, "gradient": 1.0, "exchange": 5.0}
     findings = [
-        Finding(passed=True, of=of, what=f"gradient or {of}", difference=size, bound=2 * size)
+        ProofFinding(passed=True, of=of, what=f"gradient or {of}", difference=size, bound=2 * size)
         for of, size in sizes.items()
     ]
     found = Examined(findings=findings, agreed=True, failed=False, stale=False)

@@ -25,7 +25,7 @@ from harness.worker.kernels import Kernel, kernel_times, kernels_on
 from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
-from harness.worker.run import RankContext, Run
+from harness.worker.run import RankContext, RunInProgress
 from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
@@ -253,7 +253,7 @@ def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list
     for proved_by in (None, "before"):
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
         began = time.perf_counter_ns()
-        record = Run(around, slot, cell).execute()
+        record = RunInProgress(around, slot, cell).execute()
         took_ns = time.perf_counter_ns() - began
         assert record.reason is None
         names = ("parameters_hash", "first_step_ns", "setup_ns", "period", "absent", "recorded", "link_peak")
@@ -278,7 +278,7 @@ def first_acts(rank: int, folder: str) -> list[str]:
         patch.object(around.exchange, "reset", lambda: acts.append("reset")),
         patch.object(run_module, "rss_bytes", look),
     ):
-        Run(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
+        RunInProgress(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
     around.log.close()
     return acts
 

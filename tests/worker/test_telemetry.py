@@ -22,8 +22,8 @@ from harness.worker.rank import Rank
 from harness.worker.telemetry import (
     MOST_SAMPLES,
     RATES,
-    Sampler,
     Samples,
+    TelemetrySampler,
     gpu_readings,
     host_readings,
     process_readings,
@@ -143,7 +143,7 @@ def test_samples_come_at_the_start_at_every_interval_and_at_the_end() -> None:
             enough.set()
         return len(threads)
 
-    with Sampler({"rss_bytes": read}, interval_s=0.1) as sampling:
+    with TelemetrySampler({"rss_bytes": read}, interval_s=0.1) as sampling:
         assert enough.wait(60)
     found = sampling.telemetry()
     # At 0, 100, 200, 300 ms and at the end, which takes the place of one just before it; a busy machine is
@@ -159,7 +159,7 @@ def test_samples_come_at_the_start_at_every_interval_and_at_the_end() -> None:
 
 
 def test_the_thread_ends_with_an_error_of_the_blocks() -> None:
-    with pytest.raises(ZeroDivisionError), Sampler({}, interval_s=60):
+    with pytest.raises(ZeroDivisionError), TelemetrySampler({}, interval_s=60):
         _ = 1 / 0
     assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
 
@@ -178,7 +178,7 @@ def test_what_fails_is_left_out_and_named_and_not_asked_again() -> None:
     def never() -> float:
         raise NoReadingError("Not Supported")
 
-    with Sampler({"sm_clock_mhz": never, "power_w": after_two}, interval_s=0.02) as sampling:
+    with TelemetrySampler({"sm_clock_mhz": never, "power_w": after_two}, interval_s=0.02) as sampling:
         assert failed.wait(60)
     found = sampling.telemetry()
     assert set(found.series) == {"power_w"}
@@ -200,7 +200,7 @@ def test_a_reading_that_never_answers_ends_nothing_but_the_samples(monkeypatch: 
         return 7.0
 
     try:
-        with Sampler({"power_w": stuck}, interval_s=0.01) as sampling:
+        with TelemetrySampler({"power_w": stuck}, interval_s=0.01) as sampling:
             assert reached.wait(60)
         assert sampling.telemetry().series == {"power_w": [7.0]}
         assert sampling.absent["telemetry"] == "no later sample: a reading did not answer for 0.05 s"
@@ -214,7 +214,7 @@ def test_a_reading_that_never_answers_ends_nothing_but_the_samples(monkeypatch: 
 def test_cpu_time_of_all_threads_is_counted_in_cores() -> None:
     # The CPU that this process has used is the truth; how much that is, the machine's load decides.
     start, used = time.perf_counter(), time.process_time()
-    with Sampler(process_readings(), interval_s=60) as sampling:
+    with TelemetrySampler(process_readings(), interval_s=60) as sampling:
         worker = threading.Thread(target=lambda: sum(i * i for i in range(2_000_000)))
         worker.start()
         worker.join()
@@ -226,7 +226,7 @@ def test_cpu_time_of_all_threads_is_counted_in_cores() -> None:
 
 
 def test_resident_memory_grows_with_what_is_touched() -> None:
-    with Sampler(process_readings(), interval_s=60) as sampling:
+    with TelemetrySampler(process_readings(), interval_s=60) as sampling:
         held = b"\x01" * (64 * MIB)
     del held
     before, after = sampling.telemetry().series["rss_bytes"]
@@ -239,7 +239,7 @@ def test_bytes_over_the_loopback_are_network_bytes() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     sender = socket.create_connection(server.getsockname())
     receiver, _ = server.accept()
-    with server, sender, receiver, Sampler(host_readings(), interval_s=60) as sampling:
+    with server, sender, receiver, TelemetrySampler(host_readings(), interval_s=60) as sampling:
         thread = threading.Thread(target=lambda: sender.sendall(bytes(20 * MIB)) or sender.close())
         thread.start()
         while receiver.recv(MIB):
@@ -367,7 +367,7 @@ def test_every_reading_of_a_gpu_has_the_unit_of_its_name(nvml: FakeNvml) -> None
 
 
 def test_energy_is_the_growth_of_the_counter_over_its_window(nvml: FakeNvml) -> None:
-    with gpu_reader(UUID) as gpu, Sampler({}, energy_j=gpu.energy_j) as sampling:
+    with gpu_reader(UUID) as gpu, TelemetrySampler({}, energy_j=gpu.energy_j) as sampling:
         time.sleep(0.05)
     found = sampling.telemetry()
     # 5,123,500 mJ - 5,000,000 mJ
@@ -379,7 +379,7 @@ def test_energy_is_the_growth_of_the_counter_over_its_window(nvml: FakeNvml) -> 
 
 def test_what_a_gpu_does_not_tell_is_absent_with_nvmls_words(nvml: FakeNvml) -> None:
     nvml.broken = {"nvmlDeviceGetFieldValues", "nvmlDeviceGetTotalEnergyConsumption"}
-    with gpu_reader(UUID) as gpu, Sampler(gpu_readings(gpu), energy_j=gpu.energy_j) as sampling:
+    with gpu_reader(UUID) as gpu, TelemetrySampler(gpu_readings(gpu), energy_j=gpu.energy_j) as sampling:
         pass
     found = sampling.telemetry()
     assert not [name for name in found.series if name.startswith("nvlink")]

@@ -11,7 +11,7 @@ import msgspec
 from harness.launchers.kubernetes.names import check_key, check_label, check_subdomain, check_value
 from results.catalogue.gpus import require_known
 from results.plan import Placement
-from results.site import Price, Times
+from results.site import SitePrice, TimeLimits
 from results.strict_yaml import FileKind
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -139,8 +139,8 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     port: Annotated[int, msgspec.Meta(ge=1024, le=32_768 - PORTS)] = 20_000
     """The first of the 1000 ports that nodes of a launch meet at."""
 
-    time: Times = Times()
-    price: Price | None = None
+    time: TimeLimits = TimeLimits()
+    price: SitePrice | None = None
 
     def __post_init__(self) -> None:
         for name in ("image", "python"):

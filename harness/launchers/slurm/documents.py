@@ -40,7 +40,7 @@ class SlurmDocuments:
         _require_mounts(site, root)
         text = script.job_script(
             site,
-            script.Job(
+            script.ScriptJob(
                 name=job.name,
                 placement=job.placement,
                 time_limit_s=job.time_limit_s,

@@ -15,7 +15,7 @@ from slurm.client import Client
 from slurm.job_view import JobView
 from slurm.runner import SlurmError
 from slurm.script import log_path
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class SlurmJobStatus(JobStatus):
 
     @property
     def is_running(self) -> bool:
-        return self.view is not None and self.view.phase is Phase.RUNNING
+        return self.view is not None and self.view.phase is JobPhase.RUNNING
 
     @property
     def submitted_state(self) -> str:

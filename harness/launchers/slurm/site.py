@@ -11,7 +11,7 @@ from results.plan import Placement
 from results.site import seconds
 from slurm.client import Client
 from slurm.runner import QueueFullError, RefusedError
-from slurm.script import Job, job_script
+from slurm.script import ScriptJob, job_script
 from slurm.site import SITE_FILE, SiteProfile
 from slurm.site_checks import SiteCheck, cluster_checks
 
@@ -40,7 +40,7 @@ def site_checks(site: SiteProfile, client: Client) -> list[SiteCheck]:
 def _scheduler_says(site: SiteProfile, client: Client) -> SiteCheck:
     """What the scheduler says of a job of one node that asks for all that the profile may ask for."""
     limit = site.time.maximum if site.time.fixed is None else site.time.fixed
-    job = Job(
+    job = ScriptJob(
         name="bench-doctor",
         placement=Placement(nodes=1, gpus_per_node=site.gpus_per_node or 1),
         time_limit_s=seconds(limit),

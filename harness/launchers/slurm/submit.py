@@ -20,7 +20,7 @@ from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.runner import NoAnswerError, QueueFullError, RefusedError
 from slurm.site import SiteProfile
-from slurm.states import Phase
+from slurm.states import JobPhase
 
 Feed = Literal["once", "wait", "depend"]
 POLL_S = 30.0
@@ -88,7 +88,7 @@ class Submitter:
             if patient:
                 return 0
             raise
-        queued = [view for view in views if view.phase in (Phase.WAITING, Phase.RUNNING)]
+        queued = [view for view in views if view.phase in (JobPhase.WAITING, JobPhase.RUNNING)]
         return self._site.submit_limit - len(queued)
 
     def _hand_over(self, document: Document, after: Sequence[int], done: Submitted) -> bool:

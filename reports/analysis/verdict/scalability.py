@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.budget import RESIDUAL_ABOVE, Lost, Part, budget, lost, why_no_budget
+from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, Lost, budget, lost, why_no_budget
 from reports.analysis.knee import Growth, knee
-from reports.analysis.scaling import SINGLE_RUN_NOISE, Baseline, Curve, Point, scaled
+from reports.analysis.scaling import SINGLE_RUN_NOISE, BaselineCell, Curve, CurvePoint, scaled
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training, training_of
 from results.budget import BudgetMethod
@@ -49,7 +49,7 @@ class Configuration:
 class LostPart:
     """What one part takes of the time that a step loses."""
 
-    part: Part
+    part: BudgetPart
     ns: float
     low_ns: float
     """The smallest over the runs, and the largest."""
@@ -64,7 +64,7 @@ class Dominant:
     gpus: int
     step_ns: float
     lost_ns: float
-    part: Part | None
+    part: BudgetPart | None
     """None where little is lost."""
     part_ns: float
     """What the part takes of the loss; 0 without a part."""
@@ -131,7 +131,7 @@ class Scalability:
     """Pieces of work of the workload and kind (other batches, settings, links) that it is not about."""
 
 
-Named = tuple[Curve, Point]
+Named = tuple[Curve, CurvePoint]
 """A point, and the curve that says what it is called."""
 
 
@@ -177,7 +177,7 @@ def _worth(curves: Sequence[Curve]) -> tuple[int, float]:
     return len({point.gpus for point in points}), max(rates, default=0.0)
 
 
-def _is_measured(point: Point) -> bool:
+def _is_measured(point: CurvePoint) -> bool:
     return point.figures.evidence is Evidence.MEASURED
 
 
@@ -236,7 +236,7 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
     )
 
 
-def _ties(best: Point, other: Point) -> bool:
+def _ties(best: CurvePoint, other: CurvePoint) -> bool:
     """Whether the runs of two points leave open which has the higher throughput."""
     work = best.figures.cell.global_batch / other.figures.cell.global_batch
     faster = scaled(ratio_of_runs(other.figures.run_step_ns, best.figures.run_step_ns, "ratio"), work)
@@ -253,7 +253,7 @@ def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str
     return _dominant_of(point, claim.baseline)
 
 
-def _dominant_of(point: Point, baseline: Baseline) -> tuple[Dominant | None, str | None]:
+def _dominant_of(point: CurvePoint, baseline: BaselineCell) -> tuple[Dominant | None, str | None]:
     here, ideal = budget(point.figures), budget(baseline.figures)
     if here is None or ideal is None:
         return None, why_no_budget(point.figures if here is None else baseline.figures)

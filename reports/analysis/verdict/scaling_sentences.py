@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reports.analysis.budget import Part, change
+from reports.analysis.budget import BudgetPart, change
 from reports.analysis.compression import FEWEST_RUNS
 from reports.analysis.verdict.scalability import Configuration, Dominant, LostPart, Reach, Scalability
 from reports.text import MetricText, capital, count, devices, duration, listed, metric, percent
 
-PART_WORDS: dict[Part, str] = {
+PART_WORDS: dict[BudgetPart, str] = {
     "input": "input: waiting for data and moving it",
     "compute": "computation that is slower than the baseline's",
     "transfer": "exposed communication",
@@ -116,7 +116,7 @@ def _loss(one: Dominant, *, compresses: bool) -> str:
     return f"{lost}, {most} {taken}"
 
 
-def _words(part: Part, compresses: bool) -> str:
+def _words(part: BudgetPart, compresses: bool) -> str:
     return COMPRESSING if compresses and part == "compute" else PART_WORDS[part]
 
 

@@ -47,7 +47,7 @@ class WorkloadVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StudyVerdict:
     """A study in words."""
 
     workloads: tuple[WorkloadVerdict, ...]
@@ -66,10 +66,10 @@ class Verdict:
         )
 
 
-def verdict(study: StudyFigures) -> Verdict:
+def verdict(study: StudyFigures) -> StudyVerdict:
     """The verdict of a study."""
     names = dict.fromkeys(one.cell.workload for one in study.cells.values())
-    return Verdict(workloads=tuple(_workload(study, name) for name in names))
+    return StudyVerdict(workloads=tuple(_workload(study, name) for name in names))
 
 
 def _workload(study: StudyFigures, workload: str) -> WorkloadVerdict:

@@ -10,7 +10,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.budget import PARTS, CellBudget, Part, budget, why_no_budget
+from reports.analysis.budget import PARTS, BudgetPart, CellBudget, budget, why_no_budget
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import runs_text
@@ -33,7 +33,7 @@ _SYNTHETIC = (
     "the data are synthetic, a few batches made before the first step and given in turn. However slow a "
     "loader of real data is, it does not show; input and data loading are what it takes to hand a batch over."
 )
-_HINTS: dict[Part, str] = {
+_HINTS: dict[BudgetPart, str] = {
     "input": "waiting for data and moving it",
     "compute": "forward, backward and update in steps without exchange, with what a compressor computes",
     "transfer": "communication that does not hide behind computation",
@@ -135,7 +135,7 @@ def _budget_table(study: StudyFigures, budgets: Sequence[CellBudget]) -> TextTab
     return table(budgets, columns)
 
 
-def _part_columns(part: Part, budgets: Sequence[CellBudget]) -> Iterator[Shown[CellBudget]]:
+def _part_columns(part: BudgetPart, budgets: Sequence[CellBudget]) -> Iterator[Shown[CellBudget]]:
     """A part that some cell has, and beside the bubble what it would ideally be."""
     anchor = f"method-part-{part}"
     if any(part in row.part_ns for row in budgets):
@@ -149,7 +149,7 @@ def _part_columns(part: Part, budgets: Sequence[CellBudget]) -> Iterator[Shown[C
         )
 
 
-def _part(part: Part) -> Callable[[CellBudget], Field]:
+def _part(part: BudgetPart) -> Callable[[CellBudget], Field]:
     """`2.50 ms (2.40 to 2.60), 20.0 %`."""
 
     def shown(row: CellBudget) -> Field:

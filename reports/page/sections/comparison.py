@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reports import fields
 from reports.analysis.headline import efficiency_field, runs_text
-from reports.analysis.series import Setting, setting_labels, setting_of
+from reports.analysis.series import SeriesSetting, setting_labels, setting_of
 from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
 from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
@@ -59,7 +59,7 @@ def comparison_table(comparison: SideBySide) -> TextTable:
     return table(rows, _columns(rows, settings))
 
 
-def _columns(rows: list[_Row], settings: Mapping[Setting, str]) -> list[Shown[_Row]]:
+def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Shown[_Row]]:
     size = devices_word({row.cell.device for row in rows} or {"cuda"})
     setting: Shown[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
     return [

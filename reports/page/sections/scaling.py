@@ -10,7 +10,7 @@ from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.page import tables
 from reports.page.curves import efficiency_drawing, speed_up_drawing, throughput_drawing
-from reports.page.groups import Group, LineStyles, line_styles
+from reports.page.groups import CurveGroup, LineStyles, line_styles
 from reports.page.section import Block, Bullets, Drawings, Heading, Paragraph, Section, Table
 from reports.page.svg import Drawing
 from reports.page.works import works
@@ -38,14 +38,16 @@ def _section(study: StudyFigures, kind: Scaling) -> Section:
     blocks: list[Block] = [Paragraph(_BARS.format(_ABOUT[kind]))]
     groups = [work for work in works(study) if work[1][0].key.kind == kind]
     for place, (title, curves) in enumerate(groups):
-        group = Group(name=f"{kind}-{place}", title=title, curves=curves, devices_word=study.devices_word)
+        group = CurveGroup(
+            name=f"{kind}-{place}", title=title, curves=curves, devices_word=study.devices_word
+        )
         blocks += _part(study, group, styles)
     if not groups:
         blocks.append(Paragraph(f"No {kind} series has a figure.", "plain"))
     return Section(anchor=kind, title=f"{kind.capitalize()} scaling", blocks=tuple(blocks))
 
 
-def _part(study: StudyFigures, group: Group, styles: LineStyles) -> Iterator[Block]:
+def _part(study: StudyFigures, group: CurveGroup, styles: LineStyles) -> Iterator[Block]:
     yield Heading(group.title)
     yield Drawings((throughput_drawing(group, styles), *_claims(group, styles)))
     data = tables.scaling_table(study, group.curves)
@@ -55,7 +57,7 @@ def _part(study: StudyFigures, group: Group, styles: LineStyles) -> Iterator[Blo
         yield Bullets(tuple(f"No efficiency for {reason}." for reason in reasons), "plain")
 
 
-def _claims(group: Group, styles: LineStyles) -> tuple[Drawing, ...]:
+def _claims(group: CurveGroup, styles: LineStyles) -> tuple[Drawing, ...]:
     """Speed-up and efficiency, where there is one that is not its own baseline."""
     claims = [point.efficiency for curve in group.curves for point in curve.points]
     if not any(claim.metric is not None and not claim.is_baseline for claim in claims):

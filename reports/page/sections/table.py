@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from reports import fields
-from reports.analysis.budget import Part
+from reports.analysis.budget import BudgetPart
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.outcomes import words as outcome_words
-from reports.analysis.scaling import Efficiency, Point
+from reports.analysis.scaling import CurvePoint, Efficiency
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
@@ -26,7 +26,7 @@ _ABOUT = Paragraph(
     "copied and downloaded."
 )
 _INTERVAL = "method-interval"
-_BUDGET: tuple[tuple[Part, str], ...] = (
+_BUDGET: tuple[tuple[BudgetPart, str], ...] = (
     ("input", "waiting for data and moving it"),
     ("compute", "forward, backward and update without any exchange"),
     ("transfer", "what the exchange adds to the slowest rank"),
@@ -174,14 +174,14 @@ def _ends(name: str) -> Show:
 
 def _efficiency(kind: Scaling) -> Show:
     def show(row: CellRow) -> Field:
-        point: Point | None = getattr(row, kind)
+        point: CurvePoint | None = getattr(row, kind)
         claim: Efficiency | None = point.efficiency if point else None
         return NONE if claim is None or claim.baseline is None else efficiency_field(claim)
 
     return show
 
 
-def _part(part: Part) -> Show:
+def _part(part: BudgetPart) -> Show:
     def show(row: CellRow) -> Field:
         ns = row.budget.part_ns.get(part) if row.budget else None
         # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.

@@ -22,7 +22,7 @@ LEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class TreeNode:
     """Where a rank is in a tree."""
 
     parent: int | None
@@ -32,14 +32,14 @@ class Node:
     """Edges to the root."""
 
 
-def binary_tree(size: int, shift: int) -> list[Node]:
+def binary_tree(size: int, shift: int) -> list[TreeNode]:
     """The nodes of ranks 0 to `size` - 1, rank r under the label (r + `shift`) % `size` + 1.
 
     Of a range of labels the one with the highest power of two as a divisor is the root, and the labels on
     either side of it are its subtrees. Odd labels are thus leaves and even ones are not, so that inner
     nodes of a tree are leaves of the one with the next shift.
     """
-    nodes: dict[int, Node] = {}
+    nodes: dict[int, TreeNode] = {}
 
     def grow(first: int, last: int, parent: int | None, depth: int) -> tuple[int, ...]:
         if first > last:
@@ -48,7 +48,7 @@ def binary_tree(size: int, shift: int) -> list[Node]:
         rank = (label - 1 - shift) % size
         left = grow(first, label - 1, rank, depth + 1)
         right = grow(label + 1, last, rank, depth + 1)
-        nodes[rank] = Node(parent=parent, children=left + right, depth=depth)
+        nodes[rank] = TreeNode(parent=parent, children=left + right, depth=depth)
         return (rank,)
 
     grow(1, size, None, 0)
@@ -94,13 +94,13 @@ def _due(parts: list[slice], index: int) -> list[slice]:
     return parts[index : index + 1] if index >= 0 else []
 
 
-def _up(node: Node, part: slice) -> Iterator[Send | Receive]:
+def _up(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
     yield from (Receive(part=part, source=child, adds=True) for child in node.children)
     if node.parent is not None:
         yield Send(part=part, to=node.parent)
 
 
-def _down(node: Node, part: slice) -> Iterator[Send | Receive]:
+def _down(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
     if node.parent is not None:
         yield Receive(part=part, source=node.parent, adds=False)
     yield from (Send(part=part, to=child) for child in node.children)

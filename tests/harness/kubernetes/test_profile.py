@@ -11,7 +11,7 @@ import pytest
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.plan import Placement
-from results.site import Price, Times
+from results.site import SitePrice, TimeLimits
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "sites" / "kubernetes.yaml"
 NEEDED = "image: bench:1\nvolume_claim: results\n"
@@ -31,8 +31,8 @@ def test_the_example_says_what_it_says() -> None:
         8,
     )
     assert example.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
-    assert example.time == Times(minimum="10m", maximum="12h")
-    assert example.price == Price(usd_per_gpu_hour=2.95, source="provider's price list, 2026-03")
+    assert example.time == TimeLimits(minimum="10m", maximum="12h")
+    assert example.price == SitePrice(usd_per_gpu_hour=2.95, source="provider's price list, 2026-03")
 
 
 def test_what_is_left_out(tmp_path: Path) -> None:

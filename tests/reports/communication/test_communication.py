@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from reports.analysis.communication import communication, communication_finding, slow_links
-from reports.analysis.peaks import LinkPeak, link_peaks
+from reports.analysis.peaks import PooledLinkPeak, link_peaks
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -305,14 +305,16 @@ def test_the_peak_is_of_all_cells_on_one_network_at_one_size(peaks) -> None:
     known = link_peaks([*cells, *others])
     assert len(known) == 8
     found = [communication(one, known).peak for one in cells]
-    assert found == [LinkPeak(bytes_per_s=150e6, lowest_bytes_per_s=100e6, highest_bytes_per_s=200e6)] * 3
+    assert (
+        found == [PooledLinkPeak(bytes_per_s=150e6, lowest_bytes_per_s=100e6, highest_bytes_per_s=200e6)] * 3
+    )
     # By itself a cell has its own.
     assert communication(cells[0]).peak_bytes_per_s == 100e6
 
 
 @pytest.mark.parametrize(("lowest", "steady"), [(1.0, True), (0.5, True), (0.49, False)])
 def test_a_peak_may_vary_twofold(lowest, steady) -> None:
-    peak = LinkPeak(bytes_per_s=lowest, lowest_bytes_per_s=lowest, highest_bytes_per_s=1.0)
+    peak = PooledLinkPeak(bytes_per_s=lowest, lowest_bytes_per_s=lowest, highest_bytes_per_s=1.0)
     assert peak.steady is steady
 
 
