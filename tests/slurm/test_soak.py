@@ -4,8 +4,8 @@ A round is one study that meets several faults, one after the other, each in a l
 call itself, from before the ranks are ready to after the last record. Each lost run must be of a launch that
 a fault has met, and end as that fault lets it.
 
-SOAK_ROUNDS says how many rounds each place has (1), SOAK_SEED where their faults and moments begin. With
-SOAK_LEDGER, each round adds a line to that file, and a round that is in it without a failure is not
+SOAK_ROUNDS says how many rounds each place has (1), SOAK_SEED where their faults and moments begin (by default
+such that no fault of the round on Slurm makes it wait for long, as its controller does). With SOAK_LEDGER, each round adds a line to that file, and a round that is in it without a failure is not
 repeated, so that a long soak can be stopped and continued (`make soak`; docs/faults.md has the results).
 """
 
@@ -41,7 +41,7 @@ from results.schemas import LAUNCH
 from results.store import Study
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1"))
-SEED = int(os.environ.get("SOAK_SEED", "9431"))
+SEED = int(os.environ.get("SOAK_SEED", "12668"))
 LEDGER = Path(os.environ["SOAK_LEDGER"]) if "SOAK_LEDGER" in os.environ else None
 CALLS = 6
 """Calls of the same command after the last fault, at most."""
