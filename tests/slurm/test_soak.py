@@ -4,9 +4,10 @@ A round is one study that meets several faults, one after the other, each in a l
 call itself, from before the ranks are ready to after the last record. Each lost run must be of a launch that
 a fault has met, and end as that fault lets it.
 
-SOAK_ROUNDS says how many rounds each place has (1), SOAK_SEED where their faults and moments begin (by default
-such that no fault of the round on Slurm makes it wait for long, as its controller does). With SOAK_LEDGER, each round adds a line to that file, and a round that is in it without a failure is not
-repeated, so that a long soak can be stopped and continued (`make soak`; docs/faults.md has the results).
+SOAK_ROUNDS says how many rounds each place has (1), SOAK_SEED where their faults and moments begin. The
+default seed draws what does not wait for long on Slurm. With SOAK_LEDGER, each round adds a line to that
+file, and a round that is in it without a failure is not repeated, so that a long soak can be stopped and
+continued (`make soak`; docs/faults.md has the results).
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ TORCHRUN_KILLED = "a node's torchrun was killed by SIGKILL"
 BENCH_KILLED = "was killed, or its machine stopped, before the end of the launch was recorded"
 KILLED = {
     ("slurm", "torchrun"): (TORCHRUN_KILLED,),
-    ("slurm", "guardian"): (TORCHRUN_KILLED,),
+    # Each agent has one, and so has srun.
+    ("slurm", "guardian"): (TORCHRUN_KILLED, RANKS_KILLED),
     ("slurm", "agent"): ("the agent of ",),
     ("slurm", "srun"): (RANKS_KILLED,),
     ("slurm", "program"): ("the job's program was killed",),
