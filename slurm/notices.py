@@ -25,6 +25,12 @@ CONTROLLER_AWAY = re.compile(
     re.MULTILINE,
 )
 """What srun prints when Slurm's controller does not answer for MessageTimeout, as while it is restarted."""
+ALLOCATION_OVER = re.compile(
+    r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
+    r"(?:Job/step already completing or completed|Invalid job id specified).*)$",
+    re.MULTILINE,
+)
+"""What srun prints when Slurm has ended the job, which a job's program may hear of a moment later."""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 

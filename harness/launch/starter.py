@@ -24,6 +24,8 @@ class LogWords:
     """That the kernel ended processes for want of memory; the group `kills` says how many."""
     scheduler_away: re.Pattern[str] | None = None
     """That a launch could not be started because the scheduler did not answer; the group `words` says how."""
+    allocation_over: re.Pattern[str] | None = None
+    """That it could not because the scheduler has ended the job; the group `words` says how."""
 
 
 class Starter(Protocol):

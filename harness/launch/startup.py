@@ -59,9 +59,18 @@ def startup_outcome(
 
 def scheduler_away(folder: Path, words: LogWords) -> str | None:
     """How the scheduler failed to answer, in its own words; None if that is not why a launch ended."""
-    if words.scheduler_away is None:
+    return _said(folder, words.scheduler_away)
+
+
+def allocation_over(folder: Path, words: LogWords) -> str | None:
+    """How the scheduler refused a launch of a job that it has ended, in its own words; None if it did not."""
+    return _said(folder, words.allocation_over)
+
+
+def _said(folder: Path, words: re.Pattern[str] | None) -> str | None:
+    if words is None:
         return None
-    found = (words.scheduler_away.search(_text(log)) for log in _logs(folder))
+    found = (words.search(_text(log)) for log in _logs(folder))
     return next((match["words"] for match in found if match is not None), None)
 
 

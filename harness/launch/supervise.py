@@ -18,7 +18,7 @@ from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
-from harness.launch.startup import startup_outcome
+from harness.launch.startup import allocation_over, startup_outcome
 from harness.worker.watchdog import MARGIN_S
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
@@ -31,6 +31,8 @@ LOOK_S = 1.0
 """Between two looks at every rank's log, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
 """After a node has left: the time in which the other ranks may notice, write their records, and end."""
+NOTICE_S = 30.0
+"""After the scheduler has refused a launch because the job is over: the time in which it may say why."""
 
 Report = Callable[[LaunchState], None]
 
@@ -110,6 +112,9 @@ class Supervisor:
     def _until_end(self, process: Guarded) -> tuple[Stopped | None, bool]:
         try:
             stopped = self._watch_over(process)
+            over = None if self._state.started else allocation_over(self._folder, self._starter.log_words)
+            if stopped is None and over is not None:
+                return self._await_notice(over), True
             if stopped is None and self._asked_to_end(self._logs()):
                 # A scheduler that ends a job may reach the workers before it reaches this process.
                 stopped = self._starter.notice()
@@ -118,6 +123,16 @@ class Supervisor:
             with _deaf():
                 return self._starter.interruption(), True
         return stopped, False
+
+    def _await_notice(self, over: str) -> Stopped:
+        """Why the scheduler has ended the job, as soon as it says so. It may also send a signal meanwhile."""
+        end = time.monotonic() + NOTICE_S
+        while time.monotonic() < end:
+            notice = self._starter.notice()
+            if notice is not None:
+                return notice
+            time.sleep(POLL_S)
+        return Stopped(outcome=Outcome.CANCELLED, reason=f"its allocation was over: {over}")
 
     def _watch_over(self, process: Guarded) -> Stopped | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""

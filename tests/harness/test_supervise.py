@@ -19,6 +19,7 @@ from harness.launch.follow import LaunchState, Pulse
 from harness.launch.node_exit import say_left, who_left
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
+from harness.launchers.slurm.starter import SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -163,3 +164,43 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     stopped = supervisor._hung(pulse)
     reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
     assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
+
+
+class Refused(Shell):
+    """A scheduler that has ended the job starts no launch, and says only a moment later why."""
+
+    log_words = SlurmStarter.log_words
+
+    def __init__(self, *notices: Stopped | None) -> None:
+        over = "Unable to create step for job 8: Job/step already completing or completed"
+        super().__init__(f"echo 'srun: error: {over}'; exit 1")
+        self._notices = list(notices)
+
+    def notice(self) -> Stopped | None:
+        return self._notices.pop(0) if self._notices else None
+
+
+@pytest.mark.parametrize(
+    ("starter", "outcome", "words"),
+    [
+        (
+            Refused(None, Stopped(outcome=Outcome.TIMED_OUT, reason="due to time limit")),
+            Outcome.TIMED_OUT,
+            "before any cell began: due to time limit",
+        ),
+        (
+            Refused(),
+            Outcome.CANCELLED,
+            "before any cell began: its allocation was over: Unable to create step",
+        ),
+    ],
+)
+def test_a_launch_that_is_refused_because_the_job_is_over_waits_for_the_reason(
+    starter: Refused, outcome: Outcome, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "NOTICE_S", 0.5)
+    with pytest.raises(Interrupted):
+        _supervisor(tmp_path, _launch(), starter).run()
+    attempt = Study(tmp_path).attempts()["r"]
+    assert attempt.outcomes == {"r": outcome}
+    assert attempt.reasons["r"].startswith(words)

@@ -12,7 +12,7 @@ from harness.launch.starter import LogWords
 from harness.launchers.slurm.allocation import Allocation
 from results.launch import Launch
 from results.outcome import Outcome
-from slurm.notices import CONTROLLER_AWAY, OUT_OF_MEMORY_KILLS, SRUN_KILLED, read_notice
+from slurm.notices import ALLOCATION_OVER, CONTROLLER_AWAY, OUT_OF_MEMORY_KILLS, SRUN_KILLED, read_notice
 from slurm.script import agent_command, log_path, rendezvous_port
 from slurm.site import SiteProfile
 
@@ -28,7 +28,10 @@ class SlurmStarter:
     hosts = True
     tells_kills = True
     log_words = LogWords(
-        agent_killed=SRUN_KILLED, out_of_memory=OUT_OF_MEMORY_KILLS, scheduler_away=CONTROLLER_AWAY
+        agent_killed=SRUN_KILLED,
+        out_of_memory=OUT_OF_MEMORY_KILLS,
+        scheduler_away=CONTROLLER_AWAY,
+        allocation_over=ALLOCATION_OVER,
     )
     supervisor_pid: int | None = None
 
