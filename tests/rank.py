@@ -69,7 +69,9 @@ def _serve() -> None:
     )
     while request := CONNECTION.recv_bytes():
         CONNECTION.send_bytes(_answer(request))
-        _leave_groups()
+        # Fresh ranks may have left the default group too.
+        if dist.is_initialized():
+            _leave_groups()
     dist.destroy_process_group()
 
 
