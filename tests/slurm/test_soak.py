@@ -484,7 +484,7 @@ class OnSlurm:
         soak, over = self._soak, self._soak.launches() - self._soak.running()
         if strike.fault in OF_JOB:
             strike.hit = self._harm_job(strike)
-            if strike.fault in ("cancel", "limit", "program"):
+            if strike.hit and strike.fault in ("cancel", "limit", "program"):
                 self._wait(lambda: False)
         else:
             soak.kill(strike, self._chance)
