@@ -52,6 +52,9 @@ _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.floa
 """Whole parameters in bf16, sums of gradients in full precision."""
 
 
+_EXCHANGES = ("_all_gather_comm", "_reduce_scatter_comm")
+
+
 class FsdpModel(ParallelModel):
     """A module under `fully_shard`, block by block, with the options of its spec."""
 
@@ -80,6 +83,10 @@ class FsdpModel(ParallelModel):
         self._units = _shard(module, choices, facts, self._grid.mesh)
         self._named = dict(module.named_parameters())
         self._unlike = UnlikeGradients(self._link, device)
+        self._guards = [
+            _Guard(group, name, self._unlike, place)
+            for place, (group, name) in enumerate(_calls([*self._units, cast(FSDPModule, module)]))
+        ]
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._units, prefetch, device)
 
@@ -121,6 +128,8 @@ class FsdpModel(ParallelModel):
         yield
         if now:
             self._unlike.refuse(self._named)
+            while self._guards:
+                self._guards.pop().end()
 
     def clip_gradients(self, max_norm: float) -> None:
         shards = [
@@ -133,6 +142,33 @@ class FsdpModel(ParallelModel):
     def _copies(self, name: str) -> int:
         """How many ranks have the same shard of a parameter."""
         return self._grid.groups.replicate * (1 if self._split is None else self._split.copies(name))
+
+
+class _Guard:
+    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it."""
+
+    def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
+        """`name` is that of torch's call, an attribute of its `group` of parameters; `place` numbers it."""
+        self._group, self._name, self._unlike, self._place = group, name, unlike, place
+        self._call = getattr(group, name)
+        self.allocate = self._call.allocate
+        setattr(group, name, self)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *others: Any, **named: Any) -> Any:
+        self._unlike.meet(self._place, input_tensor.numel())
+        return self._call(output_tensor, input_tensor, *others, **named)
+
+    def end(self) -> None:
+        """Give torch its own call back."""
+        setattr(self._group, self._name, self._call)
+
+
+def _calls(units: Sequence[FSDPModule]) -> Iterator[tuple[Any, str]]:
+    """The attributes by which torch's groups of parameters exchange."""
+    for unit in units:
+        # Those of torch 2.13; without them a first step in which ranks differ fails in the backend.
+        for group in getattr(unit._get_fsdp_state(), "_fsdp_param_groups", ()):
+            yield from ((group, name) for name in _EXCHANGES if hasattr(group, name))
 
 
 def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:

@@ -11,6 +11,8 @@ from results.errors import UsageError
 from strategies.advice import WITH_UNUSED
 from strategies.collectives.link import Link
 
+SAME_PARAMETERS = f"use the same parameters on all ranks in every step, or use {' or '.join(WITH_UNUSED)}"
+
 
 class MissingGradients:
     """A check of all ranks at the end of a step, before its gradients are exchanged or applied."""
@@ -46,7 +48,8 @@ class UnlikeGradients:
     """A check of all ranks at the end of a step of torch's FSDP.
 
     It averages gradients by their positions: where ranks lack the gradients of different parameters, it would
-    average those of one parameter with those of another.
+    average those of one parameter with those of another, or fail in the backend where these are not of equal
+    size.
     """
 
     def __init__(self, link: Link, device: torch.device) -> None:
@@ -56,6 +59,24 @@ class UnlikeGradients:
         self._agreed: set[str] | None = None
         """The parameters without a gradient in the first step, the same on all ranks."""
 
+    def meet(self, place: int, values: int) -> None:
+        """Raise UsageError, on all ranks, where the next operation is not the same on all of them: a number
+        that it has (`place`), and its `values`. Collective, before each operation of the first step.
+
+        Gloo ends the process of a rank that receives more than it expects.
+        """
+        if self._agreed is not None:
+            return
+        mine = torch.tensor([place, values])
+        both = torch.cat([mine, -mine]).to(self._device)
+        self._link.largest(both)
+        most, least = both.view(2, 2).tolist()
+        if most != [-number for number in least]:
+            raise UsageError(
+                f"ranks use different parameters of the model (they exchange {-least[1]:,} values on one "
+                f"rank, {most[1]:,} on another): {SAME_PARAMETERS}"
+            )
+
     def refuse(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Raise UsageError if ranks lack the gradients of different `parameters`.
 
@@ -64,6 +85,7 @@ class UnlikeGradients:
         all skip the same layers in a step: to compare again, all would have to join a collective, and a rank
         that sees no change does not know of it.
         """
+        self.meet(-1, 0)
         missing = {name for name, value in parameters.items() if value.requires_grad and value.grad is None}
         if self._agreed is None:
             lacking = torch.tensor([float(name in missing) for name in parameters], device=self._device)
@@ -79,6 +101,6 @@ class UnlikeGradients:
             )
         if unlike:
             raise UsageError(
-                f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: use the same "
-                f"parameters on all ranks in every step, or use {' or '.join(WITH_UNUSED)}"
+                f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: "
+                f"{SAME_PARAMETERS}"
             )

@@ -123,6 +123,53 @@ def test_ranks_that_use_different_parameters_are_refused_on_all_ranks(ranks: Ran
     )
 
 
+class Shortcut(nn.Module):
+    """Two blocks, of which a negative first input leaves the second one out, or a part of it."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+        self.a, self.b = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        if bool(x[0, 0] > 0):
+            y = y + self.b(y)
+        elif not self.whole:
+            y = y + self.b[1](torch.ones(2, 9))
+        return y
+
+
+def shortened(rank: int, strategy: str, whole: bool, blocks: tuple[str, ...]) -> str:
+    """On a rank: what is said of a first step in which one of the ranks takes the shortcut."""
+    trainer = Trainer(
+        Shortcut(whole),
+        F.mse_loss,
+        device=CPU,
+        settings=TrainSettings(strategy=strategy),
+        layout=ModelLayout(blocks=blocks),
+        group=open_exchange(),
+    )
+    sign = 1.0 - 2 * rank
+    with pytest.raises(UsageError) as refused:
+        trainer.step(iter([(sign * torch.ones(2, 5), torch.ones(2, 5))]))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+@pytest.mark.parametrize(("whole", "blocks"), [(False, ()), (True, ()), (True, ("a", "b"))])
+def test_ranks_that_use_parameters_of_unequal_size_are_refused_on_all_ranks(
+    ranks: Ranks, strategy: str, whole: bool, blocks: tuple[str, ...]
+) -> None:
+    told = ranks(2, shortened, strategy, whole, blocks)
+    assert told[0] == told[1]
+    assert told[0].startswith("ranks use different parameters of the model (they exchange ")
+    assert told[0].endswith(
+        "use the same parameters on all ranks in every step, or use ddp:find_unused=true or "
+        "scratch-ddp:find_unused=true"
+    )
+
+
 def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks: Ranks) -> None:
     ours, theirs = ranks(2, chosen, "fsdp", [[1.0, 1.0], [1.0, -1.0]])
     assert ours == ["", ""]
