@@ -169,14 +169,8 @@ def _processes(handle: object) -> int | None:
 
 
 def _throttled(handle: object) -> bool | None:
-    harmful = (
-        pynvml.nvmlClocksThrottleReasonHwSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-    )
     try:
-        return bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & harmful)
+        return bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & THROTTLING)
     except pynvml.NVMLError:
         return None
 
@@ -342,16 +336,33 @@ GPU_READINGS: Mapping[str, Callable[[Any], float]] = MappingProxyType(
     }
 )
 """What a GPU can be asked for; `nvlink_*` only grow."""
-GPU_IDLE = int(pynvml.nvmlClocksThrottleReasonGpuIdle)
-"""The bit of `throttle_reasons` that holds no clock of a busy GPU down."""
+THROTTLING = int(
+    pynvml.nvmlClocksThrottleReasonHwSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+)
+"""The bits of `throttle_reasons` that tell of heat or of a lack of power. The software power cap is none: a
+loaded GPU works at the limit of its power, and its figures are those of the device."""
+
+_SETTINGS = re.compile(
+    r"(TORCH_)?NCCL_.*|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE|CUDA_DEVICE_MAX_CONNECTIONS"
+    r"|CUDA_LAUNCH_BLOCKING"
+)
+"""Environment variables that change what a step of the same code costs."""
+_SET_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+"""In the ranks, where the user set nothing; whoever plans does not see it."""
 
 
 def nccl_settings() -> dict[str, str]:
-    """The `NCCL_*` variables that are set, without any that may hold a secret."""
+    """Variables that are set and change what a step costs: of NCCL, torch, its allocator and CUDA.
+
+    Without any that may hold a secret.
+    """
     return {
         key: value
         for key, value in sorted(os.environ.items())
-        if key.startswith("NCCL_") and not _SECRET.search(key)
+        if _SETTINGS.fullmatch(key) and not _SECRET.search(key) and _SET_BY_TORCHRUN.get(key) != value
     }
 
 

@@ -52,7 +52,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int = 1
     pinned_cores: tuple[int, ...] = ()
     nccl_settings: dict[str, str] = {}
-    """The `NCCL_*` variables that were set."""
+    """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
+    NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
 
     def pooling_facts(self) -> dict[str, object]:
         """What must be equal before figures of two runs are put together."""

@@ -119,4 +119,6 @@ def _of_host() -> list[str]:
 
 def _of_gpus() -> list[str]:
     lost = [f"GPU {gpu.index} does not answer and is left out: {gpu.why}" for gpu in lost_gpus()]
-    return gpu_warnings(visible_gpus()) + lost
+    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+    waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
+    return gpu_warnings(visible_gpus()) + lost + [waits] * blocking

@@ -15,8 +15,8 @@ series                         what it is                                       
 `sm_clock_mhz`                 clock of the multiprocessors                             NVML
 `memory_clock_mhz`             clock of the memory                                      NVML
 `throttle_reasons`             why clocks are lower than they could be: NVML's bits     NVML
-`throttled`                    1 if a bit other than that for an idle GPU is set, or 0: derived
-                               its mean is the share of samples with such a reason
+`throttled`                    1 if a bit for heat or a lack of power is set, or 0;      derived
+                               a GPU at its power limit is not throttled
 `temperature_c`                temperature of the chip                                  NVML
 `pcie_sent_bytes_per_s`        PCIe traffic over 20 ms                                  NVML
 `pcie_received_bytes_per_s`    the same, received                                       NVML
@@ -42,7 +42,7 @@ import msgspec
 import psutil
 import torch
 
-from harness.device import GPU_IDLE, GPU_READINGS, GpuReader, NoReadingError, gpu_reader
+from harness.device import GPU_READINGS, THROTTLING, GpuReader, NoReadingError, gpu_reader
 from harness.worker.environment import device_uuid
 from harness.worker.rank import Rank
 from harness.worker.usage import rss_bytes
@@ -125,7 +125,7 @@ def rates(at_ns: Sequence[int], counts: Sequence[float | None]) -> Column:
 
 
 def _throttled(mask: float | None) -> float | None:
-    return None if mask is None else float(int(mask) & ~GPU_IDLE != 0)
+    return None if mask is None else float(int(mask) & THROTTLING != 0)
 
 
 def _rounded(name: str, values: Column) -> Column:

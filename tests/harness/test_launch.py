@@ -23,6 +23,7 @@ from builders import a_cell, an_environment
 from harness import device
 from harness.code import checkout, code_hash, code_version, what_runs
 from harness.console import Standing
+from harness.device import nccl_settings
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
@@ -633,6 +634,37 @@ def test_what_is_not_known_of_the_next_run_rules_no_run_out() -> None:
     assert not Conditions(code_hash="c", torch="0.1").allow(result, virtual=False)
     assert not Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).allow(result, virtual=False)
     assert Conditions(code_hash="c").allow(result, virtual=False)
+
+
+def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = nccl_settings()
+    given = {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "NCCL_ALGO": "Tree",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+    }
+    ignored = {
+        "NCCL_API_TOKEN": "secret",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    for name, value in (given | ignored).items():
+        monkeypatch.setenv(name, value)
+    assert nccl_settings() == before | given
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    assert nccl_settings() == before | given | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+@pytest.mark.parametrize(("value", "warned"), [("1", True), ("0", False), ("", False)])
+def test_kernels_that_are_waited_for_are_warned_of(
+    value: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
+    assert any("CUDA_LAUNCH_BLOCKING" in told for told in preflight.warnings("cuda")) == warned
 
 
 def test_what_has_changed_is_named_with_old_and_new() -> None:

@@ -119,11 +119,12 @@ def test_values_are_rounded_to_what_they_are_good_for() -> None:
 
 
 @pytest.mark.parametrize(
-    # NVML's bits: 1 idle, 4 software power cap, 8 hardware slowdown.
+    # NVML's bits: 1 idle, 2 clocks that were set, 4 software power cap, 8 hardware slowdown, 32 and 64 heat
+    # (told by software and hardware), 128 power brake.
     ("mask", "throttled"),
-    [(0, 0.0), (1, 0.0), (4, 1.0), (5, 1.0), (8, 1.0)],
+    [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (5, 0.0), (8, 1.0), (12, 1.0), (32, 1.0), (64, 1.0), (128, 1.0)],
 )
-def test_a_reason_other_than_idle_counts_as_throttled(mask: int, throttled: float) -> None:
+def test_heat_and_a_lack_of_power_throttle_and_a_power_limit_does_not(mask: int, throttled: float) -> None:
     samples = Samples()
     samples.add(0, {"throttle_reasons": mask})
     assert samples.telemetry(0).series == {"throttle_reasons": [mask], "throttled": [throttled]}
