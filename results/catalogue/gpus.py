@@ -10,18 +10,22 @@ from pathlib import Path
 from results.cell import Precision
 
 # The names that drivers give, most specific first: a pattern that could swallow a sibling of another
-# peak (H200 NVL, A100 PCIe, a MIG slice) ends where the name ends, so that the sibling stays unknown.
+# peak (H200 NVL, RTX 4090 D, a MIG slice) ends where the name ends, so that the sibling stays unknown.
 _NAMES = (
     (r"V100-SXM2-\d+GB$", "V100-SXM2-16GB"),
     (r"V100-PCIE-\d+GB$", "V100-PCIe"),
     (r"\bT4$", "T4-16GB"),
+    (r"A100-PCIE-40GB$", "A100-PCIe-40GB"),
+    (r"A100 80GB PCIe$", "A100-PCIe-80GB"),
     (r"A100-SXM4-40GB$", "A100-SXM4-40GB"),
     (r"A100-SXM4-80GB$", "A100-SXM4-80GB"),
+    (r"RTX 4090$", "RTX-4090-24GB"),
     (r"\bL40S$", "L40S-48GB"),
     (r"\bL4$", "L4-24GB"),
     (r"H100 PCIe$", "H100-PCIe-80GB"),
     (r"H100 NVL$", "H100-NVL"),
     (r"H100 80GB HBM3$", "H100-SXM5-80GB"),
+    (r"\bH20$", "H20-96GB"),
     (r"\bH200$", "H200-SXM5-141GB"),
     (r"\bGB200$", "GB200 (per Blackwell GPU)"),
     (r"\bB200$", "B200-SXM"),

@@ -11,6 +11,10 @@ from results.cell import Precision
 
 # What torch.cuda.get_device_name gives on such a machine, and the row of gpus.csv.
 DRIVER_NAMES = {
+    "NVIDIA A100-PCIE-40GB": "A100-PCIe-40GB",
+    "NVIDIA A100 80GB PCIe": "A100-PCIe-80GB",
+    "NVIDIA GeForce RTX 4090": "RTX-4090-24GB",
+    "NVIDIA H20": "H20-96GB",
     "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
     "Tesla V100-SXM2-32GB": "V100-SXM2-16GB",
     "Tesla V100-PCIE-16GB": "V100-PCIe",
@@ -28,18 +32,17 @@ DRIVER_NAMES = {
     "AMD Instinct MI300X": "MI300X-192GB",
 }
 UNKNOWN = [
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA H20-3e",
     "NVIDIA H200 NVL",
-    "NVIDIA H20",
     "NVIDIA H800",
     "NVIDIA GH200 480GB",
     "NVIDIA GH200",
-    "NVIDIA A100-PCIE-40GB",
-    "NVIDIA A100 80GB PCIe",
     "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
     "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
     "NVIDIA A10G",
     "NVIDIA L40",
-    "NVIDIA GeForce RTX 4090",
     "Tesla V100S-PCIE-32GB",
     "Tesla V100-FHHL-16GB",
     "AMD EPYC 9R14",
@@ -82,6 +85,9 @@ def test_every_pattern_is_reached_and_has_its_row() -> None:
         ("NVIDIA H200", "fp32", 67.0),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A100-SXM4-80GB", "fp16", 312.0),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
+        ("NVIDIA H20", "bf16", 148.0),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),  # sums in fp32
         ("NVIDIA L4", "bf16", 121.0),
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("Tesla V100-SXM2-16GB", "bf16", None),  # no bf16 tensor cores
@@ -115,5 +121,7 @@ def test_dense_peaks_double_from_a_width_to_the_next(row: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row["gpu"])
 def test_tensor_cores_are_faster_than_plain_fp32(row: dict[str, str]) -> None:
-    fp32, peaks = _peak(row, "fp32"), [_peak(row, "tf32_dense"), _peak(row, "fp16_dense")]
-    assert fp32 is None or all(peak is None or 1.9 * fp32 < peak for peak in peaks)
+    # tf32 is held by its ratio to bf16 above; on a GeForce it is no faster than fp32.
+    fp32, tf32, fp16 = (_peak(row, name) for name in ("fp32", "tf32_dense", "fp16_dense"))
+    assert fp32 is None or fp16 is None or 1.9 * fp32 < fp16
+    assert fp32 is None or tf32 is None or fp32 <= tf32
