@@ -17,6 +17,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.command(name="compare")
 @click.argument("sides", nargs=-1, metavar="BASE NEW [-- MATRIX OPTIONS]")
 @click.option("--ab", is_flag=True, help="BASE and NEW are revisions: run them side by side, in short blocks")
+@click.option("--bisect", is_flag=True, help="find the commit between BASE and NEW from which on --ab fails")
 @click.option("--base-options", metavar="TEXT", default="", help="with --ab: matrix options of BASE alone")
 @click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
@@ -34,6 +35,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     default="25%",
     help="with --ab: leave out blocks in which others took more of the cores; 25%",
 )
+@click.option("--max-time", metavar="TIME", help="with --ab: begin no further pair after this, such as 3m")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -88,7 +90,7 @@ def command(
     margins, targets = read_margins(fail_above), _targets(given["forms"])
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
     rules = Rules(margins=margins, across=facts)
-    if given["ab"] or given["again"] is not None:
+    if given["ab"] or given["bisect"] or given["again"] is not None:
         found = _paired(sides, rules, given)
     else:
         found = _kept(sides, rules, baselines)
@@ -128,6 +130,7 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
 
     from harness.console import Console
     from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
+    from harness.plan.options import read_duration_s
     from reports.gate.metrics import read_share
     from results.errors import UsageError
 
@@ -146,11 +149,19 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         looks=given["looks"],
         alternation=given["alternate"],
         spoiled_above=read_share(given["others_above"], f"--others-above {given['others_above']}"),
+        max_time_s=None if given["max_time"] is None else read_duration_s(given["max_time"], "--max-time"),
         out=given["out"],
     )
     if given["again"] is not None:
         return decide_again(given["again"], rules, request)
-    return PairedComparison(request, rules, Console()).run()
+    console = Console()
+    if not given["bisect"]:
+        return PairedComparison(request, rules, console).run()
+    from harness.paired.bisect import bisect
+
+    culprit = bisect(request, rules, console)
+    console.result(culprit.sentence)
+    return culprit.comparison
 
 
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import msgspec
 
 from harness.console import Console
 from harness.matrix import RUNS, signals_are_ctrl_c
+from harness.paired.accepted import ACCEPTED
 from harness.paired.pair import PairContext, SideCall, run_pair, study_of
-from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, Source, temporary_folder
+from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
 from reports.gate.paired import (
@@ -24,7 +26,7 @@ from reports.gate.paired import (
     paired_sample,
 )
 from reports.gate.reduce import reduce_study, subject_key
-from reports.text import percent
+from reports.text import count, percent
 from results import files, schemas
 from results.errors import MachineError, UsageError
 from results.outcome import Outcome
@@ -66,6 +68,8 @@ class PairedRequest:
     looks: int = LOOKS
     alternation: Alternation = "blocks"
     spoiled_above: float = SPOILED_ABOVE
+    max_time_s: float | None = None
+    """After which no further pair begins."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
 
@@ -93,7 +97,10 @@ class PairedComparison:
         Raises UsageError for a wrong revision or option, MachineError if a side has no run at all.
         """
         repository = Repository(Path.cwd())
-        named = (self._request.base, self._request.new)
+        try:
+            named = (self._base(repository), self._request.new)
+        except IncomparableError as error:
+            return _incomparable(self._request.base.revision, self._request.new.revision, str(error))
         repository.require_committed(
             {
                 side.revision: repository.commit(side.revision)
@@ -108,7 +115,7 @@ class PairedComparison:
                 base.require_protocol()
                 new.require_protocol()
             except IncomparableError as error:
-                return _incomparable(base, new, str(error))
+                return _incomparable(str(base), str(new), str(error))
             calls = {
                 side: SideCall(source=source, options=request.options)
                 for side, source, request in zip(SIDES, (base, new), named, strict=True)
@@ -117,14 +124,39 @@ class PairedComparison:
             context = PairContext(sides=calls, folder=self.folder, temporary=temporary, held=held)
             return self._run_pairs(context)
 
+    def _base(self, repository: Repository) -> SideRequest:
+        """BASE; where it is the file of the accepted commit, that commit, or else the last tag.
+
+        Raises IncomparableError if this clone has neither.
+        """
+        base = self._request.base
+        path = Path(base.revision)
+        if path.suffix not in (".yaml", ".yml") or not path.is_file():
+            return base
+        accepted = ACCEPTED.read(path)
+        self._rules = replace(self._rules, accepted=accepted.changes)
+        try:
+            return replace(base, revision=repository.commit(accepted.commit))
+        except UsageError as error:
+            tag = repository.last_tag()
+            if tag is None:
+                raise IncomparableError(f"{error}; {path} names it, and there is no tag either") from error
+            self._console.warn(f"{error}; {path} names it: BASE is the last tag, {tag}")
+            return replace(base, revision=tag)
+
     def _run_pairs(self, context: PairContext) -> Comparison:
         self._console.note(f"records: {self.folder}")
         names = {side: str(context.sides[side].source) for side in SIDES}
+        began = time.monotonic()
         while True:
             pairs = read_pairs(self.folder)
             if pairs:
                 found = decide(self.folder, pairs, self._rules, self._request, names)
                 if self._is_over(found, pairs):
+                    return found
+                limit_s = self._request.max_time_s
+                if limit_s is not None and time.monotonic() - began > limit_s:
+                    self._console.note(f"--max-time was over after {count(len(pairs), 'pair')}")
                     return found
             self._add_pair(context)
 
@@ -269,6 +301,6 @@ def _kept(call: SideCall) -> PairedSide:
     )
 
 
-def _incomparable(base: Source, new: Source, reason: str) -> Comparison:
+def _incomparable(base: str, new: str, reason: str) -> Comparison:
     finding = Finding(subject="all cells", key="", metric=None, verdict=Verdict.INCOMPARABLE, reason=reason)
-    return Comparison(base=str(base), new=str(new), findings=(finding,), confidence=1.0)
+    return Comparison(base=base, new=new, findings=(finding,), confidence=1.0)

@@ -108,6 +108,13 @@ class Repository:
                 fetch = f"; the clone is shallow: git fetch --depth=1 origin {revision}"
             raise UsageError(f"there is no revision {revision} in {self.root}{fetch}") from error
 
+    def last_tag(self) -> str | None:
+        """The newest tag that HEAD comes from; None without one."""
+        try:
+            return self._git("describe", "--tags", "--abbrev=0")
+        except subprocess.CalledProcessError:
+            return None
+
     def require_committed(self, revisions: Mapping[str, str]) -> None:
         """Raises UsageError if one of these is HEAD and the working tree has changes that it lacks.
 
@@ -123,9 +130,9 @@ class Repository:
                     f"{WORKING_TREE} in the place of {revision} to measure the tree as it is"
                 )
 
-    def between(self, good: str, bad: str, skipped: Sequence[str] = ()) -> list[str]:
+    def between(self, goods: Sequence[str], bad: str, skipped: Sequence[str] = ()) -> list[str]:
         """The commits that `git bisect` would try, the most telling first; those skipped are left out."""
-        listed = self._git("rev-list", "--bisect-all", bad, f"^{good}").splitlines()
+        listed = self._git("rev-list", "--bisect-all", bad, *(f"^{good}" for good in goods)).splitlines()
         commits = [line.split()[0] for line in listed]
         return [commit for commit in commits if commit not in (bad, *skipped)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -31,6 +31,8 @@ class Verdict(StrEnum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     """An exact counter differs, and neither side is better."""
+    ACCEPTED = "accepted"
+    """It would fail, and a tracked file accepts it with a reason."""
     INCONCLUSIVE = "inconclusive"
     SHOWN = "shown"
     """A metric without a margin: its figures stand there, and nothing is judged."""
@@ -43,7 +45,7 @@ class Verdict(StrEnum):
 FAILING = (Verdict.REGRESSED, Verdict.MISSING, Verdict.FAILED, Verdict.CHANGED)
 ORDER = (
     *FAILING,
-    *(Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.NEW),
+    *(Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.ACCEPTED, Verdict.IMPROVED, Verdict.NEW),
     *(Verdict.UNCHANGED, Verdict.SHOWN),
 )
 """What a reader must see first."""
@@ -85,6 +87,8 @@ class Rules:
     """By subject, pairs of runs that alternated; their step time is judged from these."""
     looks: int = 1
     """How often the same comparison is made while its runs come in."""
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    """By metric, why its change is right: a verdict that would fail becomes `accepted`."""
 
     def margin(self, metric: TimedMetric) -> float | None:
         return self.margins.get(metric.name, metric.margin)
@@ -120,7 +124,7 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         return _other_work(base, new)
     pairs = [(there.get(key), here.get(key)) for key in there | here]
     alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
-    findings = [finding for pair in pairs for finding in _findings(*pair, rules, alpha)]
+    findings = [_unless_accepted(f, rules) for pair in pairs for f in _findings(*pair, rules, alpha)]
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
     return Comparison(
         base=base.name,
@@ -129,6 +133,14 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         confidence=1 - 2 * alpha,
         sample=_sample(rules),
     )
+
+
+def _unless_accepted(finding: Finding, rules: Rules) -> Finding:
+    why = rules.accepted.get(finding.metric or "")
+    if why is None or finding.verdict not in FAILING:
+        return finding
+    reason = f"{finding.reason}; accepted: {why}" if finding.reason else f"accepted: {why}"
+    return replace(finding, verdict=Verdict.ACCEPTED, reason=reason)
 
 
 def _sample(rules: Rules) -> str:

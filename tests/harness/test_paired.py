@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.console import Console
+from harness.paired.bisect import bisect
+from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest
 from harness.paired.pair import FEWEST_QUADS, study_of
 from harness.paired.seat import LostError, Seat
 from harness.paired.sources import Repository, temporary_folder
 from harness.worker.turns import Turns
+from reports.gate.comparison import Comparison, Finding, Rules, Verdict
 from results import schemas
 from results.errors import UsageError
 
@@ -192,6 +196,26 @@ def test_revisions_of_bench_that_take_no_turns(
     assert not (repository / "runs").exists()
 
 
+def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
+    bench: Bench, repository: Path, tmp_path: Path
+) -> None:
+    (repository / "accepted.yaml").write_text(f"commit: '{'0' * 40}'\n")
+    lost = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
+    assert lost.returncode == 3
+    assert f"there is no revision {'0' * 40}" in lost.stdout
+    assert "there is no tag either" in lost.stdout
+    # The tag is of a tree with a `bench` that has no turns, which says that it was chosen.
+    commit(repository, {"harness/worker/__init__.py": ""})
+    git(repository, "tag", "v1")
+    tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
+    assert tagged.returncode == 3
+    assert "BASE (v1, " in tagged.stdout
+    (repository / "accepted.yaml").write_text("comit: main~1\n")
+    wrong = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
+    assert wrong.returncode == 2
+    assert "did you mean 'commit'" in wrong.stderr
+
+
 HOLDER = """
 import sys, time
 from harness.paired.sources import temporary_folder
@@ -279,3 +303,39 @@ def test_ranks_wait_for_their_turn_and_a_rank_that_ends_loses_the_run(
     seat.end()
     assert seat.next_run(lambda: os.EX_OK) is None
     seat.close()
+
+
+@pytest.mark.parametrize(
+    ("skipped", "told"),
+    [(set(), "the first bad commit is {5}"), ({4}, "the first bad commit is one of 2 commits: {4}; {5}")],
+    ids=["all are judged", "one does not tell"],
+)
+def test_bisection_finds_the_first_commit_that_fails_as_bad_does(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, skipped: set[int], told: str
+) -> None:
+    commits = [commit(repository, {"file": str(number)}) for number in range(8)]
+    tried: list[int] = []
+
+    class Judged(PairedComparison):
+        """The pairs of each commit are not run: which commits are asked for is what is tested."""
+
+        def run(self) -> Comparison:
+            number = commits.index(self._request.new.revision)
+            tried.append(number)
+            bad = Verdict.REGRESSED if number >= 5 else Verdict.UNCHANGED
+            verdict = Verdict.INCONCLUSIVE if number in skipped else bad
+            finding = Finding(subject="mlp", key="k", metric="step_time", verdict=verdict, reason="")
+            return Comparison(base="good", new=str(number), findings=(finding,), confidence=0.99)
+
+    monkeypatch.setattr("harness.paired.bisect.PairedComparison", Judged)
+    monkeypatch.chdir(repository)
+    request = PairedRequest(base=SideRequest(revision=commits[0]), new=SideRequest(revision="HEAD"))
+    culprit = bisect(request, Rules(margins={}), Console())
+    titles = {number: Repository(repository).title(commits[number]) for number in (4, 5)}
+    assert culprit.sentence == told.replace("{4}", titles[4]).replace("{5}", titles[5])
+    # BAD itself, then about as many as halving seven commits takes.
+    assert tried[0] == 7
+    assert len(tried) <= 1 + 3 + len(skipped)
+    reverse = PairedRequest(base=request.new, new=request.base)
+    with pytest.raises(UsageError, match="HEAD is no ancestor of"):
+        bisect(reverse, Rules(margins={}), Console())

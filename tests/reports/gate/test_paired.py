@@ -162,3 +162,18 @@ def test_one_failed_run_fails_new_and_all_fail_base() -> None:
     assert merged_side("new", parts, any_failure=True).subjects[0].failed == "crashed"
     assert merged_side("base", parts, any_failure=False).subjects[0].failed is None
     assert merged_side("base", parts[1:], any_failure=False).subjects[0].failed == "crashed"
+
+
+def test_a_change_that_is_accepted_with_its_reason_does_not_fail() -> None:
+    one = side("base", Subject(key="k", label="mlp", exact={"operations": (2.0,), "parameters": (5,)}))
+    other = side("new", Subject(key="k", label="mlp", exact={"operations": (3.0,), "parameters": (6,)}))
+    found = compare(one, other, Rules(margins={}, accepted={"operations": "a second bucket"}))
+    verdicts = {finding.metric: finding for finding in found.findings}
+    assert verdicts["operations"].verdict is Verdict.ACCEPTED
+    assert verdicts["operations"].reason.endswith("accepted: a second bucket")
+    assert verdicts["parameters"].verdict is Verdict.CHANGED
+    assert found.exit_code() == 1
+    assert (
+        compare(one, other, Rules(margins={}, accepted={"operations": "a", "parameters": "b"})).exit_code()
+        == 0
+    )

@@ -1,0 +1,83 @@
+"""`bench compare --bisect GOOD BAD`: the commit that made it worse, in git's order, by paired comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.console import Console
+from harness.matrix import RUNS
+from harness.paired.comparison import PairedComparison, PairedRequest
+from harness.paired.sources import Repository
+from reports.gate.comparison import FAILING, Comparison, Rules, Verdict
+from reports.text import count
+from results.errors import UsageError
+from results.store import new_id
+
+_Rows = frozenset[tuple[str, str | None]]
+"""Subjects and metrics that fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """What a bisection has found."""
+
+    comparison: Comparison
+    """Of GOOD with the first bad commit; with BAD, where that is not worse."""
+    sentence: str
+
+
+def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
+    """Compare commits between GOOD (`request.base`) and BAD (`request.new`) with GOOD until one is left.
+
+    A commit is bad if something fails that fails in BAD. One that cannot be compared, or does not tell, is
+    skipped. Raises UsageError if GOOD is no ancestor of BAD.
+    """
+    repository = Repository(Path.cwd())
+    good, bad = (repository.commit(side.revision) for side in (request.base, request.new))
+    if not repository.is_ancestor(good, bad):
+        raise UsageError(f"{request.base.revision} is no ancestor of {request.new.revision}: give GOOD first")
+    folder = request.out or RUNS / f"bisect-{new_id()}"
+
+    def compared(commit: str) -> Comparison:
+        console.note(f"commit {repository.title(commit)}")
+        new = replace(request.new, revision=commit)
+        base = replace(request.base, revision=good)
+        out = folder / commit[:12]
+        return PairedComparison(replace(request, base=base, new=new, out=out), rules, console).run()
+
+    found = compared(bad)
+    wanted = _failing(found)
+    if not wanted:
+        return Culprit(comparison=found, sentence=f"{request.new.revision} is not worse: there is no culprit")
+    goods, skipped = [good], list[str]()
+    while candidates := repository.between(goods, bad, skipped):
+        tried = compared(candidates[0])
+        if wanted & _failing(tried):
+            bad, found = candidates[0], tried
+        elif _says_nothing(tried, wanted):
+            skipped.append(candidates[0])
+        else:
+            goods.append(candidates[0])
+    return Culprit(comparison=found, sentence=_sentence(repository, bad, goods, skipped))
+
+
+def _failing(found: Comparison) -> _Rows:
+    return frozenset((f.key, f.metric) for f in found.findings if f.verdict in FAILING)
+
+
+def _says_nothing(found: Comparison, wanted: _Rows) -> bool:
+    """Whether something that fails in BAD could not be judged here, or nothing could."""
+    dull = (Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE)
+    return any(
+        f.verdict in dull and (f.metric is None or (f.key, f.metric) in wanted) for f in found.findings
+    )
+
+
+def _sentence(repository: Repository, bad: str, goods: Sequence[str], skipped: Sequence[str]) -> str:
+    left = [commit for commit in repository.between(goods, bad) if commit in skipped]
+    if not left:
+        return f"the first bad commit is {repository.title(bad)}"
+    titles = "; ".join(repository.title(commit) for commit in (*left, bad))
+    return f"the first bad commit is one of {count(len(left) + 1, 'commit')}: {titles}"
