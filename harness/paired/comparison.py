@@ -34,8 +34,8 @@ from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide
 from results.store import new_id
 
 SIDES: tuple[Side, Side] = ("base", "new")
-MOST_SPOILED = FEWEST_PAIRS
-"""Pairs that others have spoiled; with one more the machine is given up."""
+MOST_LOST = FEWEST_PAIRS
+"""Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
 OWN_OPTIONS = (
     "--out",
     "--repeats",
@@ -161,20 +161,14 @@ class PairedComparison:
             self._add_pair(context)
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
-        if found.count(*FAILING, Verdict.INCOMPARABLE):
-            # A time is judged at looks alone; what fails between them is a counter, or a run.
-            if any(
-                f.verdict in FAILING or f.verdict is Verdict.INCOMPARABLE
-                for f in found.findings
-                if f.effect is None
-            ):
-                return True
+        # Step times are judged at looks alone; what fails between them is a counter, or a run.
+        certain = (*FAILING, Verdict.INCOMPARABLE)
+        if any(finding.effect is None and finding.verdict in certain for finding in found.findings):
+            return True
         samples = samples_of(self.folder, pairs, self._request).values()
-        if not samples:
+        if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
         counted = min(len(sample.logs) for sample in samples)
-        if max(sample.spoiled for sample in samples) > MOST_SPOILED:
-            return True
         if counted % FEWEST_PAIRS or not counted:
             return False
         open_ = [f for f in found.findings if f.metric == "step_time" and f.verdict is Verdict.INCONCLUSIVE]
