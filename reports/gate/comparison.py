@@ -20,6 +20,7 @@ from reports.gate.effect import (
 )
 from reports.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
 from reports.gate.paired import FEWEST_PAIRS, PairedSample, judge_pairs, paired_effect
+from reports.text import count
 from results.baseline import Baseline, Exact, Subject
 
 
@@ -318,7 +319,7 @@ def _paired(
         if verdict is Verdict.INCONCLUSIVE:
             reason = f"{len(sample.logs)} pairs do not tell: the machine is too noisy for {margin:.0%}"
     if sample.spoiled:
-        spoiled = f"{sample.spoiled} pairs do not count, because others used the machine"
+        spoiled = f"not counted, because others used the cores: {count(sample.spoiled, 'pair')}"
         reason = f"{reason}; {spoiled}" if reason else spoiled
     return Finding(
         subject=new.label,
