@@ -41,6 +41,8 @@ def build():
     return Workload(module=nn.Sequential({layers}), loss=nn.functional.mse_loss, synthetic=synthetic)
 """
 ONE, TWO = "nn.Linear(16, 1)", "nn.Linear(16, 16), nn.Linear(16, 1)"
+OLDER = {"harness/__init__.py": "", "harness/matrix.py": "", "harness/worker/__init__.py": ""}
+"""A `bench` from before the paired mode."""
 CELL = ("--workload", "py:model:build", "--gpus", "2", "--strategy", "ddp", "--device", "cpu")
 QUICK = ("--batch-size", "8", "--warmup-steps", "10", "--block-steps", "5", "--quads", "1", "--oversubscribe")
 
@@ -188,8 +190,7 @@ def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_user
 def test_revisions_of_bench_that_take_no_turns(
     bench: Bench, repository: Path, turns: str | None, code: int, told: str
 ) -> None:
-    files = {"harness/__init__.py": "", "harness/matrix.py": "", "harness/worker/__init__.py": ""}
-    commit(repository, files if turns is None else {**files, "harness/worker/turns.py": turns})
+    commit(repository, OLDER if turns is None else {**OLDER, "harness/worker/turns.py": turns})
     done = bench("compare", "--ab", "main", "main~1", "--", *CELL, cwd=repository)
     assert done.returncode == code, done.stderr
     assert told in (done.stdout if code == 3 else done.stderr)
@@ -205,7 +206,7 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     assert f"there is no revision {'0' * 40}" in lost.stdout
     assert "there is no tag either" in lost.stdout
     # The tag is of a tree with a `bench` that has no turns, which says that it was chosen.
-    commit(repository, {"harness/worker/__init__.py": ""})
+    commit(repository, OLDER)
     git(repository, "tag", "v1")
     tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
     assert tagged.returncode == 3
