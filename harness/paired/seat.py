@@ -30,6 +30,8 @@ class _Rank:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = b""
+        self.at = ""
+        """Where it waits; empty while it runs."""
 
     def told(self) -> Told:
         """Its next line. Raises LostError if it has ended."""
@@ -43,9 +45,11 @@ class _Rank:
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         told: Told = json.loads(line)
+        self.at = told["at"]
         return told
 
     def answer(self, steps: int) -> None:
+        self.at = ""
         try:
             self._connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
         except ConnectionError:
@@ -65,8 +69,6 @@ class Seat:
         self._listener.listen(MOST_RANKS)
         self._listener.settimeout(POLL_S)
         self._ranks: dict[int, _Rank] = {}
-        self._at = ""
-        """Where the run's ranks wait."""
 
     def next_run(self, exit_code: Callable[[], int | None]) -> Told | None:
         """Wait for all ranks of the next run. Returns what rank 0 said; None if there is no further run.
@@ -97,7 +99,6 @@ class Seat:
             if told["run"] != first.get("run") or told["rank"] == 0:
                 first = told
             self._ranks[told["rank"]] = rank
-        self._at = first["at"]
         return first
 
     def go(self, steps: int = 0) -> list[Told]:
@@ -111,7 +112,6 @@ class Seat:
         places = {one["at"] for one in told}
         if len(places) > 1:
             raise MachineError(f"ranks of one run report from different places: {', '.join(sorted(places))}")
-        self._at = told[0]["at"]
         return told
 
     def end(self) -> None:
@@ -120,12 +120,12 @@ class Seat:
         A run that has not been measured, because the other side has none to pair with it, times one alone.
         """
         while self._ranks:
-            steps = BLOCK_ALONE if self._at == "measure" else 0
             for rank in self._ranks.values():
-                rank.answer(steps)
+                if rank.at:
+                    rank.answer(BLOCK_ALONE if rank.at == "measure" else 0)
             for number, rank in list(self._ranks.items()):
                 try:
-                    self._at = rank.told()["at"]
+                    rank.told()
                 except LostError:
                     rank.close()
                     del self._ranks[number]

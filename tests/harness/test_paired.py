@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -246,64 +247,75 @@ def test_the_work_trees_stay_as_long_as_somebody_works_in_them() -> None:
     assert not folder.exists()
 
 
-def talk(path: Path, rank: int, run: str, blocks: list[int], beats: list[int]) -> None:
-    """A rank of two, which times blocks until it is told to go on."""
-    turns = Turns(str(path), lambda: beats.append(rank))
-    turns.wait("begin", run=run, rank=rank, gpus=2, cell="c", cores=[0])
-    steps = turns.wait("measure", step_ns=1e6)
-    while steps:
-        blocks.append(steps)
-        steps = turns.wait("block", ns=steps * (rank + 1), steps=steps)
-    turns.close()
+class Speaker:
+    """One of two ranks, on a thread: it times blocks until it is told to go on, or dies before the first."""
+
+    def __init__(self, path: Path, rank: int, run: str, *, dies: bool = False) -> None:
+        self.blocks: list[int] = []
+        self.beats = 0
+        self._turns = Turns(str(path), self._beat)
+        self._dies = dies
+        self.thread = threading.Thread(target=self._talk, args=(rank, run), daemon=True)
+        self.thread.start()
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def _talk(self, rank: int, run: str) -> None:
+        # A run whose other rank never comes is left alone.
+        with closing(self._turns), suppress(ConnectionError):
+            self._turns.wait("begin", run=run, rank=rank, gpus=2, cell="c", cores=[0])
+            steps = 0 if self._dies else self._turns.wait("measure", step_ns=1e6)
+            while steps:
+                self.blocks.append(steps)
+                steps = self._turns.wait("block", ns=steps * (rank + 1), steps=steps)
 
 
-def test_ranks_wait_for_their_turn_and_a_rank_that_ends_loses_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seat]:
     monkeypatch.setattr("harness.worker.turns.BEAT_S", 0.05)
-    seat, beats = Seat(tmp_path / "seat"), list[int]()
-    blocks: dict[int, list[int]] = {0: [], 1: []}
-    ranks = [
-        threading.Thread(target=talk, args=(tmp_path / "seat", rank, "first", blocks[rank], beats))
-        for rank in (0, 1)
-    ]
-    for thread in ranks:
-        thread.start()
+    seat = Seat(tmp_path / "seat")
+    yield seat
+    seat.close()
+
+
+def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_given(
+    seat: Seat, tmp_path: Path
+) -> None:
+    ranks = [Speaker(tmp_path / "seat", rank, "first") for rank in (0, 1)]
     first = seat.next_run(lambda: None)
     assert first is not None
     assert (first["run"], first["rank"]) == ("first", 0)
-    # While they wait their logs grow, so that their supervisor sees no hang.
-    until(lambda: set(beats) == {0, 1}, "the ranks that wait give no sign of life")
+    until(lambda: all(rank.beats for rank in ranks), "the logs of ranks that wait do not grow", 10)
     assert [told["at"] for told in seat.go()] == ["measure", "measure"]
     assert [told["ns"] for told in seat.go(7)] == [7, 14]
     seat.end()
-    for thread in ranks:
-        thread.join(60)
-    assert blocks == {0: [7], 1: [7]}
-    # One rank of the next run never comes; the run after it is whole.
-    lost = Turns(str(tmp_path / "seat"), lambda: None)
-    threading.Timer(0.2, lost.close).start()
-    for rank in (0, 1):
-        threading.Thread(target=talk, args=(tmp_path / "seat", rank, "third", [], []), daemon=True).start()
-    third = seat.next_run(lambda: None)
-    assert third is not None
-    assert third["run"] == "third"
-    seat.end()
-    dying = [
-        threading.Thread(target=talk, args=(tmp_path / "seat", 1, "fourth", [], []), daemon=True),
-    ]
-    dying[0].start()
-    rank = Turns(str(tmp_path / "seat"), lambda: None)
-    ended = threading.Thread(
-        target=lambda: (rank.wait("begin", run="fourth", rank=0, gpus=2, cell="c", cores=[0]), rank.close())
-    )
-    ended.start()
+    for rank in ranks:
+        rank.thread.join(60)
+    assert [rank.blocks for rank in ranks] == [[7], [7]]
+    assert seat.next_run(lambda: os.EX_OK) is None
+
+
+def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path) -> None:
+    # It connects, says nothing, and ends.
+    Turns(str(tmp_path / "seat"), lambda: None).close()
+    ranks = [Speaker(tmp_path / "seat", rank, "second", dies=rank == 0) for rank in (0, 1)]
     assert seat.next_run(lambda: None) is not None
     with pytest.raises(LostError):
         seat.go()
     seat.end()
-    assert seat.next_run(lambda: os.EX_OK) is None
-    seat.close()
+    ranks[1].thread.join(60)
+    # Alone it times one block, so that its record is whole.
+    assert len(ranks[1].blocks) == 1
+    lonely = Speaker(tmp_path / "seat", 0, "third")
+    whole = [Speaker(tmp_path / "seat", rank, "fourth") for rank in (0, 1)]
+    fourth = seat.next_run(lambda: None)
+    assert fourth is not None
+    assert fourth["run"] == "fourth"
+    seat.go()
+    seat.end()
+    for rank in (lonely, *whole):
+        rank.thread.join(60)
 
 
 @pytest.mark.parametrize(
