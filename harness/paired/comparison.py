@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness.console import Console
+from harness.gate import require_figures
 from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.paired.accepted import ACCEPTED
 from harness.paired.pair import PairContext, SideCall, run_pair, study_of
@@ -233,7 +234,10 @@ def decide_again(folder: Path, rules: Rules, request: PairedRequest) -> Comparis
 def decide(
     folder: Path, pairs: Sequence[Pair], rules: Rules, request: PairedRequest, names: Mapping[Side, str]
 ) -> Comparison:
-    """What these pairs say: step times from blocks that alternated, all else from the records of the runs."""
+    """What these pairs say: step times from blocks that alternated, all else from the records of the runs.
+
+    Raises UsageError if no run of BASE has figures.
+    """
     samples = samples_of(folder, pairs, request)
     renamed = _counterparts(folder, pairs)
     sides = {}
@@ -252,6 +256,7 @@ def decide(
                 for part in parts
             ]
         sides[side] = merged_side(names[side], parts, any_failure=side == "new")
+    require_figures(sides["base"])
     return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
 
 
