@@ -112,7 +112,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nn.Linear(16, 1)", "accepted"),
         ("nn.Linear(16, 16), nn.Linear(16, 1)", "changed"),
     ):
-        Path("model.py").write_text(MODEL.format(layers=layers))
+        (folder / "model.py").write_text(MODEL.format(layers=layers))
         git("add", "--all")
         git("commit", "--quiet", "--message", name)
         git("update-ref", f"refs/remotes/origin/{name}", "HEAD")
