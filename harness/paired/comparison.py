@@ -102,13 +102,9 @@ class PairedComparison:
             named = (self._base(repository), self._request.new)
         except IncomparableError as error:
             return _incomparable(self._request.base.revision, self._request.new.revision, str(error))
-        repository.require_committed(
-            {
-                side.revision: repository.commit(side.revision)
-                for side in named
-                if side.revision != WORKING_TREE
-            }
-        )
+        revisions = [side.revision for side in named]
+        if WORKING_TREE not in revisions:
+            repository.require_committed({revision: repository.commit(revision) for revision in revisions})
         with signals_are_ctrl_c(), temporary_folder() as (temporary, held):
             base = repository.source("BASE", named[0].revision, named[0].python, temporary)
             new = repository.source("NEW", named[1].revision, named[1].python, temporary)

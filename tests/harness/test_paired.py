@@ -209,6 +209,8 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     # The tag is of a tree with a `bench` that has no turns, which says that it was chosen.
     commit(repository, OLDER)
     git(repository, "tag", "v1")
+    # Changes that no revision has are those of the working tree.
+    (repository / "model.py").write_text("# edited")
     tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
     assert tagged.returncode == 3
     assert "BASE (v1, " in tagged.stdout
