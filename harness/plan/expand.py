@@ -196,7 +196,7 @@ def _base(request: Request, workload: str) -> Cell:
         device=request.device,
         backend=request.backend,
         node_size=request.node_size,
-        optimizer=request.optimizer or _optimizer(workloads.MEMBERS[spec.name].optimizer),
+        optimizer=request.optimizer or OPTIMIZERS.parse(workloads.MEMBERS[spec.name].optimizer).text,
         accumulation=request.accumulation,
         precision=request.precision,
         clip_norm=request.clip_norm,
@@ -228,7 +228,3 @@ def _refusal(cell: Cell) -> Reason | None:
         return _said(by_strategy)
     found = ((rule, refused(cell)) for rule, refused in _REFUSALS)
     return next((Reason(rule, text) for rule, text in found if text is not None), None)
-
-
-def _optimizer(text: str) -> str:
-    return OPTIMIZERS.parse(text).text

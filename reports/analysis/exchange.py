@@ -143,14 +143,10 @@ WorkAtSize = tuple[SeriesSetting, int, int]
 """What cells must share before their exchanges are compared: setting, size and batch per replica."""
 
 
-def _point(cell: Cell) -> WorkAtSize:
-    return setting_of(cell), cell.gpus, cell.batch_per_replica
-
-
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
     points: dict[WorkAtSize, list[CellFigures]] = {}
     for one in cells:
-        points.setdefault(_point(one.cell), []).append(one)
+        points.setdefault((setting_of(one.cell), one.cell.gpus, one.cell.batch_per_replica), []).append(one)
     for point in sorted(points):
         dense = {one.cell.strategy: one for one in points[point] if one.cell.dense}
         rows = [_row(one, dense) for one in points[point]]

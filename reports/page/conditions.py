@@ -8,7 +8,6 @@ from operator import attrgetter
 
 from reports import fields
 from reports.analysis.allocations import Drift, MeasuredAllocation
-from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import LeftOut, machine_facts
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
@@ -121,7 +120,7 @@ def warnings_table(study: StudyFigures) -> TextTable:
     """Each warning once, with the cells that it is about."""
     found: dict[str, dict[str, Cell]] = {}
     runs: dict[str, int] = {}
-    for cell, run in _runs_with_figures(study.cells.values()):
+    for cell, run in [(one.cell, run) for one in study.cells.values() for run in one.runs]:
         for warning in (*run.warnings, *_own_warnings(run)):
             found.setdefault(warning, {})[cell.id] = cell
             runs[warning] = runs.get(warning, 0) + 1
@@ -144,10 +143,6 @@ def _own_warnings(run: RunResult) -> list[str]:
     if run.stop == "budget":
         warnings.append("measuring ended with the time budget before the target precision was met")
     return warnings
-
-
-def _runs_with_figures(cells: Iterable[CellFigures]) -> list[tuple[Cell, RunResult]]:
-    return [(one.cell, run) for one in cells for run in one.runs]
 
 
 def _named(labels: Sequence[str]) -> str:

@@ -141,16 +141,12 @@ def _throughputs(curve: Curve) -> list[CurveMark]:
 
 def _claims(curve: Curve) -> list[CurveMark]:
     found = [(point, point.efficiency.metric) for point in curve.points]
-    return [(point, _in_percent(metric)) for point, metric in found if metric is not None]
+    return [(point, scaled(metric, 100)) for point, metric in found if metric is not None]
 
 
 def _speed_ups(curve: Curve) -> list[CurveMark]:
     found = [(point, speed_up(point)) for point in curve.points]
     return [(point, metric) for point, metric in found if metric is not None]
-
-
-def _in_percent(metric: Metric) -> Metric:
-    return scaled(metric, 100)
 
 
 def _line(drawn: Axes, curve: Curve, style: LineStyle, marks: Sequence[CurveMark]) -> None:

@@ -175,7 +175,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
     """The result of a run whose outcome is ok, with every figure that its ranks allow."""
     first = ranks[0]
     step_ns = step_time(ranks)
-    per_step = _step_maxima(ranks)
+    per_step = _longest([rank.steps.step_ns for rank in ranks])
     phases = _phases(ranks, step_ns.value)
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
     losses, losses_every = mean_losses(ranks)
@@ -302,10 +302,6 @@ def step_time(ranks: Sequence[RankRecord]) -> Metric:
     """Time of a step in ns: the wall time of the measured blocks to the last rank over their steps."""
     per_step = block_walls(ranks) / ranks[0].block_steps
     return within_run([float(value) for value in per_step], "ns")
-
-
-def _step_maxima(ranks: Sequence[RankRecord]) -> Ints:
-    return _longest([rank.steps.step_ns for rank in ranks])
 
 
 def exposed_time(quads: Sequence[Quads]) -> Metric | None:

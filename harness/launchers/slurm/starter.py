@@ -39,7 +39,7 @@ class SlurmStarter:
         self._site = site
         self._allocation = allocation
         self._log = log_path(job_folder, allocation.slurm_id)
-        self._begins_at = _size(self._log)
+        self._begins_at = self._log.stat().st_size if self._log.exists() else 0
         self._earlier = _text(self._log, 0)
         self._launches = 0
         # The job's program sees all cores of the node, a rank those that srun gives it.
@@ -76,10 +76,6 @@ class SlurmStarter:
             if time.monotonic() > end:
                 return None
             time.sleep(0.05)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _text(path: Path, offset: int) -> str:
