@@ -18,6 +18,7 @@ from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from strategies.compression.base import Compressor
 from strategies.training.parallel import ParallelModel
 from workloads.catalog import WORKLOADS
+from workloads.datasets.facts import DATASETS
 
 ROOT = Path(__file__).parents[2]
 FROZEN = json.loads((ROOT / "tests/frozen/ids.json").read_text())
@@ -109,6 +110,14 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
             "closed forms held to published figures": lambda name: (
                 name == "py" or mentioned("tests/workloads/test_closed_forms.py")(name)
             ),
+        },
+    ),
+    "dataset": (
+        list(DATASETS.entries),
+        {
+            "a frozen id": frozen("dataset"),
+            "a word in the docs": DOCS,
+            "batches that follow from the seed": mentioned("tests/workloads/test_data.py"),
         },
     ),
     "launcher": (
