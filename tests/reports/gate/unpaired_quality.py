@@ -88,6 +88,7 @@ def main(folder: Path, repeats: int) -> None:
     measured = [run for run in study.results() if run.step_ns is not None]
     for run in sorted(measured, key=lambda run: run.started_at or ""):
         by_kind.setdefault(study.cell(run.cell_id).workload.rpartition(":")[2], []).append(run)
+    by_kind = dict(sorted(by_kind.items(), key=lambda item: (len(item[0]), item[0])))
     for kind, runs in by_kind.items():
         print(f"{kind}: {len(runs)} launches, step {spread(runs)}")
     print("\n| calls | number | regressed | upper 95 % bound | unchanged | inconclusive | improved |")
