@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from harness.worker.exactness import exact_arithmetic
-from harness.worker.findings import TOLERANCE, ProofFinding, Tensors, distance
+from harness.worker.findings import (
+    TOLERANCE,
+    ProofFinding,
+    Tensors,
+    compare_gradients,
+    compare_surroundings,
+    distance,
+)
 from harness.worker.partners import Partners
-from harness.worker.reference import UNIT_ROUNDOFF, Reference
+from harness.worker.reference import UNIT_ROUNDOFF, Reference, finite
 from results.cell import Cell
 from strategies.catalog import COMPRESSIONS
 from strategies.training.parallel import ParallelModel
@@ -108,6 +115,19 @@ def compare_average(
         bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
         applied = balance.values[name] - base
         findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
+    return findings
+
+
+def compare_step(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
+) -> list[ProofFinding]:
+    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
+    if balance is None:
+        return compare_gradients(cell, gradients, buffers, reference)
+    findings = compare_surroundings(cell, gradients, buffers, reference)
+    if finite(gradients):
+        findings.append(something_sent(gradients, reference.gradients))
+        findings += compare_balance(cell, balance, reference)
     return findings
 
 

@@ -14,10 +14,9 @@ from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep
 from harness.worker.conservation import (
-    Balance,
     Ledger,
     compare_average,
-    compare_balance,
+    compare_step,
     something_sent,
 )
 from harness.worker.control import Control
@@ -26,10 +25,9 @@ from harness.worker.failure import out_of_memory
 from harness.worker.findings import (
     ProofFinding,
     Tensors,
+    all_used,
     compare_buffers,
-    compare_gradients,
     compare_history,
-    compare_surroundings,
     compare_update,
 )
 from harness.worker.fingerprints import compare_prints, compare_random_state
@@ -52,7 +50,6 @@ from harness.worker.reference import (
 )
 from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
-from results.cell import Cell
 from strategies.catalog import COMPRESSIONS, STRATEGIES
 from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
@@ -238,7 +235,7 @@ class Examination:
         reference = found.reference
         balance = None
         if averages_gradients:
-            reference = partner_mean(reference, self._parameters_of(start), self._partners)
+            reference = self._partners.mean(reference, self._parameters_of(start))
         if ledger is not None:
             balance = ledger.balance(self._dense_gradients(), scale=trainer.scaler.get_scale())
         if compares:
@@ -397,43 +394,3 @@ class Examination:
         none = [0.0] * self._setup.cell.replicas
         expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
         return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
-
-
-def all_used(micro_batches: int, *, left: int) -> ProofFinding:
-    """Of the micro-batches that a step was given, `left` were not asked for."""
-    return ProofFinding(
-        passed=not left,
-        of="samples",
-        what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
-        difference=float(left),
-        bound=0.0,
-    )
-
-
-def partner_mean(reference: Reference, parameters: Tensors, partners: Partners) -> Reference:
-    """The mean of the gradients that partners recomputed each for itself; collective.
-
-    `parameters` are all of the model's: of some a partner may have no gradient, which counts as zero.
-    """
-    gradients, sizes = {}, {}
-    for name, parameter in parameters.items():
-        own = reference.gradients.get(name)
-        gradient = torch.zeros_like(parameter) if own is None else own
-        size = reference.sizes.get(name, gradient.abs())
-        mean, mean_size = partners.sum(gradient / partners.count), partners.sum(size / partners.count)
-        if partners.sum(torch.tensor([float(own is not None)])).item():
-            gradients[name], sizes[name] = mean.cpu(), mean_size.cpu()
-    return replace(reference, gradients=gradients, sizes=sizes)
-
-
-def compare_step(
-    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
-) -> list[ProofFinding]:
-    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
-    if balance is None:
-        return compare_gradients(cell, gradients, buffers, reference)
-    findings = compare_surroundings(cell, gradients, buffers, reference)
-    if finite(gradients):
-        findings.append(something_sent(gradients, reference.gradients))
-        findings += compare_balance(cell, balance, reference)
-    return findings

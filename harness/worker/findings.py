@@ -239,3 +239,14 @@ def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
             difference = torch.where(first == second, 0.0, difference - second.double())
         squares += float(difference.square().sum())
     return math.sqrt(squares)
+
+
+def all_used(micro_batches: int, *, left: int) -> ProofFinding:
+    """Of the micro-batches that a step was given, `left` were not asked for."""
+    return ProofFinding(
+        passed=not left,
+        of="samples",
+        what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
+        difference=float(left),
+        bound=0.0,
+    )

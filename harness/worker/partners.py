@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from harness.worker.control import Control
+from harness.worker.reference import Reference
 from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.promise import Promise, everyone
@@ -53,6 +57,21 @@ class Partners:
         for values in own[1:]:
             total += values
         return total
+
+    def mean(self, reference: Reference, parameters: Mapping[str, Tensor]) -> Reference:
+        """The mean of the gradients that partners recomputed each for itself; collective.
+
+        `parameters` are all of the model's: of some a partner may have no gradient, which counts as zero.
+        """
+        gradients, sizes = {}, {}
+        for name, parameter in parameters.items():
+            own = reference.gradients.get(name)
+            gradient = torch.zeros_like(parameter) if own is None else own
+            size = reference.sizes.get(name, gradient.abs())
+            mean, mean_size = self.sum(gradient / self.count), self.sum(size / self.count)
+            if self.sum(torch.tensor([float(own is not None)])).item():
+                gradients[name], sizes[name] = mean.cpu(), mean_size.cpu()
+        return replace(reference, gradients=gradients, sizes=sizes)
 
     def agree(self, value: float) -> bool:
         """Whether ranks that the strategy promises to keep equal have the same `value`, which is at least 0.

@@ -27,6 +27,7 @@ from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Measured, Stopwatch
 from harness.worker.memory_limit import MemoryLimit
+from harness.worker.memory_use import MemoryUse
 from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
     LONGEST_S,
@@ -46,13 +47,13 @@ from harness.worker.teardown import free_memory
 from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
 from harness.worker.turns import PROTOCOL, Turns
-from harness.worker.usage import ForeignCpu, reset_rss_peak, rss_bytes, rss_peak_bytes
+from harness.worker.usage import ForeignCpu, reset_rss_peak
 from harness.worker.uses import Demand, UseCounter
 from results.cell import Cell
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, RankRecord, Work
+from results.record import Proof, RankRecord, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
@@ -148,7 +149,7 @@ class RunInProgress:
         self._begin("build")
         # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
-        idle_rss, idle_device = rss_bytes(), self._device_bytes()
+        memory = MemoryUse(around.device)
         setup = CellSetup(
             cell=cell,
             rank=around.rank,
@@ -159,7 +160,7 @@ class RunInProgress:
         # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
         with setup.memory.kept():
             trainer, batches, watch = self._train(setup)
-        self._found["memory"] = self._memory(idle_rss, idle_device)
+        self._found["memory"] = memory.record()
         if around.launch.placement.gpus > 1 and cell.steps.quads:
             self._begin("exposed")
             self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
@@ -440,21 +441,6 @@ class RunInProgress:
             # A user's model may do what the meta device can't; the run is good without the count.
             self._absent["flops"] = f"they could not be counted on the meta device: {classify(error)[1]}"
             return None
-
-    def _memory(self, idle_rss: int, idle_device: int | None) -> Memory:
-        device = self._around.device
-        cuda = device.type == "cuda"
-        return Memory(
-            rss_peak_bytes=rss_peak_bytes(),
-            rss_idle_bytes=idle_rss,
-            device_allocated_peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else None,
-            device_reserved_peak_bytes=torch.cuda.max_memory_reserved(device) if cuda else None,
-            device_idle_bytes=idle_device,
-        )
-
-    def _device_bytes(self) -> int | None:
-        device = self._around.device
-        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
     def _faults(self) -> list[str]:
         around = self._around
