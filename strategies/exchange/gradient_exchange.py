@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -148,9 +149,13 @@ class GradientExchange:
         return {"kept": self._residuals.state_dict(), "compressor": self.compressor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
-        self._residuals.load_state_dict(cast(State, state["kept"]))
-        self.compressor.load_state_dict(cast(State, state["compressor"]))
+        """Go on from copies of a `state_dict` of the same rank of an exchange of the same kind."""
+        with self._lane.memory():
+            # What a compressor gives up in the lane goes back to where it was taken. Taken on the stream of
+            # the backward pass, it would be written to there while the lane still reads it.
+            kept = copy.deepcopy(dict(state))
+            self._residuals.load_state_dict(cast(State, kept["kept"]))
+            self.compressor.load_state_dict(cast(State, kept["compressor"]))
 
 
 def _take_share(gradient: Tensor | None, view: Tensor, size: int) -> None:

@@ -6,8 +6,9 @@ however many collectives it has, and still overlaps with the computation that go
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -26,6 +27,9 @@ class Lane(Protocol):
     def run(self, job: LaneTask) -> Pending:
         """Do `job` after those before it."""
 
+    def memory(self) -> AbstractContextManager[None]:
+        """Between jobs: on a device, memory that is taken in this context is the lane's, as in a job."""
+
 
 def open_lane(device: torch.device) -> Lane:
     """The lane of one exchange on `device`."""
@@ -41,6 +45,9 @@ class ThreadLane:
     def run(self, job: LaneTask) -> Pending:
         return _Result(self._executor.submit(_without_gradients, job))
 
+    def memory(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class StreamLane:
     """One CUDA stream; jobs are queued on it by the thread that gives them."""
@@ -55,6 +62,14 @@ class StreamLane:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return _OnStream(done)
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        before = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
+            yield
+        before.wait_stream(self._stream)
 
 
 class _Result:
