@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from harness.cli.options import Function
+if TYPE_CHECKING:
+    from harness.cli.options import Function
 
 _OPTIONS = (
     click.option("--price", type=float, metavar="USD", help="what one device (on CPU: rank) costs an hour"),

@@ -240,9 +240,9 @@ agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[
 spinner = "import os; os.sched_setaffinity(0, [1])\\nwhile sum(os.times()[:2]) < 100: pass"
 rank = '''
 import os, time
-from harness.worker.usage import _own_s
+from harness.worker.usage import _own_s, _starter
 def own_s():
-    return [_own_s(frozenset(cores)) for cores in ([1], [0], [])]
+    return [_own_s(frozenset(cores), _starter()) for cores in ([1], [0], [])]
 os.sched_setaffinity(0, [0])
 began, end = own_s(), time.monotonic() + 100
 while (now := own_s())[0] - began[0] < 1 and time.monotonic() < end:
@@ -250,8 +250,10 @@ while (now := own_s())[0] - began[0] < 1 and time.monotonic() < end:
 print([then - before for then, before in zip(now, began)])
 '''
 other = subprocess.Popen([sys.executable, "-c", spinner])
-subprocess.run([sys.executable, "-c", agent, rank], check=True)
-other.kill()
+try:
+    subprocess.run([sys.executable, "-c", agent, rank], check=True)
+finally:
+    other.kill()
 """
 
 
