@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -223,8 +224,13 @@ def test_a_rank_that_hangs_leaves_its_stack(again: dict[str, Scene]) -> None:
     [
         ("cancelled", Outcome.CANCELLED, "the job was asked to end: it was cancelled"),
         ("near its limit", Outcome.TIMED_OUT, "the job's time limit was near"),
-        ("past its limit", Outcome.TIMED_OUT, "the job was asked to end: Slurm ended it due to time limit"),
-        ("killed", Outcome.MISSING_RANKS, "SIGKILL"),
+        # Slurm gives the notice and ends the job in the same look at its time: either may be heard first.
+        (
+            "past its limit",
+            Outcome.TIMED_OUT,
+            "the job was asked to end: Slurm ended it due to time limit|the job's time limit was near",
+        ),
+        ("killed", Outcome.MISSING_RANKS, ".*SIGKILL.*"),
     ],
 )
 def test_a_job_that_was_ended_goes_on_with_the_same_command(
@@ -237,7 +243,7 @@ def test_a_job_that_was_ended_goes_on_with_the_same_command(
 ) -> None:
     ((found, reason),) = again[name].told()
     assert found is outcome
-    assert reason == words or (name == "killed" and words in reason)
+    assert re.fullmatch(words, reason), reason
     assert ended[name].code == 0
     assert len(again[name].bench.jobs()) == 2
     again[name].must_be_whole(expected)
