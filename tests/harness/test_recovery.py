@@ -83,6 +83,15 @@ def scene(
         process.kill()
 
 
+@pytest.fixture
+def _no_nohup() -> Iterator[None]:
+    """A test under nohup ignores SIGHUP, and so would what it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_no_nohup")
 def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_go_on(scene: Scene) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         process = scene.start("wait")

@@ -201,7 +201,7 @@ class Quad:
         settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
         self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
-        control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list)
+        control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list, device=CPU)
         self.log = RankLog(folder / "log.jsonl", 0, Watchdog(900))
         self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
 

@@ -17,7 +17,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from harness.worker import clock as clock_module
 from harness.worker import link_peak as link_peak_module
-from harness.worker import run as run_module
+from harness.worker import memory_use
 from harness.worker.clock import FirstStep
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
@@ -276,7 +276,7 @@ def first_acts(rank: int, folder: str) -> list[str]:
     cell = Cell(**MLP | {"strategy": "single"}, gpus=1, device="cpu", backend="gloo")
     with (
         patch.object(around.exchange, "reset", lambda: acts.append("reset")),
-        patch.object(run_module, "rss_bytes", look),
+        patch.object(memory_use, "rss_bytes", look),
     ):
         RunInProgress(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
     around.log.close()

@@ -384,7 +384,8 @@ def test_what_a_gpu_does_not_tell_is_absent_with_nvmls_words(nvml: FakeNvml) -> 
         pass
     found = sampling.telemetry()
     assert not [name for name in found.series if name.startswith("nvlink")]
-    assert found.series["throttled"] == [1.0, 1.0]
+    # 4: the power limit, at which a loaded GPU always is.
+    assert found.series["throttled"] == [0.0, 0.0]
     assert found.energy_j is None
     assert found.window_ns is None
     assert sampling.absent == {
