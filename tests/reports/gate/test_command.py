@@ -193,7 +193,9 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("test_sum.py").write_text("def test_sum(benchmark):\n    benchmark(sum, range(100))\n")
     words = ["-q", "-p", "no:cacheprovider", "--benchmark-json", "one.json", "--benchmark-max-time", "0.01"]
-    subprocess.run([sys.executable, "-m", "pytest", *words], check=True, capture_output=True)
+    # Beneath a process of pytest-xdist pytest-benchmark would measure nothing.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run([sys.executable, "-m", "pytest", *words], check=True, capture_output=True, env=outside)
     assert run(["baseline", "save", "perf", "one.json"]) == 0
     (subject,) = schemas.BASELINE.read(Path("baselines/perf.json")).subjects
     assert subject.key == "test_sum.py::test_sum"
