@@ -103,9 +103,14 @@ class Lost:
 
     @property
     def rivals(self) -> tuple[BudgetPart, ...]:
-        """The parts that are not told apart from the largest: each of them may be the largest."""
+        """The parts that are not told apart from the largest: each of them may be the largest.
+
+        `other` is none of them: it is what the parts miss the step by, and judged by its size.
+        """
         largest = self.largest
-        return tuple(part for part in self.part_ns if part != largest and not self.leads(largest, part))
+        return tuple(
+            part for part in self.part_ns if part not in (largest, "other") and not self.leads(largest, part)
+        )
 
     def leads(self, part: BudgetPart, rival: BudgetPart) -> bool:
         """Whether `part` takes more than `rival` in every run, and its lead is more than chance.
