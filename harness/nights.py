@@ -7,7 +7,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness.launchers.study_jobs import job_statuses
@@ -24,17 +24,16 @@ def night(base: str, runs: Path) -> Iterator[None]:
     Raises NightBusyError, SchedulerError if a scheduler does not say whether jobs are live.
     """
     lock = runs / f".night-{platform.node()}"
-    try:
-        with study_lock(lock):
-            _refuse_live_jobs(base, runs)
-            yield
-    except StudyBusyError as error:
-        if isinstance(error, NightBusyError) or str(lock) not in str(error):
-            raise
-        raise NightBusyError(
-            f"another night measures on this host ({lock}): both would be slower; nothing was started, "
-            f"start the next one when it has ended"
-        ) from error
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(study_lock(lock))
+        except StudyBusyError as error:
+            raise NightBusyError(
+                f"another night measures on this host ({lock}): both would be slower; nothing was started, "
+                f"start the next one when it has ended"
+            ) from error
+        _refuse_live_jobs(base, runs)
+        yield
 
 
 def _refuse_live_jobs(base: str, runs: Path) -> None:

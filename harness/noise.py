@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from harness.device import usable_cores, visible_gpus
+from harness.launchers.campaign_call import INTERRUPTED
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.studies import read_results
@@ -36,16 +37,13 @@ def measure_noise(budget_s: float) -> Thresholds | None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-noise-") as folder:
         root = Path(folder) / "noise"
-        if _launches(root, FEWEST_RUNS) == _INTERRUPTED:
+        if _launches(root, FEWEST_RUNS) == INTERRUPTED:
             return None
         each_s = (time.monotonic() - begun) / FEWEST_RUNS
         more = int((begun + budget_s - time.monotonic()) / each_s)
-        if more > 0 and _launches(root, FEWEST_RUNS + more) == _INTERRUPTED:
+        if more > 0 and _launches(root, FEWEST_RUNS + more) == INTERRUPTED:
             return None
         return _thresholds(Study(root), time.monotonic() - begun)
-
-
-_INTERRUPTED = 130
 
 
 def _launches(root: Path, repeats: int) -> int:

@@ -273,16 +273,14 @@ def _counterparts(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
     Raises MachineError if one cell was held against two: the sides run their cells in different orders.
     """
     found: dict[str, str] = {}
+    same_order = True
     for pair in pairs:
         base, new = (study_of(folder, pair.number, side) for side in SIDES)
         for cell in pair.cells:
             before, after = subject_key(base.cell(cell.base_cell)), subject_key(new.cell(cell.new_cell))
-            if found.setdefault(after, before) != before:
-                raise MachineError(
-                    f"the sides run the cells of {folder} in different orders: compare one cell at a time"
-                )
-    crossed = [key for key, other in found.items() if key != other and key in found.values()]
-    if crossed:
+            same_order &= found.setdefault(after, before) == before
+    crossed = any(key != other and key in found.values() for key, other in found.items())
+    if crossed or not same_order:
         raise MachineError(
             f"the sides run the cells of {folder} in different orders: compare one cell at a time"
         )

@@ -145,8 +145,10 @@ class Outgoing:
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self.read = threading.Event()
+        self.is_awaited = False
 
     def wait(self) -> None:
+        self.is_awaited = True
         assert self.read.wait(GIVE_UP_S), "nobody received it"
 
 
@@ -166,12 +168,14 @@ class Mail:
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, int], deque[Outgoing]] = defaultdict(deque)
+        self.posted: list[Outgoing] = []
         self._changed = threading.Condition()
 
     def post(self, source: int, to: int, values: Tensor) -> Outgoing:
         message = Outgoing(values)
         with self._changed:
             self._ways[source, to].append(message)
+            self.posted.append(message)
             self._changed.notify_all()
         return message
 
@@ -189,7 +193,10 @@ def late() -> Iterator[Callable[..., list[Any]]]:
         def run(size: int, function: Callable[[Link], Any]) -> list[Any]:
             mail = Mail()
             groups: list[Any] = [Late(rank, size, mail) for rank in range(size)]
-            return list(pool.map(lambda group: function(Link(group)), groups))
+            found = list(pool.map(lambda group: function(Link(group)), groups))
+            # A receiver that is quick hides in the values that its sender has not waited.
+            assert all(message.is_awaited for message in mail.posted), "a send was not waited for"
+            return found
 
         yield run
 
