@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from results.cell import Cell
 from results.parts import VALUE_BYTES
+from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEPS
 from results.recorded import RECORDED_STEPS
 from strategies.catalog import OPTIMIZERS, STRATEGIES
 
@@ -21,15 +22,6 @@ HASHED_BYTES_PER_S = 1.1e9
 """BLAKE2b on one core: 1.10 to 1.26 GB/s on the same machine."""
 COPIED_BYTES_PER_S = 2.5e9
 """Into new host memory: 2.6 to 5.5 GB/s on the same machine. Assumed from a GPU too."""
-PROOF_STEPS = 3
-PROOF_LIMIT_S = 60.0
-"""The first steps that are checked, and the time of their simulations above which a weaker check is made."""
-PROOF_COPIES = 6
-"""Of all parameters, in host memory, that the check of a step makes."""
-LATE_STEPS = 10
-LATE_SHARE = 0.05
-"""Steps checked after the timed blocks at most, and their share of the time of warm-up and blocks; the place
-of the first is drawn from as many steps."""
 QUAD_BLOCKS = 4
 
 
@@ -52,7 +44,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
         "warm-up": policy.warmup_max_steps * step_s,
         "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
-    begins = max(PROOF_STEPS, strategy.period)
+    begins = max(STEPS, strategy.period)
     first_s = _proof_s(cell, step_s, parameters, begins) + hash_s if proves else begins * step_s
     parts = {"build": SETUP_S + parameters / VALUES_PER_S, "proof" if proves else "first steps": first_s}
     parts |= measured_s
@@ -68,7 +60,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
 def _proof_s(cell: Cell, step_s: float, parameters: int, steps: int) -> float:
     """The first steps with their checks; where simulating all replicas takes too long, one is simulated."""
     one_s = _simulated_s(cell, step_s)
-    if cell.replicas * one_s > PROOF_LIMIT_S / steps:
+    if cell.replicas * one_s > LONGEST_S / steps:
         return steps * step_s + one_s + _compared_s(parameters)
     return steps * (step_s + cell.replicas * one_s + _compared_s(parameters))
 
@@ -79,9 +71,9 @@ def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> fl
     promise = facts.promise
     by_each = (cell.model_parallel == 1 and not facts.shards) or promise.of == "parameters"
     simulated_s = (1 if by_each else cell.replicas) * _simulated_s(cell, step_s)
-    checked_s = step_s + min(simulated_s, PROOF_LIMIT_S) + _compared_s(parameters)
+    checked_s = step_s + min(simulated_s, LONGEST_S) + _compared_s(parameters)
     fewest = min(promise.every, LATE_STEPS) if promise.of == "parameters" else 1
-    allowed_s = min(PROOF_LIMIT_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
+    allowed_s = min(LONGEST_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
     before = max(LATE_STEPS - 1, 2 * promise.every)
     return before * step_s + max(fewest * checked_s, allowed_s)
 
@@ -93,7 +85,7 @@ def _simulated_s(cell: Cell, step_s: float) -> float:
 
 def _compared_s(parameters: int) -> float:
     """Beside the simulation of a step: a model is built, and all is copied."""
-    return parameters / VALUES_PER_S + PROOF_COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
+    return parameters / VALUES_PER_S + COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
 
 
 def _held_bytes(cell: Cell, parameters: int) -> float:

@@ -42,6 +42,7 @@ from harness.worker.seeds import seed_step
 from harness.worker.usage import available_bytes, host_number
 from harness.worker.verdict import failure, verdict, weaker
 from results.cell import Cell
+from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
 from results.record import Proof
 from strategies.catalog import STRATEGIES
 from strategies.exchange.gradient_exchange import GradientExchange
@@ -51,13 +52,6 @@ from strategies.training.trainer import Trainer
 
 Beat = Callable[[], None]
 
-STEPS = 3
-LONGEST_S = 60.0
-LATE_STEPS = 10
-"""After the timed blocks, at most: a defect of every tenth step, or more often, is then met for certain."""
-COPIES = 6
-"""Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
-parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""
 AFTER_RAMP = 2
 """Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
 

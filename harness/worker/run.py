@@ -30,7 +30,6 @@ from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_use import MemoryUse
 from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
-    LONGEST_S,
     LateProof,
     first_steps,
     no_room,
@@ -53,6 +52,7 @@ from results.cell import Cell
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
+from results.proof_limits import LATE_SHARE, LONGEST_S
 from results.record import Proof, RankRecord, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
@@ -61,9 +61,6 @@ from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
-
-LATE_SHARE = 0.05
-"""Of the time that warm-up and timed blocks took: what the check after them may take."""
 
 
 class ProofFailedError(Exception):

@@ -4,11 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.plan import run_parts as model
 from harness.plan.estimate import Earlier, Hardware, StepTime, estimate, run_seconds, step_time
 from harness.plan.run_parts import run_parts
 from harness.plan.schedule import schedule
-from harness.worker import proof, run
 from results.cell import Cell, StepPolicy
 from results.unknown import Unknown
 
@@ -207,12 +205,6 @@ def test_a_small_models_proof_is_simulated_whole(cell_of: MakeCell) -> None:
     # 3 x (a step, 2 replicas of one, a model of 0.1 s, 6 copies of 16 ms), then a hash.
     parts = run_parts(cell, 0.1, parameters=10**7, proves=True)
     assert parts["proof"] == pytest.approx(3 * (0.1 + 2 * 0.1 + 0.1 + 6 * 0.016) + 0.04 / 1.1)
-
-
-def test_the_model_has_the_proofs_own_limits() -> None:
-    assert (model.PROOF_STEPS, model.PROOF_LIMIT_S) == (proof.STEPS, proof.LONGEST_S)
-    assert (model.LATE_STEPS, model.LATE_SHARE) == (proof.LATE_STEPS, run.LATE_SHARE)
-    assert model.PROOF_COPIES == proof.COPIES
 
 
 def test_what_earlier_runs_took_stands_for_the_model_of_it(cell_of: MakeCell) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.worker import examination, proof, reference
 from harness.worker.cell_setup import CellSetup
 from harness.worker.exchange import ExchangeGroup
+from results.proof_limits import STEPS
 from strategies.ddp.model import DdpModel
 from strategies.optimizers.adamw import AdamW
 from strategies.optimizers.sgd import Sgd
@@ -70,11 +71,11 @@ def _one_rank_dropped(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 def _off_in_the_last_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original, steps = Trainer.compute_gradients, iter(range(proof.STEPS))
+    original, steps = Trainer.compute_gradients, iter(range(STEPS))
 
     def wrong(self: Trainer, batches: Any) -> Tensor:
         exchange = self.model.module.process_group
-        exchange.traffic.enabled = next(steps) < proof.STEPS - 1
+        exchange.traffic.enabled = next(steps) < STEPS - 1
         loss = original(self, batches)
         exchange.traffic.enabled = True
         return loss
