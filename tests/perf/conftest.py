@@ -1,4 +1,4 @@
-"""How long the benchmarks measure."""
+"""How much the benchmarks measure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.fixture
-def quads() -> Callable[[int], int]:
-    """How many quads to run where a goal's figure is of so many: all, or a tenth where PERF_BRIEF is set.
+@pytest.fixture(scope="session")
+def amount() -> Callable[..., int]:
+    """`amount(100, brief=2)` is 100, as docs/performance.md has it, or 2 where PERF_BRIEF is set.
 
-    A brief run shows that a benchmark works; its figures are not for docs/performance.md.
+    A brief run shows that a benchmark works, and measures nothing.
     """
-    brief = bool(os.environ.get("PERF_BRIEF"))
-    return lambda many: max(4, many // 10) if brief else many
+    is_brief = bool(os.environ.get("PERF_BRIEF"))
+    return lambda full, *, brief: brief if is_brief else full

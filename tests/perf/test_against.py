@@ -159,11 +159,11 @@ def all_reduces(rank: int, collective: str, node_size: int, many: int) -> Quads:
 
 
 @pytest.fixture
-def compare(benchmark: BenchmarkFixture, ranks: Ranks, quads: Callable[[int], int]) -> Callable[..., Quads]:
+def compare(benchmark: BenchmarkFixture, ranks: Ranks, amount: Callable[..., int]) -> Callable[..., Quads]:
     """`compare(100, 2, function, *arguments)` gives rank 0's 100 quads of `function` on 2 ranks."""
 
     def run(all_quads: int, size: int, function: Callable[..., Quads], *arguments: object) -> Quads:
-        many = quads(all_quads)
+        many = amount(all_quads, brief=2)
         given = (size, function, *arguments, many)
         found: Quads = benchmark.pedantic(ranks, given, {"timeout_s": 500}, rounds=1)[0]
         assert len(found) == many

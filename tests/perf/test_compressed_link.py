@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,15 @@ sys.exit(outlast(ranks, lambda: False))
 """
 
 
-def over_link(mbit_per_s: float) -> dict[str, Any]:
-    return _result([[sys.executable, "-c", ON_NODES, str(mbit_per_s), str(PROGRAM), str(ROUNDS)]])
+def over_link(mbit_per_s: float, rounds: int) -> dict[str, Any]:
+    return _result([[sys.executable, "-c", ON_NODES, str(mbit_per_s), str(PROGRAM), str(rounds)]])
 
 
-def over_loopback() -> dict[str, Any]:
+def over_loopback(rounds: int) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     taskset = [["taskset", "-c", ",".join(str(core) for core in cores[rank::2])] for rank in range(2)]
     rank = [sys.executable, str(PROGRAM)]
-    return _result([[*taskset[r], *rank, str(r), "127.0.0.1", str(ROUNDS)] for r in range(2)])
+    return _result([[*taskset[r], *rank, str(r), "127.0.0.1", str(rounds)] for r in range(2)])
 
 
 def _result(commands: list[list[str]]) -> dict[str, Any]:
@@ -66,11 +67,11 @@ def _ratios(seconds: list[float], dense: list[float]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_over_1_gbit_per_s(benchmark: BenchmarkFixture) -> None:
+def test_over_1_gbit_per_s(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
     obstacle = link_obstacle()
     if obstacle is not None:
         pytest.skip(obstacle)
-    found = benchmark.pedantic(over_link, (1000.0,), rounds=1)
+    found = benchmark.pedantic(over_link, (1000.0, amount(ROUNDS, brief=1)), rounds=1)
     for compression, side in found.items():
         allowed = statistics.median(side["off"]) + side["bytes"] * 8 / (1e9 * PAYLOAD_SHARE)
         against = _ratios(side["on"], found["none"]["on"])
@@ -86,8 +87,8 @@ def test_over_1_gbit_per_s(benchmark: BenchmarkFixture) -> None:
 
 
 @pytest.mark.slow
-def test_over_loopback(benchmark: BenchmarkFixture) -> None:
-    found = benchmark.pedantic(over_loopback, rounds=1)
+def test_over_loopback(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
+    found = benchmark.pedantic(over_loopback, (amount(ROUNDS, brief=1),), rounds=1)
     for compression, side in found.items():
         against = _ratios(side["on"], found["none"]["on"])
         benchmark.extra_info[compression] = statistics.median(against)

@@ -6,19 +6,21 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-BATCHES = "8,16,24,32,40,48,56,64,72,80,88,96"
+CELLS = 12
 
 
-def _wall_s(folder: Path, isolation: str) -> float:
-    """Twelve cells of the MLP on two ranks, six one-step blocks each, with or without shared launches."""
+def _wall_s(folder: Path, cells: int, isolation: str) -> float:
+    """Cells of the MLP on two ranks, six one-step blocks each, with or without shared launches."""
+    batches = ",".join(str(8 * (place + 1)) for place in range(cells))
     command = [
         str(Path(sys.executable).with_name("bench")), "matrix", "--workload", "mlp", "--gpus", "2",
-        "--strategy", "ddp", "--batch-size", BATCHES, "--repeats", "1", "--device", "cpu", "--budget", "0",
+        "--strategy", "ddp", "--batch-size", batches, "--repeats", "1", "--device", "cpu", "--budget", "0",
         "--block-steps", "1", "--quads", "0", "--no-report", "--isolation", isolation, "--out", isolation,
     ]  # fmt: skip
     began = time.monotonic()
@@ -34,11 +36,12 @@ def _startup_s(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_twelve_cells_with_living_workers_and_with_a_launch_each(
-    benchmark: BenchmarkFixture, tmp_path: Path
+def test_cells_with_living_workers_and_with_a_launch_each(
+    benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path
 ) -> None:
-    living = benchmark.pedantic(_wall_s, (tmp_path, "launch"), rounds=1)
-    separate = _wall_s(tmp_path, "cell")
+    cells = amount(CELLS, brief=2)
+    living = benchmark.pedantic(_wall_s, (tmp_path, cells, "launch"), rounds=1)
+    separate = _wall_s(tmp_path, cells, "cell")
     found = {
         "living_s": round(living, 1),
         "separate_s": round(separate, 1),

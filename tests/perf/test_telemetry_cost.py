@@ -7,7 +7,7 @@ sample over the interval, which is not: what the thread can take from a rank tha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import numpy as np
@@ -65,21 +65,23 @@ class Blocks:
 
 
 @pytest.mark.slow
-def test_blocks_with_the_sampler_against_blocks_without(benchmark: BenchmarkFixture) -> None:
-    blocks = Blocks()
+def test_blocks_with_the_sampler_against_blocks_without(
+    benchmark: BenchmarkFixture, amount: Callable[..., int]
+) -> None:
+    blocks, many = Blocks(), amount(QUADS, brief=1)
 
     def quads() -> list[float]:
         found = []
-        for _ in range(QUADS):
+        for _ in range(many):
             first, second, third, fourth = (blocks.timed_s(sampled=on) for on in (True, False, False, True))
             found.append((first + fourth) / (second + third))
         return found
 
     ratios = benchmark.pedantic(quads, rounds=1)
     low, median, high = (float(value) for value in np.quantile(ratios, [0.25, 0.5, 0.75]))
-    assert len(ratios) == QUADS
+    assert len(ratios) == many
     benchmark.extra_info.update({"ratio": median, "low": low, "high": high})
-    print(f"\nwith telemetry over without: {median:.3f} (quartiles {low:.3f} to {high:.3f} of {QUADS} quads)")
+    print(f"\nwith telemetry over without: {median:.3f} (quartiles {low:.3f} to {high:.3f} of {many} quads)")
 
 
 @pytest.mark.slow
