@@ -11,6 +11,7 @@ from results.layout import ModelLayout
 from results.registry import load
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
+from strategies.devices import device_of
 from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.refusal import require_possible
 from strategies.training.parallel import ParallelModel, Setting
@@ -40,7 +41,7 @@ def parallelize(
 
 def require_layout(strategy: str, device: torch.device, exchange: ExchangeSettings, **others: object) -> None:
     """Raise SpecError if a strategy, an exchange and `others`, fields of a cell, do not go together."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
+    kind = device_of(device).kind
     link = Link(exchange.group) if STRATEGIES.facts(strategy).distributed else None
     require_possible(
         strategy=strategy,

@@ -1,4 +1,4 @@
-"""Observers that time the phases of every step: by the host's clock on CPU, by events on a CUDA stream."""
+"""Observers that time the phases of a step: by the host's clock on CPU, by events on streams of a device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from results.record import StepColumns
+from strategies.devices import DeviceKind, Moment, device_of
 from strategies.training.observer import Phase
 
 _PHASES = tuple(Phase)
@@ -58,22 +59,23 @@ class MonotonicClock:
         return _columns(rows, losses)
 
 
-class CudaEventClock:
+class EventClock:
     """Events on the current stream: no synchronisation while steps run."""
 
     name: Literal["monotonic", "cuda-event"] = "cuda-event"
 
-    def __init__(self) -> None:
-        self._steps: list[list[tuple[Phase, torch.cuda.Event]]] = []
-        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
-        self._ends: list[torch.cuda.Event] = []
+    def __init__(self, device: DeviceKind) -> None:
+        self._device = device
+        self._steps: list[list[tuple[Phase, Moment]]] = []
+        self._marks: list[tuple[Phase, Moment]] = []
+        self._ends: list[Moment] = []
         self._losses: list[Tensor] = []
 
     def begins(self, phase: Phase) -> None:
-        self._marks.append((phase, cuda_event()))
+        self._marks.append((phase, self._device.moment()))
 
     def step_done(self, loss: Tensor) -> None:
-        self._ends.append(cuda_event())
+        self._ends.append(self._device.moment())
         self._steps.append(self._marks)
         self._marks = []
         self._losses.append(loss)
@@ -82,27 +84,16 @@ class CudaEventClock:
         rows = []
         for marks, end in zip(self._steps, self._ends, strict=True):
             first = marks[0][1]
-            moments = [(phase, elapsed_ns(first, event)) for phase, event in marks]
-            rows.append(_row(moments, elapsed_ns(first, end)))
+            moments = [(phase, self._device.elapsed_ns(first, event)) for phase, event in marks]
+            rows.append(_row(moments, self._device.elapsed_ns(first, end)))
         losses = self._losses
         self._steps, self._ends, self._losses = [], [], []
         return _columns(rows, losses)
 
 
 def step_clock(device: torch.device) -> StepClock:
-    return CudaEventClock() if device.type == "cuda" else MonotonicClock()
-
-
-def cuda_event() -> torch.cuda.Event:
-    """A mark on the current stream."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def elapsed_ns(first: torch.cuda.Event, second: torch.cuda.Event) -> int:
-    """From one mark to another; the device must have come to both."""
-    return round(float(first.elapsed_time(second)) * 1e6)
+    on = device_of(device)
+    return EventClock(on) if on.asynchronous else MonotonicClock()
 
 
 def _row(marks: list[tuple[Phase, int]], end: int) -> dict[str, int]:

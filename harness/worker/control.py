@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from strategies.devices import device_of
+
 
 class Control:
     """Barriers and small agreements among all ranks of the launch, and sums of tensors for its checks.
@@ -65,5 +67,4 @@ class Control:
 
     def synchronize(self) -> None:
         """Wait for this rank's own device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        device_of(self.device).synchronize()

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-from torch.futures import Future
 
 from harness.worker.buckets import BucketCounter
 from harness.worker.recorder import Recorder, group_text
+from strategies.devices import device_of
 
 _BACKEND = "bench_exchange"
 
@@ -247,8 +247,7 @@ def _bytes(buffers: Iterable[Tensor]) -> int:
 
 def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
     buffers = [buffer for item in result for buffer in (item if isinstance(item, list) else [item])]
-    devices = sorted({buffer.device.index for buffer in buffers if buffer.is_cuda})
-    future: Future[object] = Future(devices=[torch.device("cuda", index) for index in devices])
+    future = device_of(buffers[0].device).future()
     future.set_result(result)
     work: dist.Work = _create_work_from_future(future)
     return work

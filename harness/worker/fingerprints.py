@@ -19,14 +19,13 @@ from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
 from harness.worker.findings import ProofFinding
 from results.groups import GroupLayout
+from strategies.devices import device_of
 
 
 def random_print(device: torch.device) -> float:
     """Of the generators that a model may draw from as they are now: torch's (`device`'s as well), numpy's and
     Python's."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
+    states = _known(torch.get_rng_state(), device_of(device).random_state())
     return _states_print(states, random.getstate(), np.random.get_state(legacy=False))
 
 
@@ -34,11 +33,14 @@ def expected_random_print(seed: int, step: int, replica: int, device: torch.devi
     """Of the state that a replica begins a step with, from new generators."""
     digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
     torch_seed = int(digest.hex()[:14], 16)
-    states = [torch.Generator().manual_seed(torch_seed).get_state()]
-    if device.type == "cuda":
-        states.append(torch.Generator(device).manual_seed(torch_seed).get_state())
+    host = torch.Generator().manual_seed(torch_seed).get_state()
+    states = _known(host, device_of(device).seeded_state(torch_seed))
     numbers = np.random.RandomState(int(digest.hex()[:8], 16)).get_state(legacy=False)
     return _states_print(states, random.Random(digest).getstate(), numbers)
+
+
+def _known(*states: torch.Tensor | None) -> list[torch.Tensor]:
+    return [state for state in states if state is not None]
 
 
 def _states_print(states: Sequence[torch.Tensor], python: object, numbers: object) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import torch
 
-from harness.worker.clock import cuda_event, elapsed_ns
 from harness.worker.control import Control
 from harness.worker.failure import out_of_memory
 from results.recorded import LinkPeak
+from strategies.devices import device_of
 
 LARGEST_BYTES = 16 * 2**20
 DEVICE_LARGEST_BYTES = 2**30
@@ -44,7 +43,7 @@ def measure_link_peak(
     or more.
     """
     smallest = peak_payload_bytes(ranks, link_mbit_per_s)
-    largest = _device_largest_bytes(control, device) if device.type == "cuda" else smallest
+    largest = max(smallest, _device_largest_bytes(control, device))
     found: LinkPeak | None = None
     reached = 0.0
     for values in _payloads(control, device, smallest, largest):
@@ -60,9 +59,11 @@ def measure_link_peak(
 
 
 def _device_largest_bytes(control: Control, device: torch.device) -> int:
-    """What every rank has room for."""
-    free, _ = torch.cuda.mem_get_info(device)
-    [least] = control.largest([-DEVICE_SHARE * free])
+    """What every rank has room for; 0 in memory of the host."""
+    figures = device_of(device).memory()
+    if figures is None:
+        return 0
+    [least] = control.largest([-DEVICE_SHARE * figures.free])
     return min(DEVICE_LARGEST_BYTES, int(-least))
 
 
@@ -87,14 +88,12 @@ def _all_reduce_ns(values: torch.Tensor, control: Control) -> int:
     control.synchronize()
     control.barrier()
     control.synchronize()
-    if values.is_cuda:
+    device = device_of(values.device)
+    if device.asynchronous:
         # Ranks leave a barrier of hosts some 0.1 ms apart; this one has them meet on their devices.
         control.all_reduce(values[:1])
-        begun = cuda_event()
-        control.all_reduce(values)
-        ended = cuda_event()
-        control.synchronize()
-        return elapsed_ns(begun, ended)
-    start = time.perf_counter_ns()
+    begun = device.moment()
     control.all_reduce(values)
-    return time.perf_counter_ns() - start
+    ended = device.moment()
+    control.synchronize()
+    return device.elapsed_ns(begun, ended)

@@ -34,6 +34,7 @@ from results.cell import StepPolicy
 from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
+from strategies.devices import device_of
 from strategies.training.parallel import Batch
 from strategies.training.snapshot import Snapshot
 from strategies.training.trainer import Trainer
@@ -143,7 +144,7 @@ class Stopwatch:
         data phase is on neither side and the training data go on as if the off blocks had not been.
         """
         steps = self._block_steps(policy)
-        exchange.traffic.fills = self._control.device.type == "cpu"
+        exchange.traffic.fills = not device_of(self._control.device).asynchronous
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
             first = self._draw(steps)

@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 
 from results.errors import UsageError
+from strategies.devices import DeviceKind, MemoryFigures, device_of
 
 MIB = 2**20
 _M_MMAP_THRESHOLD = -3
@@ -53,7 +54,7 @@ class MemoryLimit:
     def __init__(self, limit_mb: int | None = None, device: torch.device | None = None) -> None:
         self._gauge: Gauge | None = None
         if limit_mb is not None:
-            self._gauge = HostMemory() if device is None or device.type == "cpu" else DeviceMemory(device)
+            self._gauge = HostMemory() if device is None else _gauge(device)
             self._mark = self._gauge.taken()
             self._most = self._mark + limit_mb * MIB
         self._holds = False
@@ -135,17 +136,26 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """Memory of a CUDA device, as torch's allocator reserves it for this process."""
+    """Memory of a device, as torch's allocator reserves it for this process."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: DeviceKind) -> None:
         self._device = device
-        self._all_bytes = torch.cuda.get_device_properties(device).total_memory
 
     def taken(self) -> int:
         # What is cached and free is nobody's, and would be in the way of whoever comes next.
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(self._device)
+        self._device.release_memory()
+        return self._figures().reserved
 
     def cap(self, most_bytes: int | None) -> None:
-        fraction = 1.0 if most_bytes is None else min(1.0, most_bytes / self._all_bytes)
-        torch.cuda.set_per_process_memory_fraction(fraction, self._device)
+        share = 1.0 if most_bytes is None else min(1.0, most_bytes / self._figures().total)
+        self._device.limit_memory(share)
+
+    def _figures(self) -> MemoryFigures:
+        figures = self._device.memory()
+        assert figures is not None
+        return figures
+
+
+def _gauge(device: torch.device) -> Gauge:
+    on = device_of(device)
+    return HostMemory() if on.memory() is None else DeviceMemory(on)

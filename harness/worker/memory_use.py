@@ -6,23 +6,24 @@ import torch
 
 from harness.worker.usage import rss_bytes, rss_peak_bytes
 from results.record import Memory
+from strategies.devices import device_of
 
 
 class MemoryUse:
     """Made before a model is built, when the worker is idle."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
+        self._device = device_of(device)
         self._idle_rss = rss_bytes()
-        self._idle_device = None if self._device is None else torch.cuda.memory_allocated(self._device)
+        self._idle = self._device.memory()
 
     def record(self) -> Memory:
         """The peaks so far; those of a device are None on a CPU."""
-        device = self._device
+        figures = self._device.memory()
         return Memory(
             rss_peak_bytes=rss_peak_bytes(),
             rss_idle_bytes=self._idle_rss,
-            device_allocated_peak_bytes=None if device is None else torch.cuda.max_memory_allocated(device),
-            device_reserved_peak_bytes=None if device is None else torch.cuda.max_memory_reserved(device),
-            device_idle_bytes=self._idle_device,
+            device_allocated_peak_bytes=None if figures is None else figures.allocated_peak,
+            device_reserved_peak_bytes=None if figures is None else figures.reserved_peak,
+            device_idle_bytes=None if self._idle is None else self._idle.allocated,
         )

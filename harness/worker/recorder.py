@@ -33,21 +33,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from harness.worker.clock import cuda_event, elapsed_ns
 from results.record import StepColumns
 from results.recorded import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded
+from strategies.devices import DeviceKind, Moment, device_of
 from strategies.training.observer import Phase, StepObserver
 
 _LATE_S = 1.0
 """How long a callback may come after the work that it is of."""
-
-# A moment: an integer on the host, an event on a device.
-Mark = Any
 
 
 class TooManyOperationsError(Exception):
@@ -74,50 +70,23 @@ def group_text(ranks: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in bounds)
 
 
-class Marks(Protocol):
-    """Moments of one kind of device."""
-
-    def now(self) -> Mark: ...
-
-    def between(self, first: Mark, second: Mark) -> int:
-        """Nanoseconds from the first to the second, which has come."""
-
-
-class HostMarks:
-    def now(self) -> int:
-        return time.perf_counter_ns()
-
-    def between(self, first: int, second: int) -> int:
-        return second - first
-
-
-class DeviceMarks:
-    """Events on the stream that is the current one."""
-
-    def now(self) -> torch.cuda.Event:
-        return cuda_event()
-
-    def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> int:
-        return elapsed_ns(first, second)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Operation:
     """One operation under way, or done."""
 
-    marks: Marks
+    device: DeviceKind
     name: str
     group: str
     payload_bytes: int
     step: int
-    issued: Mark
-    ended: Mark = None
+    issued: Moment
+    ended: Moment = None
     promised: bool = False
     """Whether its future will say when it is done."""
 
     def end(self, _: object = None) -> None:
         if self.ended is None:
-            self.ended = self.marks.now()
+            self.ended = self.device.moment()
 
 
 class _WaitedFor(dist.Work):
@@ -208,8 +177,7 @@ class Recorder:
         """`stages`: whether what is sent between two ranks goes from stage to stage of a pipeline."""
         self._clock = clock
         self._stages = stages
-        self._cuda = device.type == "cuda"
-        self._marks: Marks = DeviceMarks() if self._cuda else HostMarks()
+        self._device = device_of(device)
         self._blocked = _Blocked()
         self._helpers = _Helpers()
         self._without_future: set[str] = set()
@@ -218,7 +186,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._operations: list[_Operation] = []
-        self._steps: list[tuple[Mark, Mark]] = []
+        self._steps: list[tuple[Moment, Moment]] = []
         self._blocked_ns: list[int] = []
         self._bubble_ns: list[int] = []
         self._idle_ns = 0
@@ -230,14 +198,14 @@ class Recorder:
             self._in_step = True
             self._helpers.step_begins()
             self._host_start = time.perf_counter_ns()
-            self._start = self._marks.now()
+            self._start = self._device.moment()
         self._blocked.begins(phase)
         self._clock.begins(phase)
 
     def step_done(self, loss: torch.Tensor) -> None:
         self._clock.step_done(loss)
         self._blocked.begins(None)
-        self._steps.append((self._start, self._marks.now()))
+        self._steps.append((self._start, self._device.moment()))
         self._dispatch_ns.append(time.perf_counter_ns() - self._host_start)
         self._blocked_ns.append(self._blocked.take())
         self._bubble_ns.append(self._idle_ns)
@@ -255,12 +223,12 @@ class Recorder:
         """
         self._helpers.saw_this_thread()
         operation = _Operation(
-            marks=self._marks,
+            device=self._device,
             name=name,
             group=group,
             payload_bytes=payload_bytes,
             step=len(self._steps),
-            issued=self._marks.now(),
+            issued=self._device.moment(),
         )
         self._operations.append(operation)
         return self._watched(operation, call())
@@ -288,13 +256,14 @@ class Recorder:
     def take(self, columns: StepColumns) -> Recorded:
         """What was recorded since the last call, in the steps of `columns`; the device has finished them."""
         self._await_callbacks()
+        queued = self._device.asynchronous
         recorded = Recorded(
             step_ns=columns.step_ns,
-            blocked_ns=None if self._cuda else self._blocked_ns,
-            dispatch_ns=self._dispatch_ns if self._cuda else None,
+            blocked_ns=None if queued else self._blocked_ns,
+            dispatch_ns=self._dispatch_ns if queued else None,
             # On CUDA, autograd's own threads issue.
-            exchange_cpu_ns=self._helpers_ns if self._helpers.known and not self._cuda else None,
-            bubble_ns=self._bubble_ns if self._stages and not self._cuda else None,
+            exchange_cpu_ns=self._helpers_ns if self._helpers.known and not queued else None,
+            bubble_ns=self._bubble_ns if self._stages and not queued else None,
             operations=self._table(),
         )
         self._forget()
@@ -333,9 +302,9 @@ class Recorder:
         free_ns: dict[tuple[int, str], int] = {}
         for operation in self._operations:
             start, end = self._steps[operation.step]
-            begin_ns = self._marks.between(start, operation.issued)
+            begin_ns = self._device.elapsed_ns(start, operation.issued)
             # Nothing is in flight when a step has ended.
-            end_ns = self._marks.between(start, end if operation.ended is None else operation.ended)
+            end_ns = self._device.elapsed_ns(start, end if operation.ended is None else operation.ended)
             if operation.name not in POINT_TO_POINT:
                 queue = operation.step, operation.group
                 begin_ns = min(max(begin_ns, free_ns.get(queue, begin_ns)), end_ns)

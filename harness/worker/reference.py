@@ -19,6 +19,7 @@ from harness.worker.seeds import seed_step
 from results.cell import Cell
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
+from strategies.devices import device_of
 from strategies.training.parallel import Batch, OptimizerState
 from strategies.training.precision import autocast
 from strategies.training.trainer import Trainer
@@ -110,8 +111,7 @@ def simulate_step(
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
         if replica == replicas[0]:
-            if setup.device.type == "cuda":
-                torch.cuda.synchronize(setup.device)
+            device_of(setup.device).synchronize()
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds)

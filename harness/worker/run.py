@@ -58,6 +58,7 @@ from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
+from strategies.devices import device_of
 from strategies.training.trainer import Trainer
 from workloads.flops import count_flops
 from workloads.workload import Workload
@@ -301,7 +302,7 @@ class RunInProgress:
             self._fail(state.what)
         # The reference's memory is not the cell's, nor is what is gathered for the hash.
         with setup.memory.lifted():
-            if around.device.type == "cpu":
+            if not device_of(around.device).asynchronous:
                 self._found["first_hash"] = parameters_hash(trainer)
             else:
                 self._absent["first_hash"] = "on a GPU equal steps need not give equal bits"
@@ -357,8 +358,7 @@ class RunInProgress:
 
     def _measure(self, watch: Stopwatch, setup: CellSetup, trainer: Trainer, workload: Workload) -> None:
         around, policy = self._around, self._cell.steps
-        if around.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(around.device)
+        device_of(around.device).reset_memory_peaks()
         if not reset_rss_peak():
             self._absent["memory"] = (
                 "the kernel does not reset peaks: the peak is the process's, not the run's"

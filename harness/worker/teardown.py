@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import torch
 
+from strategies.devices import device_of
+
 FRAGMENTED_ABOVE = 0.2
 """Share of a device's memory that the allocator may hold without using it before a fresh launch is due."""
 
@@ -22,9 +24,9 @@ def tear_down(device: torch.device) -> None:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
     free_memory()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    on = device_of(device)
+    on.synchronize()
+    on.reset_memory_peaks()
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = False
     random.seed(0)
@@ -43,7 +45,5 @@ def free_memory() -> None:
 
 def fragmented(device: torch.device) -> bool:
     """Whether the allocator still holds much memory after everything was freed."""
-    if device.type != "cuda":
-        return False
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return held > FRAGMENTED_ABOVE * torch.cuda.get_device_properties(device).total_memory
+    figures = device_of(device).memory()
+    return figures is not None and figures.reserved - figures.allocated > FRAGMENTED_ABOVE * figures.total

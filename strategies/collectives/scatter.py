@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from strategies.collectives.link import Link
+from strategies.devices import device_of
 
 
 class Scattering(Protocol):
@@ -24,7 +25,8 @@ def start_reduce_scatter(link: Link, values: Tensor) -> Scattering:
     Gloo, the backend of CPU ranks, runs its own as an all-reduce, which moves twice the bytes: there every
     rank gets the parts of all others as they are, and sums them when they are waited for.
     """
-    return _Exchanged(link, values) if values.device.type == "cpu" else _Reduced(link, values)
+    on_host = device_of(values.device).kind == "cpu"
+    return _Exchanged(link, values) if on_host else _Reduced(link, values)
 
 
 class _Reduced:

@@ -13,6 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from strategies.devices import device_of
+
 Select = Callable[[Tensor, int, torch.Generator], Tensor]
 
 _SAMPLED = 0.01
@@ -121,7 +123,7 @@ def _magnitudes(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     On CPU the pages of a new vector as long as the values cost more than all that is done with it.
     """
     count, length = rows.shape
-    step = count if rows.is_cuda else max(1, _CACHED // length)
+    step = max(1, _CACHED // length) if device_of(rows.device).kind == "cpu" else count
     buffer = rows.new_empty(min(step, count), length)
     for first in range(0, count, step):
         some = rows[first : first + step]

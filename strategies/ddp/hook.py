@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from strategies.collectives.link import Link
+from strategies.devices import device_of
 from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import open_lane
@@ -43,7 +44,7 @@ class Hook:
         """Begin; the future has the bucket's values when they are the mean."""
         self._link.announce_bucket()
         # On CUDA the result is there when the lane's stream has come so far.
-        done: Future[Tensor] = Future(devices=[self._device] if self._device.type == "cuda" else None)
+        done: Future[Tensor] = device_of(self._device).future()
 
         def job() -> None:
             failure = self._attempt(bucket)

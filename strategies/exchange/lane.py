@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from strategies.devices import Event, StreamedDevice, device_of
+
 LaneTask = Callable[[], None]
 
 
@@ -33,7 +35,8 @@ class Lane(Protocol):
 
 def open_lane(device: torch.device) -> Lane:
     """The lane of one exchange on `device`."""
-    return StreamLane(device) if device.type == "cuda" else ThreadLane()
+    on = device_of(device)
+    return StreamLane(on) if isinstance(on, StreamedDevice) else ThreadLane()
 
 
 class ThreadLane:
@@ -50,24 +53,24 @@ class ThreadLane:
 
 
 class StreamLane:
-    """One CUDA stream; jobs are queued on it by the thread that gives them."""
+    """One stream of a device; jobs are queued on it by the thread that gives them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, device: StreamedDevice) -> None:
+        self._device = device
+        self._stream = device.new_stream()
 
     def run(self, job: LaneTask) -> Pending:
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._device.current_stream())
+        with self._device.on_stream(self._stream):
             _without_gradients(job)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        return _OnStream(done)
+            done = self._stream.record_event()
+        return _OnStream(self._device, done)
 
     @contextmanager
     def memory(self) -> Iterator[None]:
-        before = torch.cuda.current_stream(self._stream.device)
+        before = self._device.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        with self._device.on_stream(self._stream):
             yield
         before.wait_stream(self._stream)
 
@@ -81,11 +84,12 @@ class _Result:
 
 
 class _OnStream:
-    def __init__(self, done: torch.cuda.Event) -> None:
+    def __init__(self, device: StreamedDevice, done: Event) -> None:
+        self._device = device
         self._done = done
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._done)
+        self._device.current_stream().wait_event(self._done)
 
 
 def _without_gradients(job: LaneTask) -> None:

@@ -19,6 +19,7 @@ from torch.distributed import Work
 from results.parts import ALIGNED_BYTES
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
+from strategies.devices import device_of
 from strategies.exchange.buckets import Piece
 
 
@@ -36,15 +37,12 @@ class Sharding:
 
     def at_rest(self, values: Tensor) -> Tensor:
         """`values` where shards lie; a copy in host memory may be read after `settle`."""
-        if not self.offloaded or self.device.type == "cpu":
-            return values
-        kept = torch.empty_like(values, device="cpu", pin_memory=True)
-        return kept.copy_(values, non_blocking=True)
+        return device_of(self.device).begin_copy_to_host(values) if self.offloaded else values
 
     def settle(self) -> None:
         """Wait until what was copied to host memory is there."""
-        if self.offloaded and self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        if self.offloaded:
+            device_of(self.device).finish_stream()
 
 
 class FlatParameters:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from strategies.devices import device_of
 from strategies.training.trainer import Trainer
 
 
@@ -24,7 +25,8 @@ class Snapshot:
         self._scaler = trainer.scaler.state_dict()
         self._model = trainer.model.state_dict()
         self._random = torch.get_rng_state()
-        self._cuda_random = torch.cuda.get_rng_state() if trainer.device.type == "cuda" else None
+        self._device = device_of(trainer.device)
+        self._device_random = self._device.random_state()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -38,8 +40,8 @@ class Snapshot:
         self._trainer.scaler.load_state_dict(self._scaler)
         self._trainer.model.load_state_dict(self._model)
         torch.set_rng_state(self._random)
-        if self._cuda_random is not None:
-            torch.cuda.set_rng_state(self._cuda_random)
+        if self._device_random is not None:
+            self._device.set_random_state(self._device_random)
 
 
 def _tensors(trainer: Trainer) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ from results.outcome import Outcome
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
+from strategies.devices import Cuda, MemoryFigures
 from strategies.exchange.buckets import Bucket
 
 Found = list[object]
@@ -203,11 +204,10 @@ def test_what_is_freed_of_the_strategys_while_it_is_lifted_takes_no_room_from_it
 def test_on_cuda_it_is_a_fraction_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fractions: list[tuple[float, torch.device]] = []
     device = torch.device("cuda", 1)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: type("", (), {"total_memory": 8 * MIB})
-    )
+    figures = dict.fromkeys(("allocated", "allocated_peak", "reserved_peak", "free"), 0)
+    figures |= {"reserved": 2 * MIB, "total": 8 * MIB}
+    monkeypatch.setattr(Cuda, "memory", lambda _: MemoryFigures(**figures))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * MIB)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, which: fractions.append((share, which))
     )

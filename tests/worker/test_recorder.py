@@ -578,7 +578,7 @@ def test_a_stage_idles_where_it_waits_for_a_neighbour(
 def test_on_a_device_nobody_sees_a_stage_idle() -> None:
     clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
     recorder = Recorder(clock, torch.device("cuda"), stages=True)
-    recorder._marks = Moments(0, 10)  # type: ignore[assignment]
+    recorder._device = Moments(0, 10)  # type: ignore[assignment]
     recorder.begins(Phase.FORWARD)
     recorder.step_done(torch.tensor(0.0))
     assert recorder.take(columns(1)).bubble_ns is None
@@ -656,15 +656,17 @@ def columns(steps: int) -> StepColumns:
 
 
 class Moments:
-    """Marks of a device: moments that are written here, one after another."""
+    """A device with moments that are written here, one after another."""
+
+    asynchronous = True
 
     def __init__(self, *moments: int) -> None:
         self._moments = iter(moments)
 
-    def now(self) -> int:
+    def moment(self) -> int:
         return next(self._moments)
 
-    def between(self, first: int, second: int) -> int:
+    def elapsed_ns(self, first: int, second: int) -> int:
         return second - first
 
 
@@ -673,7 +675,7 @@ def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_h
     recorder = Recorder(clock, torch.device("cuda"))
     # The step begins at 1000. Group a: issued at 1010, done at 1100; issued at 1050, done at 1160, so begun
     # at 1100. Group b: issued at 1060, done at 1070. The step ends at 1200; the next one begins at 1300.
-    recorder._marks = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)  # type: ignore[assignment]
+    recorder._device = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)  # type: ignore[assignment]
 
     def done() -> Any:
         future: Future[int] = Future()
@@ -698,7 +700,7 @@ def test_a_synchronous_operation_ends_on_a_device_where_the_stream_is_after_the_
     clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
     recorder = Recorder(clock, torch.device("cuda"))
     # The step begins at 1000 and ends at 1200; the operation is issued at 1010, and done at 1100.
-    recorder._marks = Moments(1000, 1010, 1100, 1200)  # type: ignore[assignment]
+    recorder._device = Moments(1000, 1010, 1100, 1200)  # type: ignore[assignment]
     recorder.begins(Phase.FORWARD)
     assert recorder.issue("_allgather_base", "a", 4, lambda: None) is None
     recorder.step_done(torch.tensor(0.0))
