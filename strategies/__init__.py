@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from strategies.build import parallelize
     from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+    from strategies.training.loss import BatchLoss
     from strategies.training.observer import Phase, SilentObserver, StepObserver
     from strategies.training.parallel import ParallelModel
     from strategies.training.precision import ScaledFeedback
     from strategies.training.trainer import Trainer, TrainSettings
 
 __all__ = [
+    "BatchLoss",
     "ExchangeSettings",
     "GradientExchange",
     "ParallelModel",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchLoss": "strategies.training.loss",
     "ExchangeSettings": "strategies.exchange.gradient_exchange",
     "GradientExchange": "strategies.exchange.gradient_exchange",
     "ParallelModel": "strategies.training.parallel",

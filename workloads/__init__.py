@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workloads.workload import Batch, ImageInput, TokenInput, Workload
+    from workloads.batch import Batch
+    from workloads.workload import ImageInput, TokenInput, Workload
 
 __all__ = ["Batch", "ImageInput", "TokenInput", "Workload"]
 
@@ -20,4 +21,5 @@ __all__ = ["Batch", "ImageInput", "TokenInput", "Workload"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("workloads.workload"), name)
+    home = "workloads.batch" if name == "Batch" else "workloads.workload"
+    return getattr(import_module(home), name)

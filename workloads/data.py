@@ -14,9 +14,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from results.cell import SYNTHETIC
 from results.errors import UsageError
+from workloads.batch import Batch, placed
 from workloads.datasets.facts import DATASETS, DatasetFacts
 from workloads.datasets.samples import Images, Windows
-from workloads.workload import Batch, Workload
+from workloads.workload import Workload
 
 POOL = 4
 """Synthetic batches made beforehand and then given in turn."""
@@ -35,7 +36,7 @@ class DataRequest:
     seed: int
     device: torch.device
     memory_format: torch.memory_format = torch.contiguous_format
-    """Of inputs with four dimensions; others are contiguous."""
+    """Of tensors with four dimensions; others are contiguous."""
     source_folder: Path | None = None
     """What the path of a user's text is relative to; None: the working folder."""
 
@@ -67,13 +68,7 @@ def _seed(seed: int, replica: int) -> int:
 
 
 def _placed(request: DataRequest, batch: Batch) -> Batch:
-    inputs, targets = batch
-    form = request.memory_format if inputs.dim() == 4 else torch.contiguous_format
-    # non_blocking copies overlap with the step only from pinned memory, and are plain copies otherwise.
-    return (
-        inputs.to(request.device, non_blocking=True, memory_format=form),
-        targets.to(request.device, non_blocking=True),
-    )
+    return placed(batch, request.device, request.memory_format)
 
 
 def _epochs(
@@ -81,8 +76,8 @@ def _epochs(
 ) -> Iterator[Batch]:
     for epoch in count():
         sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            yield _placed(request, (inputs, targets))
+        for batch in loader:
+            yield _placed(request, batch)
 
 
 def _loader(request: DataRequest, facts: DatasetFacts) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:

@@ -10,7 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from results.errors import BenchError
+from workloads.batch import placed, tensors
 from workloads.build import build_workload
+from workloads.data import POOL
 from workloads.workload import Workload
 
 
@@ -49,14 +51,20 @@ def count_parts(text: str, *, micro_batch: int, source_folder: Path | None = Non
 
 
 def counted(workload: Workload, micro_batch: int) -> CountedFlops:
-    """FLOPs of a workload that was built in a context of the meta device."""
+    """FLOPs of a workload that was built in a context of the meta device. Raises BenchError where its batches
+    differ in shape."""
     # Drawn outside the meta context: a generator lives on the CPU.
-    inputs, targets = (part.to("meta") for part in workload.synthetic(torch.Generator(), micro_batch))
+    generator = torch.Generator()
+    drawn = (workload.synthetic(generator, micro_batch) for _ in range(POOL if workload.input is None else 1))
+    batch, *others = (placed(one, torch.device("meta")) for one in drawn)
+    shapes = [tensor.shape for tensor in tensors(batch)]
+    if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
+        raise BenchError("its batches differ in shape")
     module = workload.module.to("meta").train()
     # Named, so that the count never hangs on which kernel torch prefers: a fused kernel's backward computes
     # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = workload.loss(module(inputs), targets)
+        loss = workload.loss_of(module, batch)
         forward = counter.get_total_flops()
         torch.autograd.backward(loss)
     return CountedFlops(forward=forward, backward=counter.get_total_flops() - forward)

@@ -3,16 +3,18 @@ file (`--workload py:MODULE:FUNCTION`) returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from results.errors import UsageError
 from results.layout import ModelLayout
+from workloads.batch import Batch
 
-Batch = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 """Inputs and targets of some samples, the sample first in both."""
 
 
@@ -25,7 +27,7 @@ class ImageInput:
     """(channels, px, px), or (pixels,) where the image is flattened."""
     classes: int
 
-    def synthetic(self, generator: torch.Generator, samples: int) -> Batch:
+    def synthetic(self, generator: torch.Generator, samples: int) -> Pair:
         """Normally distributed pixels with random classes, on the CPU."""
         images = torch.randn(samples, *self.shape, generator=generator, device="cpu")
         return images, torch.randint(self.classes, (samples,), generator=generator, device="cpu")
@@ -39,7 +41,7 @@ class TokenInput:
     length: int
     vocabulary: int
 
-    def synthetic(self, generator: torch.Generator, samples: int) -> Batch:
+    def synthetic(self, generator: torch.Generator, samples: int) -> Pair:
         """Random tokens, each the target of the one before, on the CPU."""
         size = (samples, self.length + 1)
         tokens = torch.randint(self.vocabulary, size, generator=generator, device="cpu")
@@ -51,8 +53,13 @@ class Workload:
     """A model with its loss and its data; the module is on the CPU, in training mode, freshly initialised."""
 
     module: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
-    """Outputs of the module and targets of a batch, to the mean loss over its samples."""
+    loss: Callable[[Any, Any], Tensor] | None = None
+    """Outputs of the module and targets of a batch, (inputs, targets), to the mean loss over its samples.
+    None, without a step: the module is given the whole batch and returns its loss, or a mapping with it as
+    `loss`."""
+    step: Callable[[Callable[..., Any], Batch], Any] | None = None
+    """In place of a loss: the module, to be called, and a batch, to the mean loss over its samples, or to a
+    mapping with it as `loss`."""
     synthetic: Callable[[torch.Generator, int], Batch]
     """A batch of so many random samples on the CPU, drawn from the generator alone."""
     unit: Literal["images", "tokens", "samples"] = "samples"
@@ -61,3 +68,26 @@ class Workload:
     layout: ModelLayout = field(default_factory=ModelLayout)
     input: ImageInput | TokenInput | None = None
     """What real data are shaped to; None: the workload runs on synthetic data alone."""
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.step is not None:
+            raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+
+    def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
+        """The mean loss over the samples of a batch: inputs, or where there is no loss the batch, are passed
+        by keywords (a mapping), by position (a tuple or list), or as they are.
+
+        Plainly, for who checks a step (`strategies.training.loss` has the errors).
+        """
+        if self.step is not None:
+            returned = self.step(model, batch)
+        else:
+            inputs = batch if self.loss is None else batch[0]
+            if isinstance(inputs, Mapping):
+                returned = model(**inputs)
+            else:
+                returned = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+            if self.loss is not None:
+                returned = self.loss(returned, batch[1])
+        loss: Tensor = returned["loss"] if isinstance(returned, Mapping) else returned
+        return loss

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from results.groups import GroupLayout
 from results.recorded import Buckets
+from strategies.training.loss import seen
 from strategies.training.observer import Phase, StepObserver
 from strategies.training.trainer import Trainer
 
@@ -94,12 +95,7 @@ class BucketCounter:
         """Counts the steps that `trainer` takes in this context."""
         before, loss = trainer.observer, trainer.loss
 
-        def watched(outputs: Tensor, targets: Tensor) -> Tensor:
-            value = loss(outputs, targets)
-            self._to_come.watch(value)
-            return value
-
-        trainer.observer, trainer.loss = self, watched
+        trainer.observer, trainer.loss = self, seen(loss, lambda value, _: self._to_come.watch(value))
         try:
             yield
         finally:

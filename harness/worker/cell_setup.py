@@ -15,6 +15,7 @@ from results.cell import Cell
 from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.catalog import group_layout
+from strategies.training.loss import BatchLoss
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS
@@ -90,7 +91,7 @@ class CellSetup:
             raise UsageError(f"{self.cell.workload} has no parameter that could be trained")
         return Trainer(
             workload.module,
-            workload.loss,
+            workload.loss if workload.step is None else BatchLoss(workload.step),
             device=self.device,
             settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),
             layout=workload.layout,

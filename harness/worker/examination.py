@@ -51,8 +51,8 @@ from harness.worker.reference import (
 from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
 from strategies.catalog import COMPRESSIONS, STRATEGIES
-from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 from workloads.workload import Workload
 
 HALVINGS = 4

@@ -35,9 +35,9 @@ from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
-from strategies.training.parallel import Batch
 from strategies.training.snapshot import Snapshot
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 
 STEADY_WITHIN = 0.05
 """Warm-up has ended when a block differs from the one before it by no more than this share."""

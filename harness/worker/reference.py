@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
@@ -20,9 +21,10 @@ from results.cell import Cell
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
-from strategies.training.parallel import Batch, OptimizerState
+from strategies.training.parallel import OptimizerState
 from strategies.training.precision import autocast
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 from workloads.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24
@@ -151,9 +153,9 @@ def _replica_step(
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
-    for inputs, targets in _passes(batches, cell):
+    for batch in _passes(batches, cell):
         with autocast(cell.precision, setup.device):
-            loss = workload.loss(workload.module(inputs), targets) / passes
+            loss = workload.loss_of(workload.module, batch) / passes
         (loss * what.scale).backward()  # type: ignore[no-untyped-call]
         for name, parameter in workload.module.named_parameters():
             if parameter.grad is not None:
@@ -167,8 +169,10 @@ def _replica_step(
 def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
     """What goes through forward and backward at once, one after another."""
     pieces = STRATEGIES.facts(cell.strategy).microbatches
-    for inputs, targets in batches:
-        yield from zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
+    for batch in batches:
+        leaves, form = pytree.tree_flatten(batch)
+        for piece in zip(*(leaf.chunk(pieces) for leaf in leaves), strict=True) if pieces > 1 else (leaves,):
+            yield pytree.tree_unflatten(piece, form)
 
 
 def _add(sums: dict[str, Tensor], values: dict[str, Tensor]) -> None:

@@ -203,7 +203,8 @@ class RunInProgress:
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
         self._parameter_bytes = sum(parameter.nbytes for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
-        trainer = setup.trainer(self._uses.counted(workload), around.exchange)
+        trainer = setup.trainer(workload, around.exchange)
+        trainer.loss = self._uses.counted(trainer.loss)
         self._uses.watch(trainer.optimizer)
         strategy = STRATEGIES.facts(self._cell.strategy)
         self._found |= {

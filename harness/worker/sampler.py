@@ -7,20 +7,23 @@ one side alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from harness.worker.agreement import hash_number
 from results.cell import Cell
 from results.errors import UsageError
-from strategies.training.parallel import Batch
+from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS
 from workloads.datasets.samples import Images, Windows
-from workloads.workload import ImageInput, TokenInput, Workload
+from workloads.workload import ImageInput, Pair, TokenInput, Workload
 
 SYNTHETIC_BATCHES = 4
 """Drawn one after another from a replica's generator, and then given in turn for ever."""
@@ -106,10 +109,16 @@ class Sampler:
         return self._workload.input
 
     def _placed(self, batch: Batch) -> Batch:
-        inputs, targets = (part.to(self._device) for part in batch)
-        if inputs.dim() == 4 and self._cell.memory_format == "channels_last":
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs, targets
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, Mapping):
+                return self._placed(dict(leaf))
+            if not isinstance(leaf, Tensor):
+                return leaf
+            last = leaf.dim() == 4 and self._cell.memory_format == "channels_last"
+            there = leaf.to(self._device)
+            return there.contiguous(memory_format=torch.channels_last) if last else there
+
+        return pytree.tree_map(moved, batch)
 
 
 def own_synthetic(cell: Cell) -> bool:
@@ -123,11 +132,11 @@ def _generator(key: str) -> torch.Generator:
 
 
 def batch_print(batch: Batch) -> float:
-    """A fingerprint of inputs and targets, bit for bit."""
-    return hash_number(zip(("inputs", "targets"), batch, strict=True))
+    """A fingerprint of all that is in a batch, bit for bit."""
+    return hash_number(named_tensors(batch))
 
 
-def relabelled(batch: Batch) -> Batch:
+def relabelled(batch: Pair) -> Pair:
     """Each sample with the targets of the one before it; targets moved by one where it is alone."""
     inputs, targets = batch
     return inputs, targets.roll(1, dims=0 if len(targets) > 1 else -1)

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from harness.worker.control import Control
 from results.files import write_once
 from strategies.training.observer import Phase, SilentObserver
-from strategies.training.parallel import Batch
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 
 STEPS = 3
 WARM_UP_STEPS = 1

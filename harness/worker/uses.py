@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from harness.worker.control import Control
 from harness.worker.sampler import own_synthetic
 from results.cell import Cell
 from results.groups import GroupLayout
+from strategies.training.loss import Loss, seen
+from workloads.batch import Batch, samples_of, tensors
 from workloads.workload import TokenInput, Workload
 
 
@@ -44,16 +46,13 @@ class UseCounter:
     def so_far(self) -> Uses:
         return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
 
-    def counted(self, workload: Workload) -> Workload:
-        """The workload with a loss that counts the samples of its targets."""
-        loss = workload.loss
+    def counted(self, loss: Loss) -> Loss:
+        """A trainer's loss that counts the samples of the targets or batches that it is given."""
+        return seen(loss, self._used)
 
-        def counting(outputs: Tensor, targets: Tensor) -> Tensor:
-            self._samples += len(targets)
-            self._targets += targets.numel()
-            return loss(outputs, targets)
-
-        return replace(workload, loss=counting)
+    def _used(self, value: Tensor, given: Batch) -> None:
+        self._samples += samples_of(given)
+        self._targets += sum(tensor.numel() for tensor in tensors(given))
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the steps of `optimizer`; one that a loss scaler leaves out is none."""

@@ -30,15 +30,17 @@ from torch.distributed.pipelining import (
 
 from results.errors import UsageError
 from results.groups import GroupLayout
+from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
+from strategies.training.loss import Batch, BatchLoss
 from strategies.training.missing_gradients import MissingGradients
 from strategies.training.observer import Phase
-from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first
 
@@ -137,7 +139,7 @@ class PipelineModel(ParallelModel):
         self._step.begins(task)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            inputs, targets = next(batches)
+            inputs, targets = self._step.tensors(next(batches))
             # Before its first computation a rank mostly waits; after it the stages report the phases.
             task.observer.begins(Phase.FORWARD)
             if index == 0:
@@ -251,13 +253,26 @@ class _Step:
         # A scaler has no factor before it has scaled, and every rank asks for it.
         task.scaler.scale(torch.zeros((), device=task.device))
 
+    def tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Inputs and targets. Raises UsageError for a batch or a loss of another form."""
+        loss = self.task.loss
+        if loss is not None and not isinstance(loss, BatchLoss) and isinstance(batch, tuple | list):
+            if len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+                self.loss_of = loss
+                return batch[0], batch[1]
+        raise UsageError(
+            "pipeline feeds a tensor of inputs to its first stage, and gives the results of its last one to "
+            "the loss: it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), no "
+            f"step; {SPLIT}"
+        )
+
     def context(self) -> AbstractContextManager[object]:
         return autocast(self.task.precision, self.task.device)
 
     def scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """A microbatch's share of the step's mean loss, times the scaler's factor."""
         with self.context():
-            loss = self.task.loss(outputs, targets) / (self.task.accumulation * self._pieces)
+            loss = self.loss_of(outputs, targets) / (self.task.accumulation * self._pieces)
         self.loss += loss.detach()
         return self.task.scaler.scale(loss)
 

@@ -34,7 +34,8 @@ from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
 from strategies.training.layout_modules import layout_module
-from strategies.training.parallel import Batch, GradientTask, OptimizerState, ParallelModel, Setting
+from strategies.training.loss import Batch
+from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Buffers, take_from_first
 

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from functools import partial
 
 from torch import Tensor, nn
@@ -287,3 +288,6 @@ def _tensors(output: object) -> Iterator[Tensor]:
     elif isinstance(output, list | tuple):
         for value in output:
             yield from _tensors(value)
+    elif is_dataclass(output):
+        for field in fields(output):
+            yield from _tensors(getattr(output, field.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -18,12 +18,11 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.facts import StrategyFacts
+from strategies.training.loss import Batch, Loss, loss_of
 from strategies.training.observer import Phase, StepObserver
 from strategies.training.optimizer import build_optimizer
 from strategies.training.precision import autocast
 
-Batch = tuple[Tensor, Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
 OptimizerState = dict[str, object]
 """Of one parameter, by the optimizer's own keys (`exp_avg`, say): tensors, whole, and numbers."""
 
@@ -50,7 +49,7 @@ class GradientTask:
     """How gradients are computed, whatever the strategy."""
 
     loss: Loss
-    """(outputs, targets) to the mean loss of the micro-batch, a scalar."""
+    """Of a micro-batch."""
     accumulation: int
     precision: Precision
     device: torch.device
@@ -148,13 +147,13 @@ class ParallelModel:
         total: Tensor | None = None
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            inputs, targets = next(batches)
+            batch = next(batches)
             with self.exchange(now=index == task.accumulation - 1):
                 task.observer.begins(Phase.FORWARD)
                 if index == 0:
                     self.started()
                 with autocast(task.precision, task.device):
-                    loss = task.loss(self.module(inputs), targets) / task.accumulation
+                    loss = loss_of(self.module, batch, task.loss) / task.accumulation
                 task.observer.begins(Phase.BACKWARD)
                 task.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()

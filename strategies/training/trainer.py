@@ -22,8 +22,9 @@ from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.training.checkpointing import checkpoint_blocks
+from strategies.training.loss import Batch, Loss
 from strategies.training.observer import Phase, SilentObserver, StepObserver
-from strategies.training.parallel import Batch, GradientTask, Loss
+from strategies.training.parallel import GradientTask
 from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
 
 
@@ -80,6 +81,8 @@ class Trainer:
     ) -> None:
         """Move `module` to `device` and lay it out; collective if the strategy is.
 
+        `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
+        the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
         `layout` names the parts of the model, for strategies that cut it and for activation checkpointing;
         `group` is where gradients are exchanged (None: the default group). Raises SpecError, with the
         sentence of a plan, for settings that do not go together.
@@ -98,7 +101,7 @@ class Trainer:
         self.observer: StepObserver = SilentObserver()
         """Told of every step from now on; may be replaced between steps."""
         self.loss = loss
-        """(outputs, targets) to the mean loss of a micro-batch; may be replaced between steps."""
+        """Of a micro-batch; may be replaced between steps."""
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
         if settings.activation_checkpointing:
@@ -155,9 +158,8 @@ def _compile(module: nn.Module) -> None:
     """
     eager = module.forward
 
-    def forward(*inputs: Tensor) -> Tensor:
-        output: Tensor = eager(*inputs)
-        return output
+    def forward(*inputs: object, **named: object) -> object:
+        return eager(*inputs, **named)
 
     module.forward = torch.compile(forward)
 

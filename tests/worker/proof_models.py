@@ -197,6 +197,61 @@ def cancelling() -> Workload:
     return workload(Cancelling(), F.mse_loss, 4, layout=layout)
 
 
+class Spoken(nn.Module):
+    """Called by keywords; gives its loss among other things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, *, text: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        x = self.embed(text["ids"]) * text["mask"][..., None]
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.out(x.sum(1))
+        return {"logits": logits, "loss": F.cross_entropy(logits.float(), labels)}
+
+
+def spoken() -> Workload:
+    """Nested dictionaries of texts that are 3 to 7 tokens long."""
+
+    def synthetic(generator: torch.Generator, samples: int) -> dict[str, Any]:
+        length = int(torch.randint(3, 8, (), generator=generator))
+        ids = torch.randint(11, (samples, length), generator=generator)
+        mask = torch.rand(samples, length, generator=generator).round()
+        labels = torch.randint(5, (samples,), generator=generator)
+        return {"text": {"ids": ids, "mask": mask}, "labels": labels}
+
+    return Workload(module=Spoken(), synthetic=synthetic)
+
+
+def two_losses() -> Workload:
+    """A step of its own over a tuple of three."""
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        x, near, far = (torch.randn(samples, 6, generator=generator) for _ in range(3))
+        return x, near, [far]
+
+    def step(model: Callable[..., Any], batch: tuple[Tensor, Tensor, list[Tensor]]) -> dict[str, Tensor]:
+        x, near, [far] = batch
+        y = model(x)
+        first, second = F.mse_loss(y, near), F.l1_loss(y, far)
+        return {"loss": first + 0.5 * second, "near": first.detach()}
+
+    return Workload(
+        module=nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)), step=step, synthetic=synthetic
+    )
+
+
+def cancelling_by_a_step() -> Workload:
+    def step(model: Callable[..., Any], batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    return replace(cancelling(), loss=None, step=step)
+
+
 def workload(
     module: nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],

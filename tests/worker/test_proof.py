@@ -22,6 +22,8 @@ Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 2, "optimizer": "sgd:lr=0.002"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+SPOKEN: Fields = {"workload": "py:proof_models:spoken", "micro_batch": 4, "optimizer": "sgd"}
+TWO_LOSSES: Fields = {"workload": "py:proof_models:two_losses", "micro_batch": 4, "optimizer": "adamw"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
@@ -40,6 +42,11 @@ GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer":
             marks=pytest.mark.slow,
         ),
         (2, GPT | {"accumulation": 2, "clip_norm": 1.0, "dataset": "text"}),
+        (1, SPOKEN),
+        (2, SPOKEN | {"accumulation": 2}),
+        (2, SPOKEN | {"strategy": "fsdp"}),
+        (2, SPOKEN | {"strategy": "scratch-fsdp"}),
+        (2, TWO_LOSSES | {"strategy": "scratch-ddp", "accumulation": 2}),
     ],
 )
 def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Proofs, size: int, fields: Fields) -> None:
@@ -69,6 +76,25 @@ def test_low_precision_is_proven_within_a_stated_part_of_the_gradient(proofs: Pr
     assert found["passed"]
     stated = {"bf16": "0.03", "fp16": "0.01"}[fields["precision"]]
     assert f"gradients agree within {stated} of their L2 norm" in found["detail"]
+
+
+Runs = Callable[..., list[Fields]]
+
+
+def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(whole_runs: Runs) -> None:
+    record = whole_runs(2, SPOKEN)[0]
+    assert (record["outcome"], record["reason"]) == ("ok", None)
+    assert record["recorded"].operations.step
+    assert record["buckets"].started
+    assert (record["work"].samples, record["work"].updates, record["work"].flops) == (4, 10, None)
+    assert record["absent"]["flops"].endswith("its batches differ in shape")
+
+
+def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:
+    fields = SPOKEN | {"workload": "py:proof_models:cancelling_by_a_step", "strategy": "pipeline:gpipe"}
+    taken = "it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), no step"
+    for record in whole_runs(2, fields):
+        assert taken in record["reason"]
 
 
 def _no_time(rank: int, size: int) -> AbstractContextManager[object]:

@@ -19,14 +19,14 @@ from torch.utils.data import Dataset
 
 from results.errors import UsageError
 from workloads.datasets.facts import BYTE_VALUES, DIGITS_CLASSES, is_square
-from workloads.workload import Batch, ImageInput, TokenInput
+from workloads.workload import ImageInput, Pair, TokenInput
 
 STDLIB_BYTES = 4 * 2**20
 """Of the standard library's text, the first 4 MiB."""
 _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 
 
-class Images(Dataset[Batch]):
+class Images(Dataset[Pair]):
     """Images of one channel, with their classes, given to a model that takes `shape`."""
 
     def __init__(self, images: Tensor, classes: Tensor, *, shape: tuple[int, ...]) -> None:
@@ -37,14 +37,14 @@ class Images(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> Pair:
         images = self.images[indices]
         if len(self.shape) == 3:
             images = images.expand(-1, *self.shape)
         return images.reshape(-1, *self.shape).contiguous(), self.classes[indices]
 
 
-class Windows(Dataset[Batch]):
+class Windows(Dataset[Pair]):
     """Pieces of a text, one after another: `length` bytes, and the byte that follows each of them."""
 
     def __init__(self, text: Tensor, *, length: int) -> None:
@@ -55,7 +55,7 @@ class Windows(Dataset[Batch]):
     def __len__(self) -> int:
         return max(0, (len(self.text) - 1) // self.length)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> Pair:
         starts = torch.tensor(indices, dtype=torch.int64) * self.length
         tokens = self.text[starts[:, None] + self.reach].long()
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

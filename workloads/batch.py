@@ -1,0 +1,48 @@
+"""Batches of any form: tensors on their own or in dictionaries, tuples and lists, nested as a model asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Batch = Any
+"""A pytree of tensors, the sample first in each; what is no tensor stays as it is."""
+
+
+def named_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its place in the batch; what is no tensor as an empty one, its value in the name."""
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        place = pytree.keystr(path)
+        yield (place, leaf) if isinstance(leaf, Tensor) else (f"{place}={leaf!r}", torch.empty(0))
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch, in the order of its form."""
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def samples_of(batch: Batch) -> int:
+    """Samples of a batch: the first dimension of its first tensor that has one; 0 if none has."""
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 0)
+
+
+def placed(batch: Batch, device: torch.device, form: torch.memory_format = torch.contiguous_format) -> Batch:
+    """The batch with its tensors on `device`, those of four dimensions in the memory format `form`.
+
+    A mapping that torch takes for a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.
+    """
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping):
+            return placed(dict(leaf), device, form)
+        if not isinstance(leaf, Tensor):
+            return leaf
+        # non_blocking copies overlap with the step only from pinned memory, and are plain copies otherwise.
+        own = form if leaf.dim() == 4 else torch.contiguous_format
+        return leaf.to(device, non_blocking=True, memory_format=own)
+
+    return pytree.tree_map(moved, batch)
