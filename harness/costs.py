@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from harness.console import Console
 from harness.plan.options import read_duration_s
 from reports.analysis.assumptions import Assumptions
+from reports.analysis.goal import KNEE, Goal, GoalKind
 from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, UsageError
 from results.job import Job
@@ -25,13 +27,17 @@ class CostFlags:
     prices: str | None = None
     epoch_samples: int | None = None
     within: str | None = None
+    goal: str | None = None
+
+
+GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
 
 
 def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
     """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
     if flags.epoch_samples is not None and flags.epoch_samples < 1:
         raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
-    within_s = None if flags.within is None else _within_s(flags.within)
+    within_s = None if flags.within is None else _seconds(flags.within, "--within")
     return Assumptions(
         price=None if flags.price is None else _flag(flags.price),
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
@@ -41,17 +47,44 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
             facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
         },
         within_s=within_s,
+        goal=KNEE if flags.goal is None else read_goal(flags.goal),
     )
 
 
-def _within_s(text: str) -> float:
-    """Seconds of --within, which needs a unit: an epoch takes hours, and a bare number would be seconds."""
+def _seconds(text: str, flag: str) -> float:
+    """Of an epoch, with a unit: it takes hours, and a bare number would be seconds."""
     if text.strip().replace(".", "", 1).isdigit():
-        raise UsageError(f"--within needs a unit, like {text.strip()}h or {text.strip()}m, not {text!r}")
-    seconds = read_duration_s(text, "--within")
+        raise UsageError(f"{flag} needs a unit, like {text.strip()}h or {text.strip()}m, not {text!r}")
+    seconds = read_duration_s(text, flag)
     if not seconds:
-        raise UsageError(f"--within is more than 0, not {text!r}")
+        raise UsageError(f"{flag} is more than 0, not {text!r}")
     return seconds
+
+
+def read_goal(text: str) -> Goal:
+    """What `--goal` asks for. Raises UsageError for any other text."""
+    kind, colon, limit = text.strip().partition(":")
+    if not colon and kind in ("knee", "throughput", "cost"):
+        return Goal(kind=cast("GoalKind", kind))
+    if kind == "time" and limit:
+        return Goal(kind="time", limit=_seconds(limit, "--goal time:"))
+    if kind == "efficiency" and limit:
+        return Goal(kind="efficiency", limit=_efficiency(limit))
+    raise UsageError(f"--goal is {GOALS}, not {text!r}")
+
+
+def _efficiency(text: str) -> float:
+    """A fraction of 1, of `80%` or `0.8`."""
+    number, percent, _ = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"--goal efficiency: takes more than 0 and at most 100 %, like 80% or 0.8, not {text!r}"
+        )
+    return share
 
 
 def site_price(jobs: Iterable[Job]) -> Price | None:

@@ -17,7 +17,7 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
 from results.baseline import Baseline
-from results.errors import UsageError
+from results.errors import SchemaError, UsageError
 from results.history import read_nights
 from results.job_store import JobStore
 from results.run import RunResult
@@ -56,7 +56,18 @@ def read_figures(
     if redact:
         read = _redacted(read)
     figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
-    return [replace(one, nights=nights) for one in figures] if nights else figures
+    return [
+        replace(figure, nights=nights, placed=() if redact else _placed(one.study))
+        for one, figure in zip(read, figures, strict=True)
+    ]
+
+
+def _placed(study: Study) -> tuple[str, ...]:
+    """The words of a call that goes on in the study: its folder, and the launcher of its newest job."""
+    launchers: list[str] = []
+    with suppress(SchemaError):
+        launchers = [job.launcher for job in JobStore(study.root).jobs()]
+    return ("--out", str(study.root), *(("--launcher", launchers[-1]) if launchers else ()))
 
 
 def _nights(folder: Path, console: Console) -> dict[str, list[Baseline]]:

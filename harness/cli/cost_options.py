@@ -1,4 +1,4 @@
-"""The flags of `bench report` about costs: what a report is told beside what was measured."""
+"""The flags of `bench report` about costs and the size to buy: what it is told beside what was measured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _OPTIONS = (
     ),
     click.option("--epoch-samples", type=int, metavar="N", help="samples of one epoch"),
     click.option("--within", metavar="TIME", help="the cheapest cell that finishes an epoch in it, like 4h"),
+    click.option(
+        "--goal",
+        metavar="GOAL",
+        help="what the size to buy is chosen by: knee, throughput, cost, time:24h or efficiency:80%",
+    ),
 )
 
 

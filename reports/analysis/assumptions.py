@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reports.analysis.goal import KNEE, Goal
 from reports.text import count
 from results.catalogue.prices import Price, Prices, catalogue_prices, chosen, device_prices
 from results.cell import Cell
@@ -38,6 +39,8 @@ class Assumptions:
     """Samples of data sets whose size is known, by name."""
     within_s: float | None = None
     """Time in which an epoch is to be finished."""
+    goal: Goal = KNEE
+    """What the size to buy is chosen by."""
 
     def epoch_of(self, cell: Cell) -> int | None:
         """Samples of one epoch of a cell's data; None if not known."""

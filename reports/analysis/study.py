@@ -52,6 +52,8 @@ class StudyFigures:
     """What was not measured, and is taken as told."""
     nights: Mapping[str, Sequence[Baseline]] = field(default_factory=dict)
     """Those of a history, by machine, in the order of time."""
+    placed: tuple[str, ...] = ()
+    """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
 
     @property
     def devices_word(self) -> str:

@@ -34,7 +34,11 @@ def _study(study: StudyFigures) -> Json:
         "name": study.name,
         "planned_at": [plan.created_at for plan in study.plans],
         "sizes_count": study.devices_word,
-        "verdict": {"sentences": found.sentences, "workloads": found.workloads},
+        "verdict": {
+            "sentences": found.sentences,
+            "workloads": found.workloads,
+            "next_run": found.next_run,
+        },
         "cells": [_cell(row) for row in cell_rows(study)],
         "skipped": [
             {"gpus": group.gpus, **_fields(group.skip, without=("gpus",))} for group in study.skipped

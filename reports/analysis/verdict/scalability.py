@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, Lost, budget, lost, why_no_budget
 from reports.analysis.knee import Growth, knee
-from reports.analysis.scaling import SINGLE_RUN_NOISE, BaselineCell, Curve, CurvePoint, scaled
+from reports.analysis.pieces import Named, is_measured, name, piece_of, rate, ties
+from reports.analysis.scaling import BaselineCell, Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training, training_of
 from results.budget import BudgetMethod
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Device, Precision
-from results.outcome import Evidence
 from results.plan import Scaling
-from results.statistics import Metric, ratio_of_runs
+from results.statistics import Metric
 
 LITTLE = 0.1
 """Share of a step up to which what is lost is called little, and nothing is blamed for it (10 %)."""
@@ -131,62 +131,29 @@ class Scalability:
     """Pieces of work of the workload and kind (other batches, settings, links) that it is not about."""
 
 
-Named = tuple[Curve, CurvePoint]
-"""A point, and the curve that says what it is called."""
-
-
 def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalability | None:
     """How a workload scales by one rule; None if no such series has a figure."""
-    pieces = _pieces(study.curves, workload, kind)
-    if not pieces:
+    piece = piece_of(study.curves, workload, kind)
+    if piece is None:
         return None
-    curves = max(pieces, key=_worth)
-    points = [(curve, point) for curve in curves for point in curve.points if _is_measured(point)]
+    points = piece.measured
     sizes = {point.gpus for _, point in points}
     at_largest = [named for named in points if named[1].gpus == max(sizes)] if len(sizes) > 1 else []
-    lead = max(at_largest, key=_rate, default=None)
-    precisions = {point.figures.cell.precision for piece in pieces for one in piece for point in one.points}
+    lead = max(at_largest, key=rate, default=None)
+    of_kind = (one for one in study.curves if (one.key.workload, one.key.kind) == (workload, kind))
+    precisions = {point.figures.cell.precision for one in of_kind for point in one.points}
     plain = _dense(points) if lead and not _is_dense(lead) else []
-    key = curves[0].key
+    key = piece.curves[0].key
     return Scalability(
         kind=kind,
         batch=key.batch,
         setting=study.settings[key.setting],
-        fastest=_configuration(max(points, key=_rate), points, precisions) if points else None,
+        fastest=_configuration(max(points, key=rate), points, precisions) if points else None,
         largest=_reach(lead, at_largest, precisions) if lead else None,
-        dense=_reach(max(plain, key=_rate), plain, precisions) if plain else None,
-        super_linear=tuple(_name(named) for named in points if named[1].efficiency.super_linear),
-        others=len(pieces) - 1,
+        dense=_reach(max(plain, key=rate), plain, precisions) if plain else None,
+        super_linear=tuple(name(named) for named in points if named[1].efficiency.super_linear),
+        others=piece.others,
     )
-
-
-def _pieces(curves: Iterable[Curve], workload: str, kind: Scaling) -> list[list[Curve]]:
-    """The curves with a figure, by what work is done over which network."""
-    pieces: dict[tuple[object, ...], list[Curve]] = {}
-    for curve in curves:
-        if (curve.key.workload, curve.key.kind) == (workload, kind) and curve.points:
-            key = (curve.key.batch, curve.key.setting, curve.key.link)
-            pieces.setdefault(key, []).append(curve)
-    return list(pieces.values())
-
-
-def _worth(curves: Sequence[Curve]) -> tuple[int, float]:
-    """Measured sizes first, then throughput."""
-    points = [point for curve in curves for point in curve.points if _is_measured(point)]
-    rates = [point.figures.samples_per_s.value for point in points]
-    return len({point.gpus for point in points}), max(rates, default=0.0)
-
-
-def _is_measured(point: CurvePoint) -> bool:
-    return point.figures.evidence is Evidence.MEASURED
-
-
-def _rate(named: Named) -> float:
-    return named[1].figures.samples_per_s.value
-
-
-def _name(named: Named) -> str:
-    return f"{named[0].key.label} on {named[1].gpus:,}"
 
 
 def _dense(points: Iterable[Named]) -> list[Named]:
@@ -229,23 +196,18 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
         throughput=point.figures.throughput,
         efficiency=None if claim.is_baseline else claim.metric,
         against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
-        ties=tuple(_name(other) for other in among if other is not best and _ties(point, other[1])),
+        ties=tuple(
+            name(other) for other in among if other is not best and ties(point.figures, other[1].figures)
+        ),
         compared=len(among),
         fewest_runs=min(len(other.figures.runs) for _, other in among),
         unlike=differences_in_training(point.figures, precisions),
     )
 
 
-def _ties(best: CurvePoint, other: CurvePoint) -> bool:
-    """Whether the runs of two points leave open which has the higher throughput."""
-    work = best.figures.cell.global_batch / other.figures.cell.global_batch
-    faster = scaled(ratio_of_runs(other.figures.run_step_ns, best.figures.run_step_ns, "ratio"), work)
-    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else faster.low <= 1
-
-
 def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str | None]:
     """At the first size beyond the knee or, without one, at the largest measured; or why it is unknown."""
-    measured = [point for point in curve.points if _is_measured(point)]
+    measured = [point for point in curve.points if is_measured(point)]
     point = next((one for one in measured if beyond and one.gpus == beyond.larger), measured[-1])
     claim = point.efficiency
     if claim.baseline is None or claim.metric is None or claim.is_baseline:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from reports.analysis.communication import communication_finding, slow_links
 from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
+from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.peaks import link_peaks
+from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.cost_sentences import cost_sentences
@@ -20,7 +22,7 @@ from reports.analysis.verdict.made_from import MadeFrom, made_from
 from reports.analysis.verdict.missing import Missing, missing
 from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
 from reports.analysis.verdict.scaling_sentences import scaling_sentences
-from reports.text import count, devices, listed
+from reports.text import capital, count, devices, listed
 from results.label import label
 from results.outcome import Evidence
 
@@ -43,6 +45,8 @@ class WorkloadVerdict:
     """What is the cheapest, and for an epoch in time, a sentence each; empty without a price."""
     made_from: MadeFrom
     missing: Missing
+    to_buy: tuple[SizeToBuy, ...]
+    """The size to buy by the report's goal, or why there is none: one for each rule of scaling."""
     sentences: tuple[str, ...]
 
 
@@ -52,6 +56,8 @@ class StudyVerdict:
 
     workloads: tuple[WorkloadVerdict, ...]
     """Empty if nothing has a figure."""
+    next_run: NextRun | None
+    """The run that would tell most; None if no run here would."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -69,10 +75,16 @@ class StudyVerdict:
 def verdict(study: StudyFigures) -> StudyVerdict:
     """The verdict of a study."""
     names = dict.fromkeys(one.cell.workload for one in study.cells.values())
-    return StudyVerdict(workloads=tuple(_workload(study, name) for name in names))
+    sizes = sizes_to_buy(study)
+    return StudyVerdict(
+        workloads=tuple(
+            _workload(study, name, [one for one in sizes if one.workload == name]) for name in names
+        ),
+        next_run=next_run(study),
+    )
 
 
-def _workload(study: StudyFigures, workload: str) -> WorkloadVerdict:
+def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) -> WorkloadVerdict:
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
     scaled = (scalability(study, workload, "weak"), scalability(study, workload, "strong"))
     facts = WorkloadVerdict(
@@ -84,6 +96,7 @@ def _workload(study: StudyFigures, workload: str) -> WorkloadVerdict:
         costs=tuple(cost_sentences(study, workload)),
         made_from=made_from(study, workload),
         missing=missing(study, workload),
+        to_buy=tuple(sizes),
         sentences=(),
     )
     return replace(facts, sentences=tuple(_sentences(facts)))
@@ -131,6 +144,14 @@ def _cell(figures: CellFigures) -> str:
 
 
 def _sentences(facts: WorkloadVerdict) -> Iterator[str]:
+    for size in facts.to_buy:
+        # Ranks on CPU and stand-ins say what they are by themselves.
+        if size.absent not in (CPU, ALL_EMULATED):
+            yield (
+                f"{capital(size.scaling)} scaling: {size.sentence}"
+                if len(facts.to_buy) > 1
+                else size.sentence
+            )
     for one in facts.scalings:
         yield from scaling_sentences(one)
     super_linear = list(dict.fromkeys(name for one in facts.scalings for name in one.super_linear))

@@ -1,0 +1,72 @@
+"""The pieces of work of a study: the curves that do the same work by one rule, over one network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from reports.analysis.effect import side
+from reports.analysis.figures import CellFigures
+from reports.analysis.scaling import SINGLE_RUN_NOISE, Curve, CurvePoint, scaled
+from results.outcome import Evidence
+from results.plan import Scaling
+from results.statistics import ratio_of_runs
+
+Named = tuple[Curve, CurvePoint]
+"""A point, and the curve that says what it is called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a workload is judged by under one rule: of its pieces the one with most measured sizes."""
+
+    curves: tuple[Curve, ...]
+    """Those with a figure; one at least."""
+    others: int
+    """Pieces of the same workload and rule (other batches, settings, links)."""
+
+    @property
+    def measured(self) -> list[Named]:
+        """The measured points, curve by curve."""
+        return [(curve, point) for curve in self.curves for point in curve.points if is_measured(point)]
+
+
+def piece_of(curves: Iterable[Curve], workload: str, kind: Scaling) -> Piece | None:
+    """The piece of a workload under one rule; None if no such series has a figure."""
+    found: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in curves:
+        if (curve.key.workload, curve.key.kind) == (workload, kind) and curve.points:
+            key = (curve.key.batch, curve.key.setting, curve.key.link)
+            found.setdefault(key, []).append(curve)
+    if not found:
+        return None
+    best: list[Curve] = max(found.values(), key=_worth)
+    return Piece(curves=tuple(best), others=len(found) - 1)
+
+
+def _worth(curves: Iterable[Curve]) -> tuple[int, float]:
+    """Measured sizes first, then throughput."""
+    points = [point for curve in curves for point in curve.points if is_measured(point)]
+    rates = [point.figures.samples_per_s.value for point in points]
+    return len({point.gpus for point in points}), max(rates, default=0.0)
+
+
+def is_measured(point: CurvePoint) -> bool:
+    return point.figures.evidence is Evidence.MEASURED
+
+
+def rate(named: Named) -> float:
+    return named[1].figures.samples_per_s.value
+
+
+def name(named: Named) -> str:
+    """`ddp on 4`."""
+    return f"{named[0].key.label} on {named[1].gpus:,}"
+
+
+def ties(best: CellFigures, other: CellFigures) -> bool:
+    """Whether the runs of two cells leave open which has the higher throughput, or it is not higher by enough
+    to matter (see `effect.side`)."""
+    work = best.cell.global_batch / other.cell.global_batch
+    faster = scaled(ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio"), work)
+    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster) != "above"

@@ -1,0 +1,233 @@
+"""The size to buy by each goal, how surely, and the next run. Weak scaling: X(n) is 8 n over a step time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.costs import read_goal
+from reports.analysis.assumptions import Assumptions
+from reports.analysis.goal import Goal
+from reports.analysis.next_run import next_run
+from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_SIZE, SizeToBuy, sizes_to_buy
+from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.verdict.verdict import verdict
+from results.catalogue.prices import Price
+from results.errors import UsageError
+from results.outcome import Evidence, Outcome
+
+PRICE = Price(usd_per_gpu_hour=3.6, source="given")
+STEPS = {1: 10.0, 2: 10.5, 4: 12.0, 8: 24.0}
+"""Yields of doublings 2 T(n) / T(m) - 1: 0.90, 0.75, 0; efficiencies 95.2 %, 83.3 % and 41.7 %."""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, new_study):
+    """A study on GPUs: `single` on 1 and `ddp` on the others, with runs that differ by 0.2 %."""
+    number = itertools.count()
+
+    def made(steps=STEPS, *, runs: int = 6, spread: float = 0.002, device: str = "cuda", **timing):
+        planted = new_study(tmp_path / f"study-{next(number)}", device=device)
+        cells = [*planted.series("weak", "single", [1], batch=8)]
+        if larger := [n for n in steps if n > 1]:
+            cells += planted.series("weak", "ddp", larger, batch=8)
+        planted.plan(repeats=runs)
+        for cell in cells:
+            ms = steps[cell.gpus]
+            planted.runs(cell, [ms * (1 + spread * (at % 3 - 1)) for at in range(runs)], **timing)
+        return planted
+
+    return made
+
+
+def analysed(planted, goal: str = "knee", **told) -> StudyFigures:
+    plans, results = planted.study.plans(), planted.study.collect()
+    return analyse("study", plans, results, Assumptions(goal=read_goal(goal), **told))
+
+
+def bought(planted, goal: str = "knee", **told) -> SizeToBuy:
+    [found] = sizes_to_buy(analysed(planted, goal, **told))
+    return found
+
+
+def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus) -> None:
+    found = bought(gpus())
+    assert found.choice is not None
+    assert (found.choice.strategy, found.choice.gpus, found.choice.or_more) == ("ddp", 4, False)
+    assert found.choice.efficiency is not None
+    assert found.choice.efficiency.value == pytest.approx(10 / 12, rel=1e-3)
+    assert (found.confidence, found.doubts) == ("high", ())
+    assert (
+        found.why == "knee between 4 and 8: going from 4 to 8 raises throughput by 0 % (100 % would be ideal)"
+    )
+    assert found.rests_on is not None
+    assert (found.rests_on.runs, found.rests_on.fewest_runs, len(found.rests_on.deciding)) == (24, 6, 3)
+    assert found.sentence.startswith(
+        "To buy: 4 GPUs with ddp, the last size up to which every growth pays (high confidence): knee"
+    )
+
+
+@pytest.mark.parametrize(
+    ("goal", "size", "why"),
+    [
+        # X(8) is X(4): no difference is shown, and 4 is the smaller of the two.
+        ("throughput", 4, "the highest throughput of 4 points, "),
+        (
+            "cost",
+            1,
+            "20 min 50 s of all devices (no price is known) a million samples, the lowest of 4 points",
+        ),
+        ("efficiency:80%", 4, "its efficiency is 83.3 % ("),
+        ("efficiency:0.9", 2, "its efficiency is 95.2 % ("),
+        # An epoch of 1,000,000 samples: 1,250 s on 1, 656 s on 2, 375 s on 4 and 8; on 4 it is cheaper.
+        ("time:11m", 2, "an epoch of 1,000,000 samples takes 10 min 56 s, the cheapest of 3 points in time"),
+        ("time:400s", 4, "an epoch of 1,000,000 samples takes 6 min 15 s, the cheapest of 2 points in time"),
+    ],
+)
+def test_each_goal_has_its_own_size(gpus, goal: str, size: int, why: str) -> None:
+    found = bought(gpus(), goal, epoch_samples=1_000_000)
+    assert found.choice is not None
+    assert found.choice.gpus == size
+    assert found.why is not None
+    assert found.why.startswith(why)
+
+
+def test_costs_are_in_dollars_where_there_is_a_price(gpus) -> None:
+    found = bought(gpus(), "time:400s", epoch_samples=1_000_000, price=PRICE)
+    assert found.choice is not None
+    assert found.choice.usd_per_epoch is not None
+    # 375 s of 4 GPUs at 3.60 an hour.
+    assert found.choice.usd_per_epoch.value == pytest.approx(1.5, rel=1e-3)
+    assert found.why is not None
+    assert " for 1.500 USD, the cheapest of 2 points" in found.why
+
+
+def test_a_goal_that_no_point_reaches_has_no_size(gpus) -> None:
+    planted = gpus()
+    late = bought(planted, "time:60s", epoch_samples=1_000_000)
+    assert late.text.startswith(
+        "none: no measured point finishes an epoch within 60.0 s; the fastest, ddp on "
+    )
+    assert bought(planted, "time:1h").text.startswith("none: the size of its epoch is not known: give")
+
+
+def test_cpu_ranks_stand_ins_one_size_and_what_is_not_proven_get_none(gpus) -> None:
+    assert bought(gpus(device="cpu")).absent == CPU
+    assert bought(gpus(proof=None)).absent == NOT_PROVEN
+    assert "emulated" in str(bought(gpus(evidence=Evidence.EMULATED)).absent)
+    assert bought(gpus({1: 10.0})).absent == ONE_SIZE
+
+
+def test_where_growing_pays_to_the_end_it_is_that_size_or_more(gpus) -> None:
+    found = bought(gpus({1: 10.0, 2: 10.1, 4: 10.2}))
+    assert found.choice is not None
+    assert found.choice.text == "4 GPUs or more with ddp"
+
+
+def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confidence(gpus) -> None:
+    # The yield of 2 to 4 is 2 (10.5 / 14) - 1 = 0.5, and its range holds that.
+    left_open = bought(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03))
+    assert left_open.confidence == "low"
+    assert left_open.doubts == ("whether growing from 2 to 4 pays is left open by the runs",)
+    few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
+    assert few.confidence == "medium"
+    assert few.doubts == ("3 runs a size, fewer than 6", "12 of 12 runs disturbed")
+    assert bought(gpus(runs=1)).confidence == "low"
+
+
+def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
+    planted = gpus()
+    more = new_study(planted.study.root, device="cuda", runs_before=100)
+    cells = more.series("weak", "ddp", [2, 4, 8], batch=8, compression="topk:0.01")
+    more.plan()
+    for cell in cells:
+        more.runs(cell, [5.0, 5.01, 5.02])
+    found = bought(more, "throughput")
+    assert found.choice is not None
+    assert found.choice.strategy == "ddp"
+    assert "ddp + topk:0.01 on 8 (it compresses its gradients)" in found.left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("knee", Goal()),
+        ("time:24h", Goal(kind="time", limit=86400.0)),
+        ("efficiency:80%", Goal(kind="efficiency", limit=0.8)),
+        ("efficiency:0.8", Goal(kind="efficiency", limit=0.8)),
+    ],
+)
+def test_goals_are_read(text: str, goal: Goal) -> None:
+    assert read_goal(text) == goal
+
+
+@pytest.mark.parametrize("text", ["fast", "time", "time:24", "efficiency:80", "efficiency:0", "knee:1", ""])
+def test_other_goals_are_refused_with_what_may_be_given(text: str) -> None:
+    with pytest.raises(UsageError, match="--goal"):
+        read_goal(text)
+
+
+def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
+    few = next_run(analysed(gpus(runs=3)))
+    assert few is not None
+    assert (few.kind, few.gpus) == ("repeats", (2, 4, 8))
+    assert few.command.startswith(
+        "bench matrix --name study --workload gpt-nano --strategy ddp --gpus 2,4,8 --batch-size 8 "
+        "--repeats 6 --device cuda"
+    )
+    assert few.what == "ddp on 2, 4 and 8 to 6 runs a size"
+    assert few.sentence.startswith(f"Run next {few.what}, since the choice rests on 3 runs a size: bench ")
+    left_open = next_run(analysed(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03)))
+    assert left_open is not None
+    assert (left_open.kind, left_open.gpus, "--repeats 12" in left_open.command) == ("repeats", (2, 4), True)
+    larger = next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 10.2})))
+    assert larger is not None
+    assert (larger.kind, larger.gpus, larger.cells) == ("size", (8,), ())
+    between = next_run(analysed(gpus({1: 10.0, 2: 10.1, 16: 40.0})))
+    assert between is not None
+    assert (between.kind, between.gpus) == ("size", (4,))
+    one = next_run(analysed(gpus({1: 10.0})))
+    assert one is not None
+    assert (one.kind, one.gpus) == ("size", (2,))
+
+
+def test_where_the_exchange_takes_the_time_the_next_run_has_a_larger_batch(gpus) -> None:
+    # Without the exchange a step takes 9.9 ms everywhere; the rest of the 24 ms on 8 is transfer.
+    planted = gpus(off_step_ns=lambda rank: [9_900_000] * 8, input_ms=0.0)
+    found = next_run(analysed(planted))
+    assert found is not None
+    assert (found.kind, found.gpus, found.cells) == ("setting", (8,), ())
+    assert "--batch-size 16" in found.command
+
+
+def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, new_timing) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan()
+    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
+    found = next_run(analysed(planted))
+    assert found is not None
+    assert (found.kind, found.gpus) == ("first", (4,))
+    planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
+    again = next_run(analysed(planted))
+    assert again is not None
+    assert (again.kind, again.gpus) == ("failed", (2,))
+    assert again.command.endswith("--rerun failed")
+
+
+def test_the_verdict_says_both_in_the_same_words(gpus) -> None:
+    study = analysed(gpus())
+    told = verdict(study)
+    [size] = sizes_to_buy(study)
+    assert told.sentences[0] == size.sentence
+    assert told.workloads[0].to_buy == (size,)
+    assert told.next_run == next_run(study)
+
+
+def test_the_command_finds_the_study_where_it_lies(gpus) -> None:
+    study = replace(analysed(gpus(runs=3)), placed=("--out", "my runs/a"))
+    found = next_run(study)
+    assert found is not None
+    assert found.command.startswith("bench matrix --out 'my runs/a' --workload")
