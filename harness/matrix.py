@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.check import can_check, check, check_request
 from harness.code import code_version
 from harness.console import Console
 from harness.costs import CostFlags, assumptions
@@ -131,6 +132,26 @@ class Matrix:
         for sentence in uncounted(study.results(), plan, conditions):
             self._console.note(sentence)
         self._call.show(study, plan, code)
+        self._check_own_code(plan)
+
+    def _check_own_code(self, plan: Plan) -> None:
+        """Build the user's own workloads of a plan and take steps, where torch is. Raises UsageError for one
+        that does not train."""
+        if not (self._call.hosts.same_python and can_check()):
+            return
+        folder = Path(self._request.source_folder or Path.cwd())
+        smallest: dict[str, int] = {}
+        for cell in plan.cells:
+            if cell.source_hash is not None:
+                smallest[cell.workload] = min(cell.micro_batch, smallest.get(cell.workload, cell.micro_batch))
+        for workload, batch in smallest.items():
+            found = check(check_request(workload, micro_batch=batch, folder=folder, strategies=()))
+            if found.failure is not None:
+                raise UsageError(f"{workload} does not train: {found.failure}")
+            self._console.note(
+                f"{workload} trains here: {found.parameters:,} parameters, loss {found.loss:.4g}; "
+                f"{bench_call('check', workload)} says more"
+            )
 
     def run(self, *, report: bool) -> int:
         """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C.

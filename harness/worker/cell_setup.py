@@ -85,7 +85,7 @@ class CellSetup:
         """The number of the replica that this rank is a part of."""
         return self.groups.replica(self.rank.rank)
 
-    def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup) -> Trainer:
+    def trainer(self, workload: Workload, group: torch.distributed.ProcessGroup | None) -> Trainer:
         """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""
         if not any(parameter.requires_grad for parameter in workload.module.parameters()):
             raise UsageError(f"{self.cell.workload} has no parameter that could be trained")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
+from harness.worker.sampler import batch_print
 from harness.worker.seeds import seed_step
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
@@ -38,5 +38,5 @@ def data_follow_generator(setup: CellSetup) -> bool:
     for state in range(2):
         seed_step(setup.cell.seed, state, setup.replica)
         batches = islice(setup.batches(workload, setup.replica), POOL)
-        drawn.add(hash_number(("batch", part) for batch in batches for part in batch))
+        drawn.add(tuple(batch_print(batch) for batch in batches))
     return len(drawn) == 1

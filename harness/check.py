@@ -1,0 +1,160 @@
+"""`bench check`: what a workload does before anything is planned with it, found by two ranks of its own.
+
+The ranks (`harness.worker.check`) build the workload, take steps and prove one; what they found comes back as
+a file. Here is what is asked and found, and the start of the ranks. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from results.errors import MachineError
+from strategies.catalog import STRATEGIES
+from strategies.facts import StrategyFacts
+from workloads.catalog import MEMBERS, WORKLOADS
+
+RANKS = 2
+LONGEST_S = 600.0
+"""All of a check; then its ranks are ended."""
+
+Verdict = Literal["proven", "runs", "refused", "failed"]
+
+
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is checked."""
+
+    workload: str
+    """Spec text."""
+    micro_batch: int
+    optimizer: str
+    source_folder: str
+    strategies: tuple[str, ...]
+    """Of which it is asked what they say; the first that can is proven."""
+
+
+class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy says of a workload."""
+
+    strategy: str
+    verdict: Verdict
+    words: str
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks found, as far as they came."""
+
+    failure: str | None = None
+    """Why the workload does not train; what comes after it is not known."""
+    module: str = ""
+    parameters: int = 0
+    trained: int = 0
+    """Parameters that are trained."""
+    parameter_bytes: int = 0
+    batch: tuple[str, ...] = ()
+    """Each tensor of a batch, with its type and shape."""
+    loss: float | None = None
+    step_s: float | None = None
+    """Of one rank, on CPU: its second step."""
+    activation_bytes: int | None = None
+    """That autograd keeps of one micro-batch."""
+    optimizer_bytes: int | None = None
+    flops: int | None = None
+    """Of forward and backward of one sample."""
+    absent: dict[str, str] = msgspec.field(default_factory=dict)
+    """What is not known, with the reason."""
+    strategies: tuple[StrategyWord, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it trains, and no strategy that goes on fails."""
+        return self.failure is None and all(word.verdict != "failed" for word in self.strategies)
+
+
+def check_request(
+    workload: str, *, micro_batch: int | None, folder: Path, strategies: tuple[str, ...] | None = None
+) -> CheckRequest:
+    """The check of a workload by its text, with what a plan takes where nothing is given; `strategies` None:
+    all that run on several ranks. Raises SpecError for a text that names nothing."""
+    spec = WORKLOADS.parse(workload)
+    member = MEMBERS[spec.name]
+    return CheckRequest(
+        workload=spec.text,
+        micro_batch=micro_batch or member.batch,
+        optimizer=member.optimizer,
+        source_folder=str(folder),
+        strategies=tuple(_example(facts) for facts in STRATEGIES.all_facts if _runs_on_ranks(facts))
+        if strategies is None
+        else tuple(STRATEGIES.facts(text).spec.text for text in strategies),
+    )
+
+
+def _example(facts: type[StrategyFacts]) -> str:
+    needed = facts.positional
+    return facts.name if needed is None or needed.default is not None else f"{facts.name}:{needed.example}"
+
+
+def _runs_on_ranks(facts: type[StrategyFacts]) -> bool:
+    """Not one that a plan replaces by another, nor the one of a single device."""
+    return facts.distributed and hasattr(facts, "model")
+
+
+def can_check() -> bool:
+    """Whether torch is here."""
+    return find_spec("torch") is not None
+
+
+def check(request: CheckRequest) -> CheckReport:
+    """Start the ranks and wait for what they find. Raises MachineError if they end without it."""
+    if not can_check():
+        raise MachineError("a workload is checked where torch is installed: it is not in this environment")
+    with tempfile.TemporaryDirectory(prefix="bench-check-") as folder:
+        Path(folder, "request.json").write_bytes(msgspec.json.encode(request))
+        said = _run(Path(folder), ranks=RANKS if request.strategies else 1)
+        found = Path(folder, "found.json")
+        if not found.exists():
+            raise MachineError(f"the check of {request.workload} ended without a result: {said[-2000:]}")
+        return msgspec.json.decode(found.read_bytes(), type=CheckReport)
+
+
+def _run(folder: Path, *, ranks: int) -> str:
+    """All ranks from start to end. Returns what they printed."""
+    log = folder / "printed.log"
+    with log.open("wb") as printed, _started(folder, ranks, printed.fileno()) as started:
+        for rank in started:
+            try:
+                rank.wait(LONGEST_S)
+            except subprocess.TimeoutExpired:
+                break
+    return log.read_text(errors="replace")
+
+
+@contextmanager
+def _started(folder: Path, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """They end with the context."""
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "harness.worker.check", str(folder)],
+            env={**surroundings, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        yield started
+    finally:
+        for rank in started:
+            rank.kill()
+            rank.wait()

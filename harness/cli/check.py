@@ -1,0 +1,67 @@
+"""`bench check`: what a workload does, before anything is planned with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.check import CheckReport, CheckRequest, check, check_request
+from harness.console import Console
+from harness.plan.options import read_names
+from reports.text import duration, si, size
+
+
+@click.command(name="check")
+@click.argument("workload")
+@click.option("--batch-size", type=click.IntRange(min=1), help="samples of a batch [default: the workload's]")
+@click.option("--strategy", metavar="TEXT,...", help="what is asked what it says [default: all strategies]")
+def command(workload: str, *, batch_size: int | None, strategy: str | None) -> int:
+    """Check a workload before anything is planned with it: a step, a proof, every strategy.
+
+    Two ranks on the CPU of this machine build it (py:MODULE:FUNCTION from this folder), take steps alone and
+    by each strategy, and prove those of the first that goes. Exit code 1 if it does not train, or a strategy
+    fails.
+    """
+    console = Console()
+    asked = None if strategy is None else read_names(strategy)
+    request = check_request(workload, micro_batch=batch_size, folder=Path.cwd(), strategies=asked)
+    report = check(request)
+    if rows := rows_of(request, report):
+        console.table(["what", "found"], rows, numeric=[False, False])
+    if report.strategies:
+        console.result()
+        words = [(word.strategy, word.verdict, word.words) for word in report.strategies]
+        console.table(["strategy", "verdict", "on 2 ranks it says"], words, numeric=[False] * 3)
+    if report.failure is not None:
+        console.error(f"{request.workload}: {report.failure}")
+    return 0 if report.passed else 1
+
+
+def rows_of(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]:
+    """What is known of the workload alone."""
+    rows: list[tuple[str, str]] = []
+    if report.module:
+        frozen = report.parameters - report.trained
+        rest = f", {frozen:,} of them frozen" if frozen else ""
+        rows.append(("module", f"{report.module}, {report.parameters:,} parameters{rest}"))
+    rows += [("batch" if not place else "", words) for place, words in enumerate(report.batch)]
+    if report.loss is not None and report.step_s is not None:
+        rows.append(("step", f"loss {report.loss:.4g}, {duration(report.step_s * 1e9)} on one core"))
+        rows.append(("memory", _memory(request, report)))
+        counted = None if report.flops is None else f"{si(report.flops, 'FLOP')}, forward and backward"
+        rows.append(("a sample", counted or f"FLOPs unknown: {report.absent['flops']}"))
+    return rows
+
+
+def _memory(request: CheckRequest, report: CheckReport) -> str:
+    state, kept = report.optimizer_bytes or 0, report.activation_bytes or 0
+    parts = {
+        "parameters": report.parameter_bytes,
+        "gradients": report.parameter_bytes,
+        f"state of {request.optimizer.partition(':')[0]}": state,
+        f"activations of {request.micro_batch} samples": kept,
+    }
+    return f"{size(sum(parts.values()))}: " + ", ".join(
+        f"{name} {size(each)}" for name, each in parts.items()
+    )

@@ -1,0 +1,234 @@
+"""`python -m harness.worker.check FOLDER` on each of two ranks: what a workload does, for `bench check`.
+
+Each strategy has a process group of its own, so that one that fails leaves nothing behind for the next.
+Rank 0 writes what was found after each part: a rank that ends early leaves what there was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from harness.check import RANKS, CheckReport, CheckRequest, StrategyWord
+from harness.kernel import die_with_parent
+from harness.worker.cell_setup import CellSetup
+from harness.worker.control import Control
+from harness.worker.exchange import open_exchange
+from harness.worker.failure import classify
+from harness.worker.leave import leave_after
+from harness.worker.proof import prove
+from harness.worker.rank import Rank
+from harness.worker.seeds import seed_step
+from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
+from results.errors import BenchError, SpecError
+from strategies.catalog import group_layout
+from strategies.refusal import refusal
+from strategies.training.trainer import Trainer
+from workloads.batch import named_tensors
+from workloads.flops import count_parts
+
+CPU = torch.device("cpu")
+WAIT_S = 60.0
+"""For the other rank, where one has failed alone."""
+
+
+class Check:
+    """One rank of a check."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._request = msgspec.json.decode((folder / "request.json").read_bytes(), type=CheckRequest)
+        self._store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]
+        self._found = CheckReport()
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        try:
+            self._alone()
+        except (Exception, SystemExit) as error:
+            # Whatever a user's code raises is what is to be said.
+            self._say(failure=words_of(error, Path(self._request.source_folder)))
+            return 0
+        proven = False
+        for number, strategy in enumerate(self._request.strategies):
+            word, together = self._asked(number, strategy, prove_it=not proven)
+            proven |= word.verdict == "proven"
+            self._say(strategies=(*self._found.strategies, word))
+            if not together:
+                return 0
+        return 0
+
+    def _say(self, **found: Any) -> None:
+        self._found = msgspec.structs.replace(self._found, **found)
+        if self._rank == 0:
+            written = self._folder / "found.part"
+            written.write_bytes(msgspec.json.encode(self._found))
+            written.rename(self._folder / "found.json")
+
+    def _setup(self, strategy: str, gpus: int) -> CellSetup:
+        request = self._request
+        cell = Cell(
+            workload=request.workload,
+            dataset=SYNTHETIC,
+            strategy=strategy,
+            gpus=gpus,
+            micro_batch=request.micro_batch,
+            device="cpu",
+            backend="gloo",
+            optimizer=request.optimizer,
+            model_parallel=group_layout(strategy, gpus).model_parallel,
+        )
+        own = self._rank % gpus
+        rank = Rank(rank=own, local_rank=own, node_rank=0, gpus=gpus, local_gpus=gpus)
+        return CellSetup(cell=cell, rank=rank, device=CPU, source_folder=Path(request.source_folder))
+
+    def _alone(self) -> None:
+        """Build the workload and take two steps on this rank by itself."""
+        setup = self._setup(BASELINE_STRATEGY, 1)
+        workload = setup.workload()
+        named = list(workload.module.parameters())
+        self._say(
+            module=type(workload.module).__name__,
+            parameters=sum(parameter.numel() for parameter in named),
+            trained=sum(parameter.numel() for parameter in named if parameter.requires_grad),
+            parameter_bytes=sum(parameter.nbytes for parameter in named),
+        )
+        batches = setup.batches(workload, 0)
+        first = next(batches)
+        self._say(batch=tuple(_described(name, tensor) for name, tensor in named_tensors(first)))
+        trainer = setup.trainer(workload, None)
+        seed_step(0, 0, 0)
+        loss, kept = _activations(trainer, iter([first]))
+        self._say(loss=loss, activation_bytes=kept, optimizer_bytes=_state_bytes(trainer))
+        began = time.perf_counter()
+        trainer.step(batches)
+        self._say(step_s=time.perf_counter() - began)
+        self._count_flops()
+
+    def _count_flops(self) -> None:
+        request = self._request
+        try:
+            flops = count_parts(
+                request.workload, micro_batch=request.micro_batch, source_folder=Path(request.source_folder)
+            )
+        except BenchError as error:
+            self._say(absent={"flops": str(error)})
+        else:
+            self._say(flops=round(flops.total / request.micro_batch))
+
+    def _asked(self, number: int, strategy: str, *, prove_it: bool) -> tuple[StrategyWord, bool]:
+        """What a strategy says, and whether both ranks are still together."""
+        try:
+            setup = self._setup(strategy, RANKS)
+        except SpecError as error:
+            return StrategyWord(strategy=strategy, verdict="refused", words=str(error)), True
+        reason = refusal(setup.cell)
+        if reason is not None:
+            return StrategyWord(strategy=strategy, verdict="refused", words=str(reason)), True
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore(f"group {number}", self._store),  # type: ignore[attr-defined]
+            rank=self._rank,
+            world_size=RANKS,
+            timeout=timedelta(seconds=WAIT_S),
+        )
+        try:
+            word = self._tried(setup, prove_it=prove_it)
+        finally:
+            together = self._meet(number)
+            if together:
+                dist.destroy_process_group()
+        return word, together
+
+    def _tried(self, setup: CellSetup, *, prove_it: bool) -> StrategyWord:
+        strategy = setup.cell.strategy
+        try:
+            exchange = open_exchange(timedelta(seconds=WAIT_S))
+            workload = setup.workload()
+            batches = setup.batches(workload, setup.replica)
+            trainer = setup.trainer(workload, exchange)
+            if not prove_it:
+                seed_step(0, 0, setup.replica)
+                loss = trainer.step(batches)
+                return StrategyWord(strategy=strategy, verdict="runs", words=f"loss {loss.item():.4g}")
+            proof = prove(setup, trainer, batches, Control(CPU, exchange))
+            return StrategyWord(
+                strategy=strategy, verdict="proven" if proof.passed else "failed", words=proof.detail
+            )
+        except BenchError as error:
+            return StrategyWord(strategy=strategy, verdict="refused", words=str(error))
+        except (Exception, SystemExit) as error:
+            # Whatever a workload or a strategy raises is what is to be said.
+            words = words_of(error, Path(self._request.source_folder))
+            return StrategyWord(strategy=strategy, verdict="failed", words=words)
+
+    def _meet(self, number: int) -> bool:
+        """Wait until the other rank has come to the end of a strategy as well."""
+        self._store.set(f"done {number} {self._rank}", "")
+        try:
+            self._store.wait([f"done {number} {1 - self._rank}"], timedelta(seconds=WAIT_S))
+        except RuntimeError:
+            return False
+        return True
+
+
+def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:
+    """The loss of a step, and the bytes that autograd keeps for its backward pass, each storage once."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in trainer.model.bare.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = trainer.compute_gradients(batches)
+    trainer.update()
+    return loss.item(), sum(kept.values())
+
+
+def _state_bytes(trainer: Trainer) -> int:
+    states = trainer.optimizer.state.values()
+    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+
+
+def _described(name: str, tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{name or 'batch'} {kind} {tuple(tensor.shape)}"
+
+
+def words_of(error: BaseException, folder: Path) -> str:
+    """What an error says, with the last line of the user's own code that led to it."""
+    words = str(error) if isinstance(error, BenchError) else classify(error)[1]
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename
+    ]
+    return f"{words} ({Path(own[-1].filename).relative_to(folder)}, line {own[-1].lineno})" if own else words
+
+
+def main() -> int:
+    """A rank, from its start to its end."""
+    die_with_parent()
+    torch.set_num_threads(1)
+    return Check(Path(sys.argv[1]), int(os.environ["RANK"])).run()
+
+
+if __name__ == "__main__":
+    leave_after(main)

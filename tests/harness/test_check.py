@@ -1,0 +1,65 @@
+"""`bench check`: what a workload does, told before anything is planned with it; and the dry run's check."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+
+TYPO = """
+from torch import nn, randn
+from workloads import Workload
+
+
+def build():
+    def synthetic(generator, samples):
+        return {"image": randn(samples, 4, generator=generator), "label": randn(samples, 1)}
+
+    return Workload(module=nn.Linear(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
+
+
+def step():
+    def step(model, batch):
+        return model(batch["imgae"])
+
+    return Workload(module=nn.Linear(4, 1), step=step, synthetic=build().synthetic)
+"""
+
+
+@pytest.mark.slow
+def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(
+    bench: Bench, tmp_path: Path
+) -> None:
+    shutil.copy(Path(__file__).parents[1] / "worker/proof_models.py", tmp_path)
+    done = bench("check", "py:proof_models:cancelling_by_a_step", "--batch-size", "4")
+    assert done.returncode == 0, done.stderr
+    # 6 * 8 + 8, 8 * 3 + 3, and twice 4 (8 * 8 + 8) of attention, 8 * 16 + 16, 2 * 16, 16 * 8 + 8.
+    assert "module    Cancelling, 1,283 parameters" in done.stdout
+    assert "[0] float32 (4, 4, 6)" in done.stdout
+    assert "FLOP, forward and backward" in done.stdout
+    said = {line.split()[0]: line for line in done.stdout.partition("\nstrategy")[2].splitlines()[1:]}
+    assert "proven" in said["ddp"]
+    assert "equal bit for bit" in said["ddp"]
+    for strategy in ("scratch-ddp", "fsdp", "zero1", "scratch-fsdp", "tp"):
+        assert "runs" in said[strategy], said[strategy]
+    assert "it takes batches of two tensors, (inputs, targets)" in said["pipeline:gpipe"]
+    assert "auto" not in said
+
+
+def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text(TYPO)
+    done = bench("check", "py:typo:step", "--strategy", "ddp")
+    assert done.returncode == 1
+    assert "py:typo:step: KeyError: 'imgae' (typo.py, line 15)" in done.stderr
+    assert "['image'] float32 (8, 4)" in done.stdout
+    call = ("matrix", "--workload", "py:typo:build", "--gpus", "1", "--device", "cpu", "--dry-run")
+    dry = bench(*call)
+    assert dry.returncode == 2
+    assert "py:typo:build does not train: the batch is a mapping with 'image', 'label'" in dry.stderr
+    assert "for others use a step(model, batch)" in dry.stderr
+    assert "py-typo-build" in dry.stdout
