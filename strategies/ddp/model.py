@@ -65,12 +65,12 @@ class DdpModel(ParallelModel):
         self.gradient_exchange, self.ramp_steps = ours, ours.ramp_steps
         return Hook(SharedAverage(ours, layout), link, device)
 
-    def state_dict(self) -> State:
+    def strategy_state(self) -> State:
         """Collective after the first step, when torch forms its buckets anew."""
-        return {**super().state_dict(), "buckets": self._buckets()}
+        return {**super().strategy_state(), "buckets": self._buckets()}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank; collective where this model has taken no step.
+    def load_strategy_state(self, state: Mapping[str, object]) -> None:
+        """Go on from a `strategy_state` of the same rank; collective where this model has taken no step.
 
         torch forms its buckets anew after the first step, in the order in which gradients came. A model that
         has taken none rehearses that order, so that its next step has the buckets of the state; not with
@@ -79,7 +79,7 @@ class DdpModel(ParallelModel):
         buckets = cast("list[list[str]]", state["buckets"])
         if buckets != self._buckets() and not (self._ddp.static_graph or _has_sparse_gradients(self.bare)):
             self._rehearse([name for names in buckets for name in names])
-        super().load_state_dict(state)
+        super().load_strategy_state(state)
 
     def _buckets(self) -> list[list[str]]:
         """The names of the parameters in torch's buckets."""

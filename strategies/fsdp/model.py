@@ -131,13 +131,13 @@ class FsdpModel(ParallelModel):
             while self._guards:
                 self._guards.pop().end()
 
-    def clip_gradients(self, max_norm: float) -> None:
+    def clip_gradients(self, max_norm: float) -> Tensor:
         shards = [
             (_local(parameter.grad), self._copies(name))
             for name, parameter in self.bare.named_parameters()
             if parameter.grad is not None
         ]
-        clip_shards(shards, max_norm, self._link, self._device)
+        return clip_shards(shards, max_norm, self._link, self._device)
 
     def _copies(self, name: str) -> int:
         """How many ranks have the same shard of a parameter."""

@@ -96,17 +96,17 @@ class LocalSgdModel(ParallelModel):
             self._average_buffers()
             self._alone = 0
 
-    def state_dict(self) -> State:
+    def strategy_state(self) -> State:
         return {
-            **super().state_dict(),
+            **super().strategy_state(),
             "steps": self._steps,
             "alone": self._alone,
             "parameters": self._parameters.state_dict(),
             "statistics": self._statistics.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        super().load_state_dict(state)
+    def load_strategy_state(self, state: Mapping[str, object]) -> None:
+        super().load_strategy_state(state)
         self._steps, self._alone = cast(int, state["steps"]), cast(int, state["alone"])
         self._parameters.load_state_dict(cast(State, state["parameters"]))
         self._statistics.load_state_dict(cast(State, state["statistics"]))

@@ -214,14 +214,14 @@ class PipelineModel(ParallelModel):
         kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
         return kind(stages[0], self._pieces, **settings)
 
-    def clip_gradients(self, max_norm: float) -> None:
+    def clip_gradients(self, max_norm: float) -> Tensor:
         twice = {id(parameter) for parameter in self._shared}
         gradients = [
             (parameter.grad, 2 if id(parameter) in twice else 1)
             for parameter in self.parameters()
             if parameter.grad is not None
         ]
-        clip_shards(gradients, max_norm, self._pipeline, self._device)
+        return clip_shards(gradients, max_norm, self._pipeline, self._device)
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:

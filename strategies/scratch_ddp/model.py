@@ -58,9 +58,9 @@ class ScratchDdpModel(ParallelModel):
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         return self._reducer.exchanging() if now else nullcontext()
 
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "reducer": self._reducer.state_dict()}
+    def strategy_state(self) -> State:
+        return {**super().strategy_state(), "reducer": self._reducer.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        super().load_state_dict(state)
+    def load_strategy_state(self, state: Mapping[str, object]) -> None:
+        super().load_strategy_state(state)
         self._reducer.load_state_dict(cast(State, state["reducer"]))

@@ -3,7 +3,7 @@
 The parameters stay those of the module, and leaves of autograd: what they hold are views of the whole
 vector. Its memory is given back by shrinking its storage to nothing, and taken again before a gathering; a
 tensor that autograd has saved is a view of the same storage, so that the backward pass finds the values
-again. Between the two a parameter of the module must not be read.
+again. Between the two a parameter of the module is NaN in its shape.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ class FlatParameters:
         self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)
         """(n / ranks, rounded up), of n elements with the zeros between them: what this rank updates."""
         self._whole = torch.empty_like(values, dtype=dtype)
-        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
-            # Once and for all: autograd remembers the data type of a leaf.
-            parameter.data = piece.of(self._whole)
+        self._views = [piece.of(self._whole) for piece in self.pieces]
+        # What a parameter is while the values are given up: reading one must not end the process. It has the
+        # data type of the values, which autograd remembers of a leaf.
+        nothing = self._whole.new_full((), math.nan if dtype.is_floating_point else 0)
+        self._nothing = [nothing.expand(piece.shape) for piece in self.pieces]
         self._gaps = _gaps(self.pieces, len(values))
         self._bytes = self._whole.nbytes
         self.give_up()
@@ -88,11 +90,15 @@ class FlatParameters:
         storage = self._whole.untyped_storage()
         if not storage.nbytes():
             storage.resize_(self._bytes)
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                parameter.data = view
         own = self.shard.detach().to(self._whole, non_blocking=True)
         return self._sharding.link.start_all_gather(self._whole, own)
 
     def give_up(self) -> None:
-        """Give the memory of the whole vector back."""
+        """Give the memory of the whole vector back; until it is gathered again the parameters are NaN."""
+        for parameter, nothing in zip(self.parameters, self._nothing, strict=True):
+            parameter.data = nothing
         self._whole.untyped_storage().resize_(0)
 
     def without_gradient(self) -> list[str]:

@@ -26,6 +26,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.collectives.link import Link
 from strategies.scratch_fsdp.facts import ScratchFsdp
@@ -71,6 +72,8 @@ class ScratchFsdpModel(ParallelModel):
         self._schedule = UnitSchedule(
             around, blocks, sharding, stage=facts.stage, prefetch=facts.spec.integer("prefetch")
         )
+        for part in module.modules():
+            part.register_state_dict_pre_hook(_refuse_state)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The shards."""
@@ -121,14 +124,21 @@ class ScratchFsdpModel(ParallelModel):
     def updated(self) -> None:
         self._schedule.outdate()
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        super().load_state_dict(state)
+    def load_strategy_state(self, state: Mapping[str, object]) -> None:
+        super().load_strategy_state(state)
         # The shards have been put back as well.
         self._schedule.outdate()
 
-    def clip_gradients(self, max_norm: float) -> None:
+    def clip_gradients(self, max_norm: float) -> Tensor:
         shards = [(shard.grad, 1) for shard in self.parameters() if shard.grad is not None]
-        clip_shards(shards, max_norm, self._link, self._device)
+        return clip_shards(shards, max_norm, self._link, self._device)
+
+
+def _refuse_state(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    raise UsageError(
+        "the module of scratch-fsdp holds no whole parameters between steps: call trainer.full_state_dict() "
+        "on every rank in place of module.state_dict()"
+    )
 
 
 def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:

@@ -120,9 +120,9 @@ class TensorParallelModel(ParallelModel):
                 whole[key] = self._split.whole(name, cast(Tensor, value)) if laid_out_alike else value
             yield name, whole
 
-    def clip_gradients(self, max_norm: float) -> None:
+    def clip_gradients(self, max_norm: float) -> Tensor:
         gradients = [(value, self._split.copies(name)) for name, value in super().named_gradients()]
-        clip_shards(gradients, max_norm, self._split.link, self._device)
+        return clip_shards(gradients, max_norm, self._split.link, self._device)
 
 
 class _SumOfGradients(torch.autograd.Function):

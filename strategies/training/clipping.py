@@ -18,8 +18,10 @@ PIECE = 2**18
 @torch.no_grad()
 def clip_shards(
     gradients: Sequence[tuple[Tensor, int]], max_norm: float, link: Link, device: torch.device
-) -> None:
+) -> Tensor:
     """Scale gradients down so that the norm of all ranks' together is at most `max_norm`; collective.
+
+    Returns the norm that they had, a scalar in double precision.
 
     `gradients` are this rank's, each with the number of ranks of `link` that have the same; `device` is one
     that the link reaches. As `torch.nn.utils.clip_grad_norm_` but for the order of the sum, which is in
@@ -29,9 +31,11 @@ def clip_shards(
     for gradient, copies in gradients:
         squares += (_square(gradient) / copies).to(device)
     link.all_reduce(squares)
-    factor = min(1.0, max_norm / (squares.sqrt().item() + EPSILON))
+    norm = squares.sqrt()[0]
+    factor = min(1.0, max_norm / (norm.item() + EPSILON))
     for gradient, _ in gradients:
         gradient.mul_(factor)
+    return norm
 
 
 def _square(gradient: Tensor) -> Tensor:

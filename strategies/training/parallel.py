@@ -91,6 +91,8 @@ class ParallelModel:
         """What is called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
+        self.state_keys = _state_keys(module)
+        """Of the bare module's `state_dict` when it was whole: each key, and the name of what it shows."""
         self.gradient_exchange: AuditableExchange | None = None
         """The exchange of gradients (or of what replaces them), if it is ours and not the wrapper's."""
         self.period = 1
@@ -173,15 +175,24 @@ class ParallelModel:
     def settle(self) -> None:
         """Bring all replicas to the same parameters, where between two exchanges they are not; collective."""
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Scale all gradients down so that their global norm is at most `max_norm`."""
-        torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients down so that their global norm is at most `max_norm`; returns the norm they
+        had, a scalar."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
-    def state_dict(self) -> State:
-        """This rank's own copy of all that a step changes beyond module, optimizer and scaler."""
+    def strategy_state(self) -> State:
+        """This rank's own copy of all that a step changes beyond module, optimizer and scaler: residuals and
+        buckets, say. `Trainer.state_dict` has it in it."""
         return {} if self.gradient_exchange is None else {"exchange": self.gradient_exchange.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank."""
+    def load_strategy_state(self, state: Mapping[str, object]) -> None:
+        """Go on from a `strategy_state` of the same rank."""
         if self.gradient_exchange is not None:
             self.gradient_exchange.load_state_dict(cast(State, state["exchange"]))
+
+
+def _state_keys(module: nn.Module) -> dict[str, str]:
+    """A tensor of several names has a key for each, and is known by the first."""
+    names = {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
+    shown = module.state_dict(keep_vars=True)
+    return {key: names[id(value)] for key, value in shown.items() if id(value) in names}

@@ -23,7 +23,7 @@ class Snapshot:
         self._with_state = set(trainer.model.local_state(trainer.optimizer))
         self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
         self._scaler = trainer.scaler.state_dict()
-        self._model = trainer.model.state_dict()
+        self._model = trainer.model.strategy_state()
         self._random = torch.get_rng_state()
         self._device = device_of(trainer.device)
         self._device_random = self._device.random_state()
@@ -38,7 +38,7 @@ class Snapshot:
         for value, kept in zip(_tensors(self._trainer), self._values, strict=True):
             value.copy_(kept)
         self._trainer.scaler.load_state_dict(self._scaler)
-        self._trainer.model.load_state_dict(self._model)
+        self._trainer.model.load_strategy_state(self._model)
         torch.set_rng_state(self._random)
         if self._device_random is not None:
             self._device.set_random_state(self._device_random)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ from results.cell import (
 )
 from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
+from strategies.catalog import STRATEGIES
+from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings
+from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.loss import Batch, Loss
 from strategies.training.observer import Phase, SilentObserver, StepObserver
@@ -102,11 +106,16 @@ class Trainer:
         """Told of every step from now on; may be replaced between steps."""
         self.loss = loss
         """Of a micro-batch; may be replaced between steps."""
+        self.gradient_norm: Tensor | None = None
+        """The global norm of the last step's gradients, averaged and not yet clipped: a scalar. None without
+        `clip_norm`; a huge `clip_norm` measures it and clips nothing."""
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
             checkpoint_blocks(module, layout or ModelLayout(), selective=selective)
+        self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
+        """To the ranks that train together; None with `single`."""
         self.model = lay_out(
             module.train(), settings.strategy, device=device, exchange=exchange, layout=layout
         )
@@ -141,12 +150,30 @@ class Trainer:
         self.observer.begins(Phase.OPTIMIZER)
         if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            self.model.clip_gradients(self.settings.clip_norm)
+            self.gradient_norm = self.model.clip_gradients(self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._feedback.end()
         self.model.updated()
         self.optimizer.zero_grad()
+
+    def full_state_dict(self, *, rank: int | None = None) -> dict[str, Tensor]:
+        """The whole model in host memory: `bare_module.load_state_dict(...)` takes it; collective.
+
+        The names, with those of shared parameters, are those of the module's `state_dict` before it was laid
+        out. Rank `rank` alone gets the values and the others an empty dictionary; with None every rank has
+        a copy. Where replicas differ between two averages (`local-sgd`) it has their mean, and training goes
+        on as if it had not been asked for.
+        """
+        return whole_state(self, rank)
+
+    def export(self, path: Path | str) -> None:
+        """Write `full_state_dict` to a `.pt` or `.safetensors` file, over an older one; collective.
+
+        Rank 0 writes, and all ranks return when it has. Raises UsageError for another suffix or without the
+        package safetensors, StoreError on rank 0 if the file cannot be written.
+        """
+        write_whole(self, Path(path))
 
 
 def _compile(module: nn.Module) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class Zero1Model(DdpModel):
         """The optimizer that a spec text names, over this rank's part; the parameters move into buffers that
         are broadcast whole, one of each rank."""
         kind, options = optimizer_call(text)
-        return ZeroRedundancyOptimizer(
+        return _PartOfOptimizer(
             [parameter for parameter in self.parameters() if parameter.requires_grad],
             optimizer_class=kind,
             process_group=self._link.group,
@@ -66,3 +66,14 @@ class Zero1Model(DdpModel):
         named = list(self.bare.named_parameters())
         own = {name: local[parameter] for name, parameter in named if local.get(parameter)}
         return gathered(own, [name for name, _ in named], self._link, self._device)
+
+
+class _PartOfOptimizer(ZeroRedundancyOptimizer):
+    """torch's, which asks for a consolidation where its state is asked for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises UsageError: no rank has the state of all parameters."""
+        raise UsageError(
+            "zero1 keeps a part of the optimizer's state on each rank: call trainer.save(folder), or "
+            "trainer.state_dict() on every rank, in place of optimizer.state_dict()"
+        )

@@ -277,14 +277,14 @@ def interrupted(group: ExchangeGroup, strategy: str, compression: str, at: int) 
     module, optimizer = (
         copy.deepcopy(part.state_dict()) for part in (first.model.bare, first.trainer.optimizer)
     )
-    state = first.model.state_dict()
+    state = first.model.strategy_state()
     second = Replica(group, build(1), **settings)
     after = []
     for replica in (first, second):
         if replica is second:
             second.model.bare.load_state_dict(module)
             second.trainer.optimizer.load_state_dict(optimizer)
-            second.model.load_state_dict(state)
+            second.model.load_strategy_state(state)
         after.append([])
         for step in range(at, 9):
             replica.step(step)

@@ -73,12 +73,12 @@ def differing(rank: int, cases: list[tuple[str, str]]) -> list[str]:
         first, fresh = open_trainer(*case), open_trainer(*case)
         trained(first, range(saved), rank)
         parameters = [value.detach().clone() for value in first.model.parameters()]
-        state = copy.deepcopy(first.model.state_dict())
+        state = copy.deepcopy(first.model.strategy_state())
         expected = trained(first, range(saved, saved + 3), rank)
         with torch.no_grad():
             for value, kept in zip(fresh.model.parameters(), parameters, strict=True):
                 value.copy_(kept)
-        fresh.model.load_state_dict(state)
+        fresh.model.load_strategy_state(state)
         found += [
             f"{' '.join(case)}, saved after {saved}: step {step}"
             for step, theirs in enumerate(expected, start=saved)

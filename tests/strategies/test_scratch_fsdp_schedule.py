@@ -83,7 +83,8 @@ class Recomputing(Blocks):
 
 
 def holds(parameter: Tensor) -> bool:
-    return parameter.untyped_storage().nbytes() > 0
+    """Whether it has memory of its own for its values; one that is given up shows a single NaN."""
+    return parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
 LAYOUT = ModelLayout(blocks=tuple(f"blocks.{place}" for place in range(4)))

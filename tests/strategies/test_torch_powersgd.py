@@ -120,7 +120,7 @@ def resume(rank: int) -> dict[str, Any]:
     for _ in range(4):
         trainer.step(data)
     fresh = trainer_of("ddp:bucket_mb=0.001")
-    fresh.model.load_state_dict(trainer.model.state_dict())
+    fresh.model.load_strategy_state(trainer.model.strategy_state())
     before = kept(trainer)
     found: dict[str, Any] = {
         "moved": all(torch.equal(before[name], part) for name, part in kept(fresh).items())

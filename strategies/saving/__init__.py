@@ -1,0 +1,1 @@
+"""What outlives a training run: checkpoints that training goes on from, and the trained model by itself."""

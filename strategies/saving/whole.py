@@ -1,0 +1,123 @@
+"""The trained model by itself: whole tensors under the names of the bare module, and a file of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from results.errors import StoreError, UsageError
+from strategies.catalog import STRATEGIES
+from strategies.collectives.link import Link
+from strategies.training.replicas import take_from_first
+
+if TYPE_CHECKING:
+    from strategies.training.trainer import Trainer
+
+SUFFIXES = (".pt", ".safetensors")
+
+
+def replicas_differ(strategy: str) -> bool:
+    """Whether the replicas of a strategy may hold other parameters than each other between two steps."""
+    promise = STRATEGIES.facts(strategy).promise
+    return promise.of == "parameters" and (promise.every > 1 or not promise.all_equal)
+
+
+@torch.no_grad()
+def whole_state(trainer: Trainer, rank: int | None) -> dict[str, Tensor]:
+    """What `Trainer.full_state_dict` gives; collective."""
+    model, link = trainer.model, trainer.link
+    kept = rank is None or link is None or link.rank == rank
+    averaged = link if replicas_differ(trainer.settings.strategy) else None
+    found: dict[str, Tensor] = {}
+    shown = set(model.state_keys.values())
+    for name, value in model.named_parameters():
+        common = value if averaged is None else mean_of(value, averaged)
+        if kept and name in shown:
+            found[name] = common.to("cpu", copy=True)
+    for name, value in model.named_buffers():
+        common = value.clone() if averaged is None else mean_of(value, averaged)
+        if averaged is None and link is not None:
+            # Replicas follow their own data in between: a step begins with the buffers of rank 0.
+            take_from_first(link, [common])
+        if kept and name in shown:
+            found[name] = common.to("cpu", copy=True)
+    return {key: found[name] for key, name in model.state_keys.items()} if kept else {}
+
+
+def mean_of(value: Tensor, link: Link) -> Tensor:
+    """The mean over the ranks, which is the value itself, bit for bit, where all ranks have the same; what is
+    no floating-point number is taken from rank 0. Collective."""
+    first = value.detach().clone()
+    take_from_first(link, [first])
+    if not first.is_floating_point():
+        return first
+    # Equal infinities, as in a mask, differ by nothing.
+    differences = torch.where(value == first, torch.zeros_like(first), value - first).div_(link.size)
+    differences = differences.contiguous()
+    link.all_reduce(differences)
+    return first.add_(differences)
+
+
+def write_whole(trainer: Trainer, path: Path) -> None:
+    """What `Trainer.export` does; collective."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"export writes {' or '.join(SUFFIXES)}, not {path.name!r}: name the file by one of them"
+        )
+    if path.suffix == ".safetensors":
+        _require_safetensors()
+    values = whole_state(trainer, rank=0)
+    if trainer.link is None or trainer.link.rank == 0:
+        _write(values, path)
+    if trainer.link is not None:
+        # Rank 0 has written when the others return.
+        trainer.link.all_reduce(torch.zeros(1, device=trainer.device))
+
+
+def _require_safetensors() -> None:
+    try:
+        import safetensors.torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "a .safetensors file needs the package safetensors: pip install safetensors, or name the file .pt"
+        ) from error
+
+
+def _write(values: Mapping[str, Tensor], path: Path) -> None:
+    """Whole or not at all, over an older file if there is one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":
+            _save_safetensors(values, temporary)
+        else:
+            torch.save(dict(values), temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}: choose another path or free space"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _save_safetensors(values: Mapping[str, Tensor], path: Path) -> None:
+    """A tensor of several names is there once, and the metadata say of which, as `load_model` expects it."""
+    from safetensors.torch import save_file
+
+    first: dict[int, str] = {}
+    metadata = {"format": "pt"}
+    tensors: dict[str, Tensor] = {}
+    for name, value in sorted(values.items()):
+        kept = first.setdefault(id(value), name)
+        if kept == name:
+            tensors[name] = value.contiguous()
+        else:
+            metadata[name] = kept
+    save_file(tensors, path, metadata=metadata)
