@@ -73,7 +73,7 @@ class ScratchFsdpModel(ParallelModel):
             around, blocks, sharding, stage=facts.stage, prefetch=facts.spec.integer("prefetch")
         )
         for part in module.modules():
-            part.register_state_dict_pre_hook(_refuse_state)
+            part.register_state_dict_pre_hook(_refuse_state)  # type: ignore[no-untyped-call]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The shards."""
