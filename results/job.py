@@ -10,7 +10,7 @@ from results.environment import CodeVersion
 from results.outcome import Outcome
 from results.plan import Placement
 
-Isolation = Literal["launch", "cell"]
+Isolation = Literal["launch", "cell", "fork"]
 Purpose = Literal["run", "feed", "report"]
 
 SILENCE_S = 900.0

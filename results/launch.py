@@ -64,6 +64,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What the preflight found: kept on every record of the launch."""
     job_variables: tuple[JobVariables, ...] = ()
     """Of every scheduler in whose jobs its ranks may run, whoever starts them: a rank records its job."""
+    forks: bool = False
+    """Whether each slot is run by a process of its own, forked from the rank, which ends with the run."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

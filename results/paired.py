@@ -42,7 +42,7 @@ class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair of launches."""
+    """Two fresh process groups for each cell, of launches of their own or forked from the same ones."""
 
     number: int
     first: Side
@@ -51,6 +51,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     ended_at: str
     cells: tuple[PairedCell, ...]
+    launched_with: int | None = None
+    """The pair whose folder has the studies with this one's runs; None: this one."""
+    repeat: int = 1
+    """Of its runs in these studies."""
+    forked: bool = False
+    """Whether each rank is a process of its own, forked from one that has imported what it needs."""
 
 
 class PairedSide(msgspec.Struct, frozen=True, kw_only=True):

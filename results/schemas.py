@@ -35,7 +35,7 @@ from results.thresholds import Thresholds
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
 #   plan    -  unreleased  rule and predicate of skips
-#   launch  -  unreleased  job_variables
+#   launch  -  unreleased  job_variables, forks
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

@@ -29,6 +29,16 @@ def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
     return build(shape_of(spec))
 
 
+def import_builder(text: str, *, source_folder: Path | None = None) -> None:
+    """Import the module that builds the workload, without building it. Raises as `build_workload`."""
+    spec = WORKLOADS.parse(text)
+    known = facts(spec)
+    if known.own_code:
+        _import(split_positional(known.builder)[0], folder=(source_folder or Path.cwd()).resolve())
+    else:
+        importlib.import_module(shape_of(spec).facts().builder.partition(":")[0])
+
+
 def build(shape: Shape) -> Workload:
     """The workload of this shape, by its family's builder."""
     module, _, function = shape.facts().builder.partition(":")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.console import Console
@@ -215,11 +216,31 @@ class Campaign:
 def _only(launches: Sequence[PlannedLaunch], cells: Set[str]) -> list[PlannedLaunch]:
     """The launches with these cells alone."""
     chosen = [tuple(cell for cell in launch.cells if cell.id in cells) for launch in launches]
-    return [
-        PlannedLaunch(placement=launch.placement, repeat=launch.repeat, cells=kept)
-        for launch, kept in zip(launches, chosen, strict=True)
-        if kept
-    ]
+    return [replace(launch, cells=kept) for launch, kept in zip(launches, chosen, strict=True) if kept]
+
+
+def _slots(planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
+    return tuple(
+        Slot(
+            cell_id=cell.id,
+            run_id=new_id(),
+            repeat=planned.repeat,
+            proved_by=so_far.proofs.get(cell.id),
+        )
+        for cell in cells
+    )
+
+
+def _forked_slots(cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
+    """All repeats of the cells; the first one of a cell proves it, and the launch ends if it does not."""
+    done, proofs = Counter(so_far.ok_runs), dict(so_far.proofs)
+    slots: list[Slot] = []
+    for cell in cells:
+        done[cell.id] += 1
+        run = new_id()
+        slots.append(Slot(cell_id=cell.id, run_id=run, repeat=done[cell.id], proved_by=proofs.get(cell.id)))
+        proofs.setdefault(cell.id, run)
+    return tuple(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +264,8 @@ class LaunchMaker:
             device=planned.device,
             backend=planned.backend,
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
-            slots=tuple(
-                Slot(
-                    cell_id=cell.id,
-                    run_id=new_id(),
-                    repeat=planned.repeat,
-                    proved_by=so_far.proofs.get(cell.id),
-                )
-                for cell in cells
-            ),
+            slots=_forked_slots(cells, so_far) if planned.forks else _slots(planned, cells, so_far),
+            forks=planned.forks,
             code=self.context.code,
             threads=self._threads(planned.device),
             pin=room and starter.pins,

@@ -67,6 +67,8 @@ def _variables(launch: Launch) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(launch.threads),
         "MKL_NUM_THREADS": str(launch.threads),
+        # numpy starts these threads when it is imported, and a rank with threads cannot be forked.
+        **({"OPENBLAS_NUM_THREADS": "1"} if launch.forks else {}),
         **_SAFE_PATH,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from harness.console import Console
 from harness.gate import require_figures
 from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.paired.accepted import ACCEPTED
-from harness.paired.pair import PairContext, SideCall, run_pair, study_of
+from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
@@ -25,13 +26,16 @@ from reports.gate.paired import (
     merged_side,
     pair_log,
     paired_sample,
+    without_launch,
 )
 from reports.gate.reduce import reduce_study, subject_key
 from reports.text import count, percent
 from results import files, schemas
+from results.baseline import Baseline
 from results.errors import MachineError, UsageError
 from results.outcome import Outcome
 from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
+from results.run import RunResult
 from results.store import new_id
 
 SIDES: tuple[Side, Side] = ("base", "new")
@@ -109,8 +113,7 @@ class PairedComparison:
             base = repository.source("BASE", named[0].revision, named[0].python, temporary)
             new = repository.source("NEW", named[1].revision, named[1].python, temporary)
             try:
-                base.require_protocol()
-                new.require_protocol()
+                fork = [base.require_protocol(), new.require_protocol()]
             except IncomparableError as error:
                 return _incomparable(str(base), str(new), str(error))
             calls = {
@@ -118,8 +121,17 @@ class PairedComparison:
                 for side, source, request in zip(SIDES, (base, new), named, strict=True)
             }
             self._claim(calls)
-            context = PairContext(sides=calls, folder=self.folder, temporary=temporary, held=held)
-            return self._run_pairs(context)
+            most = self._request.looks * FEWEST_PAIRS + MOST_LOST + 1
+            context = PairContext(
+                sides=calls,
+                folder=self.folder,
+                temporary=temporary,
+                held=held,
+                spoiled_above=self._request.spoiled_above,
+                repeats=most if all(fork) else 1,
+            )
+            with closing(Pairs(context)) as source:
+                return self._run_pairs(context, source)
 
     def _base(self, repository: Repository) -> SideRequest:
         """BASE; where it is the file of the accepted commit, that commit, or else the last tag.
@@ -141,7 +153,7 @@ class PairedComparison:
             self._console.warn(f"{error}; {path} names it: BASE is the last tag, {tag}")
             return replace(base, revision=tag)
 
-    def _run_pairs(self, context: PairContext) -> Comparison:
+    def _run_pairs(self, context: PairContext, source: Pairs) -> Comparison:
         self._console.note(f"records: {self.folder}")
         names = {side: str(context.sides[side].source) for side in SIDES}
         began = time.monotonic()
@@ -155,7 +167,7 @@ class PairedComparison:
                 if limit_s is not None and time.monotonic() - began > limit_s:
                     self._console.note(f"--max-time was over after {count(len(pairs), 'pair')}")
                     return found
-            self._add_pair(context)
+            self._add_pair(source)
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
         # Step times are judged at looks alone; what fails between them is a counter, or a run.
@@ -171,10 +183,11 @@ class PairedComparison:
         open_ = [f for f in found.findings if f.metric == "step_time" and f.verdict is Verdict.INCONCLUSIVE]
         return not open_ or counted >= self._request.looks * FEWEST_PAIRS
 
-    def _add_pair(self, context: PairContext) -> None:
+    def _add_pair(self, source: Pairs) -> None:
         number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1
-        pair = run_pair(context, number, self._alternation)
-        if self._alternation == "blocks" and self._out_of_memory(number):
+        pair = source.run(number, self._alternation)
+        if self._alternation == "blocks" and self._out_of_memory(pair):
+            source.close()
             self._alternation = "launches"
             self._console.warn(
                 "both sides do not fit in memory together: from here on whole launches alternate, which is "
@@ -184,9 +197,9 @@ class PairedComparison:
         files.write_once(self.folder / f"{number:04d}" / "pair.json", schemas.PAIR.encode(pair))
         self._tell(pair)
 
-    def _out_of_memory(self, number: int) -> bool:
-        studies = [study_of(self.folder, number, side) for side in SIDES]
-        return any(result.outcome is Outcome.OUT_OF_MEMORY for study in studies for result in study.results())
+    def _out_of_memory(self, pair: Pair) -> bool:
+        found = [runs_of(pair, study_of(self.folder, pair, side).results()) for side in SIDES]
+        return any(result.outcome is Outcome.OUT_OF_MEMORY for results in found for result in results)
 
     def _tell(self, pair: Pair) -> None:
         for cell in pair.cells:
@@ -236,31 +249,41 @@ def decide(
     """
     samples = samples_of(folder, pairs, request)
     renamed = _counterparts(folder, pairs)
-    sides = {}
-    for side in SIDES:
-        studies = [study_of(folder, pair.number, side) for pair in pairs]
-        parts = [reduce_study(study, read_results(study)) for study in studies]
-        if side == "new":
-            parts = [
-                msgspec.structs.replace(
-                    part,
-                    subjects=tuple(
-                        msgspec.structs.replace(subject, key=renamed.get(subject.key, subject.key))
-                        for subject in part.subjects
-                    ),
-                )
-                for part in parts
-            ]
-        sides[side] = merged_side(names[side], parts, any_failure=side == "new")
+    parts = {side: _parts(folder, pairs, side) for side in SIDES}
+    parts["new"] = [
+        msgspec.structs.replace(
+            part,
+            subjects=tuple(
+                msgspec.structs.replace(subject, key=renamed.get(subject.key, subject.key))
+                for subject in part.subjects
+            ),
+        )
+        for part in parts["new"]
+    ]
+    sides = {side: merged_side(names[side], parts[side], any_failure=side == "new") for side in SIDES}
     require_figures(sides["base"])
     return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
+
+
+def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
+    """What the runs of each pair give; pairs of one launch have one start-up, that of the first."""
+    kept: dict[Path, list[RunResult]] = {}
+    parts = []
+    for pair in pairs:
+        study = study_of(folder, pair, side)
+        is_first = study.root not in kept
+        if is_first:
+            kept[study.root] = read_results(study)
+        part = reduce_study(study, runs_of(pair, kept[study.root]) or kept[study.root])
+        parts.append(part if is_first else without_launch(part))
+    return parts
 
 
 def samples_of(folder: Path, pairs: Sequence[Pair], request: PairedRequest) -> dict[str, PairedSample]:
     """The pairs of each cell, by the key of its subject in BASE."""
     found: dict[str, list[tuple[Pair, PairedCell]]] = {}
     for pair in pairs:
-        study = study_of(folder, pair.number, "base")
+        study = study_of(folder, pair, "base")
         for cell in pair.cells:
             found.setdefault(subject_key(study.cell(cell.base_cell)), []).append((pair, cell))
     samples = {key: paired_sample(same, request.spoiled_above) for key, same in found.items()}
@@ -275,7 +298,7 @@ def _counterparts(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
     found: dict[str, str] = {}
     same_order = True
     for pair in pairs:
-        base, new = (study_of(folder, pair.number, side) for side in SIDES)
+        base, new = (study_of(folder, pair, side) for side in SIDES)
         for cell in pair.cells:
             before, after = subject_key(base.cell(cell.base_cell)), subject_key(new.cell(cell.new_cell))
             same_order &= found.setdefault(after, before) == before

@@ -1,4 +1,8 @@
-"""One pair: both sides are launched anew, and blocks of their runs alternate, A B B A."""
+"""Pairs: two fresh process groups for each cell, whose blocks alternate, A B B A.
+
+Where both sides can, the ranks of one launch fork a process for each pair, so that a pair costs neither
+imports nor the start of a launch. Elsewhere both sides are launched anew for each pair.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 
 import psutil
+from msgspec.structs import replace
 
 from harness.launch.guarded import Guarded
 from harness.paired.seat import LostError, Seat, Told
 from harness.paired.sources import Source
 from harness.worker.turns import VARIABLE
 from harness.worker.usage import ForeignCpu
+from reports.gate.paired import FEWEST_QUADS, quad_log
 from results.errors import BenchError, MachineError, UsageError
+from results.outcome import Outcome
 from results.paired import Alternation, Block, Pair, PairedCell, Side
 from results.run import RunResult
 from results.store import Study, utc_now
 
 BLOCK_S = 0.25
 """About the length of a block: long against the kernel's ticks of CPU time, short against a drift."""
-FEWEST_QUADS, MOST_QUADS = 4, 16
+MOST_QUADS = 16
 QUADS_S = 12.0
 """After which a pair begins no further quad of a cell, beyond the fewest."""
+ENOUGH = 0.008
+"""The standard error of a pair's quads at which more of them tell little: half the deviation between pairs of
+identical code (1.6 %), which they cannot lower."""
 GRACE_S = 30.0
 """For a side that is asked to end: its `bench` ends its workers first."""
 POLL_S = 0.1
@@ -51,20 +62,52 @@ class PairContext:
     """Short enough for the path of a socket."""
     held: int
     """Descriptor that every process inherits which works in `temporary`."""
+    spoiled_above: float
+    """The share of the cores that others may take in a block that counts."""
+    repeats: int
+    """Pairs that may be forked from one launch of each side; 1: a side cannot fork."""
 
 
-def run_pair(context: PairContext, number: int, alternation: Alternation) -> Pair:
-    """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
+class Pairs:
+    """Runs pairs, and keeps launches alive from which the next ones can be forked."""
 
-    Raises UsageError if a side refuses its options, MachineError if one ends without a run.
-    """
-    first: Side = "base" if number % 2 else "new"
-    order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
-    started = utc_now()
-    cells = (_in_blocks if alternation == "blocks" else _by_launches)(context, number, order)
+    def __init__(self, context: PairContext) -> None:
+        self._context = context
+        self._session: Session | None = None
+
+    def run(self, number: int, alternation: Alternation) -> Pair:
+        """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
+
+        Raises UsageError if a side refuses its options, MachineError if one ends without a run.
+        """
+        first: Side = "base" if number % 2 else "new"
+        order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
+        started = utc_now()
+        if alternation == "launches":
+            self.close()
+            cells = _by_launches(self._context, number, order)
+            return _pair(number, order, alternation, started, cells)
+        if self._session is None or not self._session.goes_on:
+            self.close()
+            self._session = Session(self._context, number, order)
+        cells, repeat, forked = self._session.run(order)
+        pair = _pair(number, order, alternation, started, cells)
+        since = self._session.number
+        return replace(pair, launched_with=None if since == number else since, repeat=repeat, forked=forked)
+
+    def close(self) -> None:
+        """End what still lives."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _pair(
+    number: int, order: tuple[Side, Side], alternation: Alternation, started: str, cells: list[PairedCell]
+) -> Pair:
     return Pair(
         number=number,
-        first=first,
+        first=order[0],
         alternation=alternation,
         started_at=started,
         ended_at=utc_now(),
@@ -72,28 +115,70 @@ def run_pair(context: PairContext, number: int, alternation: Alternation) -> Pai
     )
 
 
-def study_of(folder: Path, number: int, side: Side) -> Study:
+def study_of(folder: Path, pair: Pair, side: Side) -> Study:
     """Where the records of one side of a pair are."""
-    return Study(folder / f"{number:04d}" / side)
+    return _study(folder, pair.number if pair.launched_with is None else pair.launched_with, side)
 
 
-def _in_blocks(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:
-    """Both sides live at the same time."""
-    cells: list[PairedCell] = []
-    with ExitStack() as stack:
-        # Before the launches, so that no rank finds its socket missing.
-        seats = {side: Seat(_socket_path(context, number, side)) for side in order}
-        for seat in seats.values():
-            stack.callback(seat.close)
-        launches = {side: stack.enter_context(_launched(context, number, side)) for side in order}
-        while True:
-            begun = {side: seats[side].next_run(launches[side].poll) for side in order}
+def runs_of(pair: Pair, results: Sequence[RunResult]) -> list[RunResult]:
+    """Those runs of its study that are this pair's.
+
+    A run that left no record has no repeat, and stands in each pair of its launch. One that was cancelled
+    is that of a pair which did not come to its end.
+    """
+    return [
+        result
+        for result in results
+        if result.repeat in (0, pair.repeat) and result.outcome is not Outcome.CANCELLED
+    ]
+
+
+class Session:
+    """Launches of both sides that live at the same time, and the pairs of their runs.
+
+    The pairs are told from each other by the repeat of their runs: one, or as many as may be needed where
+    both sides can fork.
+    """
+
+    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side]) -> None:
+        self.number = number
+        """Of its first pair."""
+        self._context = context
+        self._repeat = 0
+        self._lost = False
+        with ExitStack() as stack:
+            # Before the launches, so that no rank finds its socket missing.
+            self._seats = {side: Seat(_socket_path(context, number, side)) for side in order}
+            for seat in self._seats.values():
+                stack.callback(seat.close)
+            self._launches = {side: stack.enter_context(_launched(context, number, side)) for side in order}
+            self._stack = stack.pop_all()
+        self._next: dict[Side, Told | None] = {}
+        """The run of a side that waits for its turn; None: it has no further one."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a further pair can be run; not after a run that was lost, as only one side would go on."""
+        if self._lost or self._context.repeats == 1:
+            return False
+        repeats = {None if told is None else told.get("repeat", 1) for told in self._next.values()}
+        return len(repeats) == 1 and None not in repeats
+
+    def close(self) -> None:
+        """End both launches."""
+        self._stack.close()
+
+    def run(self, order: tuple[Side, Side]) -> tuple[list[PairedCell], int, bool]:
+        """The cells of the next pair, the repeat of their runs, and whether they were forked."""
+        self._repeat += 1
+        cells: list[PairedCell] = []
+        forked: list[bool] = []
+        while len(begun := self._begun(order)) == len(order):
             base, new = begun["base"], begun["new"]
-            if base is None or new is None:
-                break
-            blocks = _take_turns(seats, order, base["cores"])
-            for side in order:
-                seats[side].end()
+            blocks = _take_turns(self._seats, order, base["cores"], self._context.spoiled_above)
+            self._lost |= not blocks
+            self._end(order)
+            forked += [told.get("forked", False) for told in (base, new)]
             cells.append(
                 PairedCell(
                     base_cell=base["cell"],
@@ -103,32 +188,51 @@ def _in_blocks(context: PairContext, number: int, order: tuple[Side, Side]) -> l
                     blocks=tuple(blocks),
                 )
             )
+        # Runs that the other side has no counterpart of.
+        while begun := self._begun(order):
+            self._end(tuple(begun))
         for side in order:
-            if begun[side] is None:
-                _require_runs(context, number, side, launches[side].process.wait())
+            if self._next[side] is None:
+                exit_code = self._launches[side].process.wait()
+                _require_runs(self._context, self.number, side, exit_code)
+        return cells, self._repeat, bool(forked) and all(forked)
+
+    def _begun(self, order: tuple[Side, Side]) -> dict[Side, Told]:
+        """What ranks said whose run of this pair has begun, by side; waits for the next run of each."""
         for side in order:
-            # Runs that the other side has no counterpart of.
-            while begun[side] is not None:
-                seats[side].end()
-                begun[side] = seats[side].next_run(launches[side].poll)
-            _require_runs(context, number, side, launches[side].process.wait())
-    return cells
+            if side not in self._next:
+                self._next[side] = self._seats[side].next_run(self._launches[side].poll)
+        here = {side: told for side, told in self._next.items() if told is not None}
+        return {side: told for side, told in here.items() if told.get("repeat", 1) == self._repeat}
+
+    def _end(self, sides: Sequence[Side]) -> None:
+        for side in sides:
+            self._seats[side].end()
+            del self._next[side]
 
 
-def _take_turns(seats: Mapping[Side, Seat], order: tuple[Side, Side], cores: Sequence[int]) -> list[Block]:
+def _take_turns(
+    seats: Mapping[Side, Seat], order: tuple[Side, Side], cores: Sequence[int], spoiled_above: float
+) -> list[Block]:
     """The blocks of two runs; empty if one of them was lost."""
     try:
         ready = [told for side in order for told in seats[side].go()]
         steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
-        blocks: list[Block] = []
+        quads: list[list[Block]] = []
         began = time.monotonic()
-        while len(blocks) < 4 * FEWEST_QUADS or (
-            len(blocks) < 4 * MOST_QUADS and time.monotonic() - began < QUADS_S
-        ):
-            blocks += [_block(seats[side], side, steps, cores) for side in (*order, *order[::-1])]
+        while not _are_enough(quads, spoiled_above, time.monotonic() - began):
+            quads.append([_block(seats[side], side, steps, cores) for side in (*order, *order[::-1])])
     except LostError:
         return []
-    return blocks
+    return [block for quad in quads for block in quad]
+
+
+def _are_enough(quads: Sequence[Sequence[Block]], spoiled_above: float, spent_s: float) -> bool:
+    """Whether the pair begins no further quad: of a steady cell after a few, of another one after a while."""
+    logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
+    if len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH:
+        return True
+    return len(quads) >= MOST_QUADS or (len(quads) >= FEWEST_QUADS and spent_s > QUADS_S)
 
 
 def _block(seat: Seat, side: Side, steps: int, cores: Sequence[int]) -> Block:
@@ -150,7 +254,7 @@ def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) ->
                 time.sleep(POLL_S)
             _require_runs(context, number, side, launched.process.wait())
     base, new = (
-        {result.cell_id: result for result in study_of(context.folder, number, side).results()}
+        {result.cell_id: result for result in _study(context.folder, number, side).results()}
         for side in ("base", "new")
     )
     # In the order of the ids: where the sides have other options, cells correspond by their place.
@@ -173,6 +277,10 @@ def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) 
     )
 
 
+def _study(folder: Path, number: int, side: Side) -> Study:
+    return Study(folder / f"{number:04d}" / side)
+
+
 def _has_runs(study: Study) -> bool:
     return any(study.run_ids(cell) for cell in study.cell_ids())
 
@@ -183,14 +291,22 @@ def _launched(
 ) -> Iterator[Guarded]:
     """One side's `bench matrix`, which is ended with all of its workers when this block is left."""
     call = context.sides[side]
-    study = study_of(context.folder, number, side)
+    study = _study(context.folder, number, side)
     study.root.parent.mkdir(parents=True, exist_ok=True)
     variables = call.source.environment()
     variables.pop(VARIABLE, None)
     if takes_turns:
         variables[VARIABLE] = str(_socket_path(context, number, side))
     command = [call.source.python, "-m", "harness.cli", "matrix", *call.options]
-    command += ["--repeats", "1", "--out", str(study.root.resolve()), "--no-report"]
+    repeats = context.repeats if takes_turns else 1
+    command += [
+        "--repeats",
+        str(repeats),
+        *(["--isolation", "fork"] if repeats > 1 else []),
+        "--out",
+        str(study.root.resolve()),
+        "--no-report",
+    ]
     with _log_path(context, number, side).open("wb") as log:
         launched = Guarded(
             ["env", "-C", str(call.source.folder), *command],
@@ -215,7 +331,7 @@ def _log_path(context: PairContext, number: int, side: Side) -> Path:
 
 def _require_runs(context: PairContext, number: int, side: Side, exit_code: int) -> None:
     """Raises an error with the side's own words if it has ended without a run."""
-    if exit_code != 2 and _has_runs(study_of(context.folder, number, side)):
+    if exit_code != 2 and _has_runs(_study(context.folder, number, side)):
         return
     path = _log_path(context, number, side)
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()

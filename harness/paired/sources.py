@@ -22,8 +22,11 @@ from results.errors import UsageError
 
 WORKING_TREE = "."
 """What names the working tree as it is, in place of a revision."""
-_PROBE = "from harness.worker.turns import PROTOCOL; import harness.matrix; print(PROTOCOL)"
-_WITHOUT = ("No module named 'harness.worker.turns'", "No module named 'harness.worker'")
+_PROBE = (
+    "from harness.worker import turns; import harness.matrix; "
+    "print(turns.PROTOCOL, int(getattr(turns, 'FORKS', False)))"
+)
+_WITHOUT = ("cannot import name 'turns' from 'harness.worker'", "No module named 'harness.worker'")
 
 
 class IncomparableError(Exception):
@@ -51,8 +54,11 @@ class Source:
             variables["PYTHONPATH"] = os.pathsep.join([str(self.tree), *([inherited] if inherited else [])])
         return variables
 
-    def require_protocol(self) -> None:
-        """Raises IncomparableError if its `bench` takes no turns as this one does, UsageError if it fails."""
+    def require_protocol(self) -> bool:
+        """Whether its `bench` forks the runs of a launch.
+
+        Raises IncomparableError if it takes no turns as this one does, UsageError if it fails.
+        """
         try:
             done = subprocess.run(
                 [self.python, "-c", _PROBE],
@@ -72,10 +78,12 @@ class Source:
                 f"{self} cannot be imported by {self.python} ({told}): name a revision that can, or an "
                 f"interpreter with what it needs (--{self.name.lower()}-python)"
             )
-        if done.stdout.strip() != str(PROTOCOL):
+        protocol, forks = done.stdout.split()
+        if protocol != str(PROTOCOL):
             raise IncomparableError(
-                f"{self} takes turns by protocol {done.stdout.strip()}, this bench by protocol {PROTOCOL}"
+                f"{self} takes turns by protocol {protocol}, this bench by protocol {PROTOCOL}"
             )
+        return forks == "1"
 
     def __str__(self) -> str:
         short = "the working tree" if self.commit is None else self.commit[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from results.cell import Backend, Cell, Device
@@ -32,6 +32,9 @@ class PlannedLaunch:
     repeat: int
     """1 for the first."""
     cells: tuple[Cell, ...]
+    """One cell several times where its repeats share the launch."""
+    forks: bool = False
+    """Whether each run is a process of its own, forked from its rank."""
 
     @property
     def device(self) -> Device:
@@ -74,7 +77,22 @@ def schedule(
         for group in _ordered(_grouped(cells, gpus_per_node), seed=seed, repeat=repeat):
             pending = [cell for cell in group if _is_pending(cell, repeat, so_far)]
             launches += _launches(pending, repeat=repeat, gpus_per_node=gpus_per_node, isolation=isolation)
-    return launches
+    return _forking(launches) if isolation == "fork" else launches
+
+
+def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
+    """The launches with a process for each run, where they are on CPU: a device has to be opened anew.
+
+    Where all cells may share a launch, one launch has all repeats.
+    """
+    if any(launch.device != "cpu" for launch in launches):
+        return launches
+    if len({launch.repeat for launch in launches}) < len(launches):
+        return [replace(launch, forks=True) for launch in launches]
+    return [
+        replace(launch, cells=tuple(cell for each in launches for cell in each.cells), forks=True)
+        for launch in launches[:1]
+    ]
 
 
 def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:

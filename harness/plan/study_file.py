@@ -105,7 +105,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["job", "statefulset"] | None, option("what is made on Kubernetes; job if left out")
     ] = None
     isolation: Annotated[
-        Literal["launch", "cell"] | None, option("cells of a placement share one launch, or each has its own")
+        Literal["launch", "cell", "fork"] | None,
+        option("cells of a placement share one launch, or each has its own, or on CPU each run is forked"),
     ] = None
     oversubscribe: Annotated[Switch, option("run more workers than there are devices, as emulated")] = None
     max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None

@@ -13,7 +13,6 @@ from pathlib import Path
 from harness.device import Gpu, usable_cores, visible_gpus
 from harness.kernel import die_with_parent
 from harness.worker.leave import leave_after
-from harness.worker.output import bound_output
 from harness.worker.rank import Rank
 from results.launch import Launch
 from results.schemas import LAUNCH
@@ -30,7 +29,6 @@ def main() -> int:
     mine, all_of_them = _cores(launch, rank)
     if mine:
         os.sched_setaffinity(0, mine)
-    bound_output()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from harness.worker.crew import work

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from harness.code import checkout, code_hash
 from harness.device import gpu_faults, gpu_warnings, visible_gpus
@@ -21,14 +23,14 @@ from harness.worker.control import Control
 from harness.worker.environment import device_uuid, nccl_version
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.flight import write_recording
+from harness.worker.forks import STOPPED, import_for, obstacle, run_of_this_process
 from harness.worker.interface import name_interface
 from harness.worker.log import RankLog
-from harness.worker.output import mark_run, output_files
+from harness.worker.output import bound_output, mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, RunInProgress
 from harness.worker.teardown import fragmented, tear_down
 from harness.worker.watchdog import Watchdog
-from results.cell import Backend
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.launch_files import flight_path, rank_log_path
@@ -52,6 +54,16 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     study = Study(launch_path.parents[2])
     require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots])
     torch.set_num_threads(launch.threads)
+    slots, kept_whole = launch.slots, None
+    if launch.forks:
+        import_for([study.cell(slot.cell_id) for slot in slots], launch.source_folder)
+        kept_whole = obstacle()
+        mine = slots[0] if kept_whole else run_of_this_process(slots)
+        if isinstance(mine, int):
+            return mine
+        slots = (mine,)
+    # The first thread: a rank that forks has none.
+    bound_output()
     # Before this process takes a part of it.
     busy = _warnings(launch, rank)
     device = _device(launch, rank)
@@ -59,7 +71,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # From here on ranks wait for each other.
     log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
-    exchange = _join(launch.backend, launch.placement.nodes, timeout)
+    exchange = _join(launch, slots[0].run_id, timeout)
     with ExitStack() as stack:
         stack.callback(log.close)
         around = RankContext(
@@ -74,10 +86,13 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
             control=Control(device, exchange.backend),
             log=log,
             warnings=busy,
+            forked=launch.forks and kept_whole is None,
             faults=stack.enter_context(gpu_faults(device_uuid(device))) if device.type == "cuda" else None,
         )
+        if kept_whole is not None:
+            log.event("not forked", reason=kept_whole)
         log.event("ready", gpus=rank.gpus)
-        return _run_slots(study, around)
+        return _run_slots(study, around, slots)
 
 
 def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
@@ -88,8 +103,10 @@ def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
     return tuple(f"on {platform.node()}: {warning}" for warning in gpu_warnings(own))
 
 
-def _join(backend: Backend, nodes: int, timeout: timedelta) -> ExchangeGroup:
-    """The exchange over `backend`, and the default group, over which the ranks agree; collective.
+def _join(launch: Launch, meeting: str, timeout: timedelta) -> ExchangeGroup:
+    """The exchange over the launch's backend, and the default group, over which the ranks agree; collective.
+
+    `meeting` is a name that no earlier processes of this launch have met under: they share torchrun's store.
 
     The default group is Gloo's on every device, so that an agreement takes no memory and no stream of the
     device, and still works when the device has failed. NCCL moves the exchange alone.
@@ -101,13 +118,15 @@ def _join(backend: Backend, nodes: int, timeout: timedelta) -> ExchangeGroup:
     collective, on the current device, and has a communicator and a stream for every pair of ranks that send
     to each other.
     """
-    name_interface(os.environ, nodes)
-    dist.init_process_group("gloo", timeout=timeout)
-    if backend == "nccl":
+    name_interface(os.environ, launch.placement.nodes)
+    store, number, ranks = next(rendezvous("env://", timeout=timeout))
+    store = PrefixStore(meeting, store)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=ranks, timeout=timeout)
+    if launch.backend == "nccl":
         versions: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(versions, (platform.node(), nccl_version()))
         require_one_nccl(versions)
-    return open_exchange(timeout, backend=backend)
+    return open_exchange(timeout, backend=launch.backend)
 
 
 def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:
@@ -128,25 +147,25 @@ def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
     return RankLog(rank_log_path(folder, rank.rank), rank.rank, Watchdog(launch.silence_s, record))
 
 
-def _run_slots(study: Study, around: RankContext) -> int:
-    for slot in around.launch.slots:
-        outcome, clean = _run_slot(study, around, slot)
+def _run_slots(study: Study, around: RankContext, slots: Sequence[Slot]) -> int:
+    stopped = False
+    for slot in slots:
+        outcome, stopped = _run_slot(study, around, slot)
         if outcome in STARTS_AFRESH:
             # Other ranks may wait in a collective that this one will never join: do not destroy the group.
             return 1
-        if not clean:
-            around.log.event("stopped", reason="the last run left memory behind; the rest starts afresh")
+        if stopped:
             break
     around.log.event("finished")
     dist.destroy_process_group()
-    return 0
+    return STOPPED if stopped and around.forked else 0
 
 
 def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, bool]:
-    """Run one slot and write its record. Returns the outcome and whether all ranks are clean after it."""
+    """Run one slot and write its record. Returns the outcome and whether the launch is to end after it."""
     if study.rank_path(slot.cell_id, slot.run_id, around.rank.rank).exists():
         around.log.event("done before", run=slot.run_id)
-        return Outcome.OK, True
+        return Outcome.OK, False
     mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
@@ -155,10 +174,25 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:
-        return record.outcome, False
+        return record.outcome, True
     tear_down(around.device)
-    dirty = float(not run.model_is_gone or fragmented(around.device))
-    return record.outcome, not around.control.largest([dirty])[0]
+    reason = _reason_to_stop(
+        around, record.outcome, clean=run.model_is_gone and not fragmented(around.device)
+    )
+    stops = bool(around.control.largest([float(reason is not None)])[0])
+    if stops:
+        around.log.event("stopped", reason=f"{reason or 'another rank says so'}; the rest starts afresh")
+    return record.outcome, stops
+
+
+def _reason_to_stop(around: RankContext, outcome: Outcome, *, clean: bool) -> str | None:
+    """Why no further run of this launch may follow; None if one may."""
+    if around.forked:
+        # Later repeats lean on the proof of the first.
+        return None if outcome is Outcome.OK else "the run failed"
+    if around.launch.forks:
+        return "this process was not forked"
+    return None if clean else "the last run left memory behind"
 
 
 def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:

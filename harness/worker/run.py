@@ -85,6 +85,8 @@ class RankContext:
     log: RankLog
     warnings: tuple[str, ...] = ()
     """Of this rank, beside those of the launch."""
+    forked: bool = False
+    """Whether this process is for one run alone."""
     faults: GpuFaults | None = None
     """Of this rank's GPU."""
 
@@ -191,6 +193,8 @@ class RunInProgress:
             rank=around.rank.rank,
             gpus=around.rank.gpus,
             cores=around.cores,
+            repeat=self._slot.repeat,
+            forked=around.forked,
         )
 
     def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:

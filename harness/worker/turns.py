@@ -11,7 +11,7 @@ Line by line, of one run:
 `at`         beside it                                      the answer lets the rank
 ============ ============================================== ==================================
 `begin`      `protocol`, `cell`, `run`, `rank`, `gpus`,     build, prove and warm up
-             `cores`
+             `cores`, `repeat`, `forked`
 `measure`    `step_ns`: of the warm-up's last block         time a block, or end the run
 `block`      `ns`, `steps`: of the block                    time a block, or end the run
 ============ ============================================== ==================================
@@ -28,6 +28,8 @@ from collections.abc import Callable
 
 PROTOCOL = 1
 """Both sides of a comparison must have the same."""
+FORKS = True
+"""Whether `bench matrix --isolation fork` gives each run a process of its own in one launch."""
 VARIABLE = "BENCH_TURNS"
 BEAT_S = 2.0
 """Between two calls of `beat` while a rank waits."""

@@ -147,9 +147,12 @@ def _unless_accepted(finding: Finding, rules: Rules) -> Finding:
 def _sample(rules: Rules) -> str:
     if not rules.paired:
         return "the run is the sample"
-    several = any(sample.alternation == "launches" for sample in rules.paired.values())
-    what = "whole launches, because both sides do not fit side by side," if several else "short blocks"
-    return f"{what} of both sides alternated, and the pair of launches is the sample"
+    samples = rules.paired.values()
+    if any(sample.alternation == "launches" for sample in samples):
+        return "whole launches of both sides alternated, and the pair of launches is the sample"
+    forked = all(sample.forked for sample in samples)
+    fresh = "process groups, forked from warm ranks," if forked else "launches"
+    return f"short blocks of both sides alternated, and the pair of fresh {fresh} is the sample"
 
 
 def _other_work(base: Baseline, new: Baseline) -> Comparison:

@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from reports.gate.effect import QUIET, Change, Effect, judge
+from reports.gate.metrics import TIMED
 from results.baseline import Baseline, Subject
 from results.paired import Alternation, Block, Pair, PairedCell, Side
 
@@ -51,6 +52,8 @@ class PairedSample:
     foreign: float | None = None
     """The share of the cores that others took, the mean over all blocks."""
     alternation: Alternation = "blocks"
+    forked: bool = False
+    """Whether the process groups of all pairs were forked from warm ranks."""
 
 
 def quads(cell: PairedCell, alternation: Alternation) -> list[tuple[Block, ...]]:
@@ -93,6 +96,7 @@ def paired_sample(
         failed=len(pairs) - len(found),
         foreign=sum(shares) / len(shares) if shares else None,
         alternation="launches" if any(pair.alternation == "launches" for pair, _ in pairs) else "blocks",
+        forked=all(pair.forked for pair, _ in pairs),
     )
 
 
@@ -145,6 +149,20 @@ def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> B
             found.setdefault(subject.key, []).append(subject)
     subjects = tuple(_merged(same, any_failure=any_failure) for same in found.values())
     return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=subjects)
+
+
+def without_launch(part: Baseline) -> Baseline:
+    """The same without the metrics of launches, for runs of a launch that has been counted."""
+    return msgspec.structs.replace(
+        part,
+        subjects=tuple(
+            msgspec.structs.replace(
+                subject,
+                timed={name: v for name, v in subject.timed.items() if not TIMED[name].of_launch},
+            )
+            for subject in part.subjects
+        ),
+    )
 
 
 def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:

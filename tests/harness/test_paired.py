@@ -18,11 +18,12 @@ import pytest
 from harness.console import Console
 from harness.paired.bisect import bisect
 from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest
-from harness.paired.pair import FEWEST_QUADS, study_of
+from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.seat import LostError, Seat
 from harness.paired.sources import Repository, temporary_folder
 from harness.worker.turns import Turns
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict
+from reports.gate.paired import FEWEST_QUADS
 from results import schemas
 from results.errors import UsageError
 
@@ -111,16 +112,60 @@ def test_a_real_pair_alternates_and_names_the_counter_that_changed(
     assert len(sides) >= 4 * FEWEST_QUADS
     assert sides == ["base", "new", "new", "base"] * (len(sides) // 4)
     for side in ("base", "new"):
-        [result] = study_of(tmp_path / "ab", 1, side).results()
+        [result] = runs_of(pair, study_of(tmp_path / "ab", pair, side).results())
         assert result.outcome == "ok"
         # The records of the runs have the blocks that the driver timed.
-        [*records] = study_of(tmp_path / "ab", 1, side).rank_records(result.cell_id, result.run_id)
+        [*records] = study_of(tmp_path / "ab", pair, side).rank_records(result.cell_id, result.run_id)
         walls = [max(ns) for ns in zip(*(record.blocks_ns for record in records), strict=True)]
         assert walls == [block.ns for block in pair.cells[0].blocks if block.side == side]
     # A counter decides at once; the user's repository is as it was, and no work tree is left.
     assert not (tmp_path / "ab" / "0002").exists()
     assert everything(repository) == before
     assert temporary_folders() <= there
+
+
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "a thread of user code forbids it"])
+def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forks: bool
+) -> None:
+    if not forks:
+        commit(repository, {"model.py": THREAD + MODEL.format(layers=TWO)})
+    monkeypatch.chdir(repository)
+    # The fewest quads: what they say is not the subject.
+    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    folder = tmp_path / "ab"
+    with temporary_folder() as (temporary, held):
+        source = Repository(repository).source("NEW", "main", None, temporary)
+        call = SideCall(source=source, options=(*CELL, *QUICK))
+        context = PairContext(
+            sides={"base": call, "new": call},
+            folder=folder,
+            temporary=temporary,
+            held=held,
+            spoiled_above=1.0,
+            repeats=3,
+        )
+        with closing(Pairs(context)) as running:
+            pairs = [running.run(number, "blocks") for number in ((1, 2) if forks else (1,))]
+    study = study_of(folder, pairs[0], "new")
+    results = [run for pair in pairs for run in runs_of(pair, study.results())]
+    assert [result.outcome for result in results] == ["ok"] * len(pairs)
+    assert [result.run_id for result in results] == [pair.cells[0].new_run for pair in pairs]
+    assert [pair.forked for pair in pairs] == [forks] * len(pairs)
+    if not forks:
+        # The next repeat was on its way in a launch of its own.
+        assert len(study.launches()) == 2
+        return
+    assert len(study.launches()) == 1
+    assert not (folder / "0002").exists()
+    second = pairs[1]
+    assert (second.first, second.launched_with, second.repeat) == ("new", 1, 2)
+    assert results[0].first_hash == results[1].first_hash
+    assert [result.proof.method == "earlier-run" for result in results if result.proof] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,21 @@ def test_isolation_gives_each_cell_a_launch_in_the_same_order() -> None:
     assert runs(apart) == runs(together)
 
 
+def test_forked_repeats_share_a_launch_where_the_cells_do() -> None:
+    alike = [cell for cell in CELLS if cell.gpus == 2]
+    [forked] = schedule(alike, repeats=3, isolation="fork")
+    apart = schedule(alike, repeats=3)
+    assert forked.forks
+    assert list(forked.cells) == [cell for launch in apart for cell in launch.cells]
+    # Launches of several placements alternate as ever.
+    several = schedule(CELLS, repeats=2, isolation="fork")
+    assert all(launch.forks for launch in several)
+    assert runs(several) == runs(schedule(CELLS, repeats=2))
+    # A device must not have been opened before a fork.
+    devices = [msgspec.structs.replace(cell, device="cuda", backend="nccl") for cell in alike]
+    assert schedule(devices, repeats=3, isolation="fork") == schedule(devices, repeats=3)
+
+
 def test_nodes_make_the_placement() -> None:
     launches = schedule(CELLS, repeats=1, gpus_per_node=4)
     assert {launch.cells[0].gpus: launch.placement for launch in launches} == {

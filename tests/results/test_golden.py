@@ -193,6 +193,7 @@ LAUNCH_4 = msgspec.structs.replace(
     trace=(0, 3),
     tensorboard=True,
     job_variables=(JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),),
+    forks=True,
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
@@ -525,6 +526,9 @@ PAIR = Pair(
             blocks=(Block(side="new", steps=25, ns=250_000_000, foreign=0.05),),
         ),
     ),
+    launched_with=2,
+    repeat=2,
+    forked=True,
 )
 PAIRED_CALL = PairedCall(
     base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
