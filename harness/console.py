@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from results.foreign_text import visible
 
@@ -30,6 +32,20 @@ class Standing:
     doing: str
     left: str
     """Time left, in words."""
+    elapsed: str = "0 s"
+    """Time since the campaign began, in words."""
+    waits_for: str | None = None
+    """Whom the launch waits for, a noun; None for nobody."""
+
+    @property
+    def told(self) -> str:
+        """What is done, and what it waits for."""
+        return self.doing if self.waits_for is None else f"{self.doing}, waits for {self.waits_for}"
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """All but the time, which goes on by itself."""
+        return self.done, self.total, self.told, self.left
 
 
 class ProgressLine:
@@ -48,14 +64,16 @@ class ProgressLine:
                 self._task,
                 completed=standing.done,
                 total=standing.total,
-                description=standing.doing,
+                description=visible(standing.told),
                 left=standing.left,
+                elapsed=standing.elapsed,
             )
             return
         changed = standing.done != self._last.done
-        if changed or (time.monotonic() - self._last_at > PLAIN_EVERY_S and standing != self._last):
+        if changed or (time.monotonic() - self._last_at > PLAIN_EVERY_S and standing.news != self._last.news):
             self._console.note(
-                f"[{standing.done}/{standing.total}] {standing.doing}, about {standing.left} left"
+                f"[{standing.done}/{standing.total}] {standing.told}; {standing.elapsed} so far, "
+                f"about {standing.left} left"
             )
             self._last, self._last_at = standing, time.monotonic()
 
@@ -96,7 +114,10 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of what stdout is shown on; off a terminal there is room for everything."""
+        """Columns of what stdout is shown on, or what COLUMNS says; else there is room for everything."""
+        told = os.environ.get("COLUMNS", "")
+        if told.isdecimal() and int(told):
+            return int(told)
         return self._out.width if self._out.is_terminal else WIDE
 
     def result(self, text: str = "") -> None:
@@ -130,9 +151,17 @@ class Console:
             return
         columns = (
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}", markup=False),
-            TextColumn("about {task.fields[left]} left", markup=False),
+            BarColumn(bar_width=10),
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            TextColumn(
+                "{task.fields[elapsed]}, {task.fields[left]} left",
+                markup=False,
+                table_column=Column(no_wrap=True),
+            ),
         )
-        with Progress(*columns, console=self._err, transient=True) as bar:
-            yield ProgressLine(self, bar, bar.add_task("starting", total=total, left="?"))
+        with Progress(*columns, console=self._err, transient=True, expand=True) as bar:
+            yield ProgressLine(self, bar, bar.add_task("starting", total=total, left="?", elapsed="0 s"))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.console import GAP, Console, column_widths
-from reports.analysis.headline import headline_table
+from harness.narrow import narrow_lines
+from reports.analysis.headline import headline, headline_table
 from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
 from reports.table import TextTable
 from results import files
 from results.store import Study
 
-FIRST_TO_GO = ("proof", "against", "interval", "setting", "scaling", "runs")
-"""Columns of the headline that a narrow terminal does without; the report has them all."""
+VERDICT_LINES = 6
+"""On a terminal, of one workload."""
 
 
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
@@ -62,26 +65,63 @@ def _tell(written: Sequence[Path], console: Console) -> None:
 
 
 def print_headline(figures: StudyFigures, console: Console) -> None:
-    """The report's first table, less the columns that a narrow terminal has no room for."""
+    """The report's first table, in another form where the terminal has no room for it."""
     table = headline_table(figures)
     if not table.rows:
         console.result("no cell has a figure; the report says why")
         return
-    for title in FIRST_TO_GO:
-        if _width(table) > console.width:
-            table = table.columns_at([place for place, one in enumerate(table.titles) if one != title])
-    console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+    if _width(table) <= console.width:
+        console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+        return
+    for line in narrow_lines(headline(figures), figures.devices_word, console.width):
+        console.result(line)
 
 
 def print_verdict(figures: StudyFigures, console: Console) -> None:
-    """The conclusions in sentences, as at the top of the report."""
+    """What the study comes to, in at most `VERDICT_LINES` lines a workload, and what to run next."""
     found = verdict(figures)
-    if not found.workloads:
-        return
     console.result()
-    for sentence in found.sentences:
-        console.result(sentence)
+    for one in found.workloads:
+        named = [one.workload] if len(found.workloads) > 1 else []
+        for line in [*named, *clause_lines(brief(one), console.width, VERDICT_LINES - len(named))]:
+            console.result(line)
+    if found.next_run is not None:
+        told = f"next: {found.next_run.what}, since {found.next_run.why}:"
+        for line in [
+            *textwrap.wrap(told, console.width),
+            *command_lines(found.next_run.command, console.width),
+        ]:
+            console.result(line)
     console.result()
+
+
+def clause_lines(clauses: Sequence[Clause], width: int, most: int) -> list[str]:
+    """The clauses in at most `most` lines: those that no room is left for are in the report."""
+    pad = max((len(one.title) for one in clauses), default=0) + len(GAP)
+    wrapped = {
+        id(one): textwrap.wrap(
+            f"{one.title.ljust(pad)}{one.text}", width, subsequent_indent=" " * pad, break_on_hyphens=False
+        )
+        for one in clauses
+    }
+    kept: set[int] = set()
+    for one in sorted(clauses, key=lambda one: one.rank):
+        if sum(len(wrapped[each]) for each in (*kept, id(one))) <= most:
+            kept.add(id(one))
+    return [line for one in clauses if id(one) in kept for line in wrapped[id(one)]]
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """A command in lines that a shell takes as one: broken before options, each line but the last ends in a
+    backslash."""
+    pieces = [f" --{piece}" if number else piece for number, piece in enumerate(command.split(" --"))]
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1] + piece) > width - 4:
+            lines.append(f"   {piece}")
+        else:
+            lines[-1] += piece
+    return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
 
 
 def _width(table: TextTable) -> int:

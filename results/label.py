@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.link import NO_LINK
 
 
@@ -32,3 +32,8 @@ def exchange_label(named: Named) -> str:
         named.strategy if named.compression == UNCOMPRESSED else f"{named.strategy} + {named.compression}"
     )
     return compressed if named.collective == DEFAULT_COLLECTIVE else f"{compressed}, {named.collective}"
+
+
+def point(cell: Cell) -> str:
+    """A cell among those of its workload: `ddp on 8, batch 32`."""
+    return f"{label(cell)} on {cell.gpus:,}, batch {cell.batch_per_replica:,}"

@@ -24,6 +24,7 @@ from results.cell import Cell, Device
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions
+from results.label import point
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
@@ -126,7 +127,8 @@ class Campaign:
         )
         runs = [len(launch.cells) for launch in launches]
         with self._console.progress(sum(runs)) as line:
-            pace = Pace(line, costs.launches, runs, deadline=self._deadline)
+            names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
+            pace = Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
             maker = LaunchMaker(self._plan, self._options, machine, context, found)
             for planned in launches:
                 self._run_launch(planned, maker, so_far, pace)

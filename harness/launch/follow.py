@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reports.text import duration, listed
 from results.launch_files import rank_log_path
 
 _PHASES = {
@@ -23,6 +24,10 @@ _PHASES = {
     "recorded": "ending",
 }
 """By the events that `harness.worker.run` and `harness.worker.crew` write."""
+
+
+QUIET_S = 20.0
+"""Silence of a rank's log from which on the launch is said to wait for it."""
 
 
 class LogTail:
@@ -61,6 +66,8 @@ class LaunchState:
     """Run ids, in order."""
     cell_id: str | None = None
     phase: str = "starting"
+    waits_for: str | None = None
+    """The ranks that the launch waits for, as its supervisor sees it; None for none."""
 
     @classmethod
     def of(cls, log: Path) -> LaunchState:
@@ -103,6 +110,27 @@ class Pulse:
             if standing != self._seen[rank]:
                 self._seen[rank], self._changed[rank] = standing, now
         return {rank: now - changed for rank, changed in enumerate(self._changed)}
+
+    def waits_for(self) -> str | None:
+        """The ranks that have not begun, else those that are silent while others are not.
+
+        `ranks 1 and 3 to start`; `rank 3, silent for 24 s`; `all 4 ranks, silent for 2 min 05 s`.
+        """
+        ranks = len(self._paths)
+        absent = [rank for rank, seen in enumerate(self._seen) if seen is None]
+        if absent:
+            return f"{_ranks(absent, ranks)} to start"
+        silence = self.silence_s()
+        quiet = [rank for rank, seconds in silence.items() if seconds >= QUIET_S]
+        if not quiet:
+            return None
+        return f"{_ranks(quiet, ranks)}, silent for {duration(min(silence[rank] for rank in quiet) * 1e9)}"
+
+
+def _ranks(which: Sequence[int], ranks: int) -> str:
+    if len(which) == ranks > 1:
+        return f"all {ranks:,} ranks"
+    return f"rank{'' if len(which) == 1 else 's'} {listed([f'{rank:,}' for rank in which])}"
 
 
 def _standing(path: Path) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from harness.console import ProgressLine, Standing
 from harness.launch.deadline import Deadline
@@ -22,9 +22,13 @@ class Pace:
         runs: Sequence[int],
         *,
         deadline: Deadline | None = None,
+        names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`estimates` and `runs` (how many each has) are those of the launches, in order."""
+        """`estimates` and `runs` (how many each has) are those of the launches, in order.
+
+        `names` are what cells are called, by id.
+        """
         self._line = line
         self._seconds = [estimate.seconds for estimate in estimates]
         self._runs = list(runs)
@@ -35,13 +39,23 @@ class Pace:
         self._done = 0
         self._done_before = 0
         self._deadline = deadline
+        self._names = names or {}
 
     def report(self, state: LaunchState) -> None:
         """Show where the launch in progress is."""
         done = self._done + max(0, len(state.started) - 1)
-        doing = f"{state.cell_id}: {state.phase}" if state.cell_id else "starting workers"
+        doing = "starting workers"
+        if state.cell_id:
+            doing = f"{self._names.get(state.cell_id, state.cell_id)}: {state.phase}"
         self._line.show(
-            Standing(done=done, total=sum(self._runs), doing=doing, left=duration(self.left_s(done) * 1e9))
+            Standing(
+                done=done,
+                total=sum(self._runs),
+                doing=doing,
+                left=_seconds(self.left_s(done)),
+                elapsed=_seconds(self._clock() - self._began),
+                waits_for=state.waits_for,
+            )
         )
 
     def done(self, runs: int) -> None:
@@ -61,3 +75,8 @@ class Pace:
         left = ratio * (share * self._seconds[self._launch] + sum(self._seconds[self._launch + 1 :]))
         most = None if self._deadline is None else self._deadline.left_s
         return left if most is None else max(0.0, min(left, most))
+
+
+def _seconds(seconds: float) -> str:
+    """`9 s`, `2 min 05 s`: parts of a second say nothing of a campaign."""
+    return f"{seconds:.0f} s" if seconds < 100 else duration(seconds * 1e9)

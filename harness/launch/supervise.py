@@ -149,6 +149,7 @@ class Supervisor:
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
                 hung = self._hung(pulse)
+                self._state.waits_for = pulse.waits_for()
                 if hung is not None:
                     return hung
                 if self._deserted():

@@ -87,20 +87,22 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         figures("interval", lambda row: fields.interval(row.figures.step_ns), anchor="method-interval"),
         figures("throughput", lambda row: fields.figure(row.figures.throughput), anchor="method-throughput"),
         figures("efficiency", lambda row: efficiency_field(row.efficiency), anchor="method-efficiency"),
-        words("against", lambda row: _against(row.efficiency), anchor="method-efficiency"),
-        figures("exposed", _exposed, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"),
+        words("against", lambda row: against(row.efficiency), anchor="method-efficiency"),
+        figures("exposed", exposed, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"),
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
 
 
-def _against(efficiency: Efficiency) -> str:
+def against(efficiency: Efficiency) -> str:
+    """The baseline of an efficiency: `single on 1`; nothing of the baseline itself."""
     if efficiency.baseline is None or efficiency.is_baseline:
         return NOTHING
     return efficiency.baseline.short
 
 
-def _exposed(row: HeadlineRow) -> Field:
+def exposed(row: HeadlineRow) -> Field:
+    """The share of the step that is exposed communication."""
     share = row.figures.exposed_share
     return fields.percent(share.value if share else None)
 
@@ -130,5 +132,5 @@ def _joined(seen: HeadlineRow, other: HeadlineRow) -> HeadlineRow:
 
 def _claim(efficiency: Efficiency) -> tuple[object, ...]:
     """What must be equal for two series' rows of one cell to be one row."""
-    against = efficiency.baseline.figures.cell.id if efficiency.baseline else None
-    return efficiency.is_baseline, against, efficiency.reason
+    baseline = efficiency.baseline.figures.cell.id if efficiency.baseline else None
+    return efficiency.is_baseline, baseline, efficiency.reason

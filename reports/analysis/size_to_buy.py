@@ -23,7 +23,7 @@ from results.statistics import FEWEST_FOR_INTERVAL, Metric
 Confidence = Literal["high", "medium", "low"]
 """low: the runs leave the choice open, or a size has one run. medium: fewer than six runs a size, or runs
 that were disturbed or of changed code. high: none of these."""
-CPU = "sizes are ranks on CPU, which share the cores of a machine: no devices are bought by them"
+CPU = "ranks on CPU share the cores of a machine"
 ONE_SIZE = "one size alone was measured: at least two are needed to say whether growing pays"
 NOT_PROVEN = "no measured cell has a proof that it trained"
 NO_FIGURE = "no cell has a figure"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from types import SimpleNamespace
+
 import pytest
+from builders import a_cell
 
 from harness.console import Console, Standing, column_widths, table_lines
-from harness.report import FIRST_TO_GO, print_headline
+from harness.narrow import narrow_lines
+from harness.report import clause_lines, command_lines, print_headline
+from reports.analysis.headline import HeadlineRow
+from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
+from reports.analysis.verdict.brief import Clause
+from results.statistics import Metric
 from results.store import Study
 
 
@@ -41,22 +50,85 @@ def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys: pytest.C
     assert [line.rpartition("a ")[2] for line in said.err.splitlines()] == [r"\u202ereason"] * 3
 
 
-@pytest.mark.parametrize("width", [60, 100, 120, 400])
-def test_the_headline_fits_the_terminal_or_has_dropped_all_it_may(
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 400])
+def test_the_headline_fits_the_terminal_and_keeps_every_fact_of_trust(
     width: int,
     small_study: tuple[Study, object],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     study, _ = small_study
-    monkeypatch.setattr(Console, "width", width)
-    print_headline(analyse(study.name, study.plans(), study.results()), Console())
-    lines = capsys.readouterr().out.splitlines()
-    widest = max(map(len, lines))
-    dropped_all = not any(title in " ".join(lines[:6]).split() for title in FIRST_TO_GO)
-    assert widest <= width or dropped_all
-    assert all(word in " ".join(lines[:6]) for word in ("workload", "throughput", "efficiency"))
-    assert ("proof" in " ".join(lines[:6])) == (width == 400)
+    monkeypatch.setenv("COLUMNS", str(width))
+    figures = analyse(study.name, study.plans(), study.results())
+    print_headline(figures, Console())
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    for word in ("strategy", "efficiency", "measured", "serial-simulation"):
+        assert word in said
+    assert ("disturbed" in said) == any(one.disturbed for one in figures.cells.values())
+    assert ("Left out on" in said) == (width < 120)
+
+
+def test_a_long_name_has_lines_of_its_own_and_a_row_that_differs_says_so() -> None:
+    rows = [
+        _row("ddp", disturbed=False),
+        _row("ddp" + 97 * " + x", disturbed=False),
+        _row("fsdp", disturbed=True),
+    ]
+    lines = narrow_lines(rows, "GPUs", 80)
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).replace(" ", "").count("+x") == 97
+    [differs] = [line for line in lines if "disturbed" in line]
+    assert differs.lstrip().startswith("3 measured, disturbed") or differs.startswith("fsdp")
+    assert lines[0] == "gpt-nano, weak scaling, batch 8 per replica, serial-simulation, 3 measured"
+
+
+def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
+    pool = SimpleNamespace(planned=3)
+    step = Metric(value=1e7, unit="ns", low=9e6, high=1.1e7, samples=3, interval="range")
+    rate = Metric(value=800.0, unit="samples/s", low=700.0, high=900.0, samples=3, interval="range")
+    figures = SimpleNamespace(
+        cell=a_cell(workload="gpt-nano", gpus=4, micro_batch=8),
+        step_ns=step,
+        throughput=rate,
+        exposed_share=None,
+        proof_method="serial-simulation",
+        runs=[None] * 3,
+        pool=pool,
+        evidence="measured",
+        disturbed=disturbed,
+    )
+    return HeadlineRow(
+        workload="gpt-nano",
+        strategy=strategy,
+        setting="",
+        kinds=("weak",),
+        figures=figures,  # type: ignore[arg-type]
+        efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),
+    )
+
+
+def test_the_verdict_takes_six_lines_a_workload_and_the_lowest_ranks_stay() -> None:
+    clauses = [
+        Clause(title=f"title {rank}", text=" ".join(["word"] * words), rank=rank)
+        for rank, words in ((0, 5), (5, 60), (1, 5), (2, 20), (3, 40), (4, 2))
+    ]
+    lines = clause_lines(clauses, 80, 6)
+    assert len(lines) <= 6
+    assert max(map(len, lines)) <= 80
+    assert [line[:7] for line in lines if line.startswith("title")] == [
+        "title 0",
+        "title 1",
+        "title 2",
+        "title 4",
+    ]
+
+
+def test_a_command_is_broken_so_that_a_shell_takes_it_as_one() -> None:
+    command = "bench matrix --out 'my runs/a' --workload gpt-nano --strategy ddp --gpus 2,4,8 --repeats 6"
+    lines = command_lines(command, 40)
+    assert max(map(len, lines)) <= 40
+    assert shlex.split("\n".join(lines).replace("\\\n", " ")) == shlex.split(command)
 
 
 def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(
@@ -64,11 +136,11 @@ def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(
 ) -> None:
     with Console().progress(2) as line:
         for done in (0, 0, 0, 1, 1, 2):
-            line.show(Standing(done=done, total=2, doing="cell: measuring", left="9 s"))
+            line.show(Standing(done=done, total=2, doing="cell: measuring", left="9 s", elapsed="3 s"))
     assert capsys.readouterr().err.splitlines() == [
-        "[0/2] cell: measuring, about 9 s left",
-        "[1/2] cell: measuring, about 9 s left",
-        "[2/2] cell: measuring, about 9 s left",
+        "[0/2] cell: measuring; 3 s so far, about 9 s left",
+        "[1/2] cell: measuring; 3 s so far, about 9 s left",
+        "[2/2] cell: measuring; 3 s so far, about 9 s left",
     ]
 
 

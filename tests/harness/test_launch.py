@@ -28,7 +28,7 @@ from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome, rank_exits
-from harness.launch.follow import LaunchState, LogTail
+from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
@@ -37,6 +37,7 @@ from harness.torch_devices import TorchDevices, ask_torch
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
+from results.launch_files import rank_log_path
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
@@ -583,6 +584,30 @@ class _Line:
 
     def show(self, standing: Standing) -> None:
         self.shown.append(standing)
+
+
+def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_path: Path) -> None:
+    shown: list[Standing] = []
+    line = SimpleNamespace(show=shown.append)
+    now, estimates = [0.0], [LaunchEstimate(seconds=100, gpus=1)]
+    pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])  # type: ignore[arg-type]
+    pulse = Pulse(tmp_path, 3, clock=lambda: now[0])
+    state = LaunchState(waits_for=pulse.waits_for())
+    now[0] = 7.2
+    pace.report(state)
+    for rank in range(3):
+        rank_log_path(tmp_path, rank).write_text("{}\n")
+    pulse.silence_s()
+    state.cell_id, state.phase = "c-1", "measuring"
+    now[0] = 60.0
+    rank_log_path(tmp_path, 0).write_text("{}\n{}\n")
+    pulse.silence_s()
+    state.waits_for = pulse.waits_for()
+    pace.report(state)
+    assert [(one.elapsed, one.told) for one in shown] == [
+        ("7 s", "starting workers, waits for all 3 ranks to start"),
+        ("60 s", "mlp, ddp on 2, batch 8: measuring, waits for ranks 1 and 2, silent for 52.8 s"),
+    ]
 
 
 def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_ended() -> None:

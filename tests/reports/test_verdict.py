@@ -342,17 +342,26 @@ def test_the_verdict_is_data(pair) -> None:
     assert found["workloads"][0]["made_from"]["cell_runs"] == [[1, 1]] * 3
 
 
-def test_the_terminal_shows_it_too(pair, capsys) -> None:
-    study = analysed(pair(step_ms=(10.1, 10.2)))
-    print_verdict(study, Console())
-    assert capsys.readouterr().out.split("\n") == ["", *verdict(study).sentences, "", ""]
+def test_the_terminal_shows_it_in_six_lines_with_the_next_run(pair, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_verdict(analysed(pair(step_ms=(10.1, 10.2))), Console())
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "to buy  none: ranks on CPU share the cores of a machine",
+        "weak    ddp on 4, 3,137 images/s, 98.0 %; no knee seen up to 4 (single runs)",
+        "runs    3, none disturbed",
+        "next: ddp on 2 and 4 to 6 runs a size, since the choice rests on 1 run a size:",
+        "  bench matrix --name study --workload gpt-nano --strategy ddp --gpus 2,4 \\",
+        "      --batch-size 8 --repeats 6 --device cpu",
+        "",
+    ]
 
 
-def test_nothing_is_printed_where_nothing_has_a_figure(planted, capsys) -> None:
+def test_where_nothing_has_a_figure_the_next_run_is_all_there_is_to_say(planted, capsys) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan()
     print_verdict(analysed(planted), Console())
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out.splitlines()[1] == "next: ddp on 2, since no cell has a figure:"
 
 
 @pytest.mark.parametrize(

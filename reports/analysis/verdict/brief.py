@@ -1,0 +1,101 @@
+"""The verdict in a few clauses, for a terminal: the same figures and words, without their explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from reports.analysis.budget import BudgetPart
+from reports.analysis.verdict.scalability import Configuration, Dominant, Scalability
+from reports.analysis.verdict.scaling_sentences import PART_WORDS
+from reports.analysis.verdict.verdict import WorkloadVerdict
+from reports.text import listed, metric, percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One line of the brief verdict, if it is short enough."""
+
+    title: str
+    text: str
+    rank: int
+    """Where there is no room for all, the clauses with the lowest ranks stay."""
+
+
+def brief(found: WorkloadVerdict) -> list[Clause]:
+    """What a reader acts on, in reading order: the size to buy, how far it scales, what takes the time, how
+    good the runs are, what is missing."""
+    return [*_to_buy(found), *_scaling(found), *_trust(found), *_slow(found)]
+
+
+def _to_buy(found: WorkloadVerdict) -> Iterator[Clause]:
+    several = len({one.text for one in found.to_buy}) > 1
+    for number, one in enumerate(found.to_buy[: 2 if several else 1]):
+        sure = f" ({one.confidence} confidence)" if one.confidence else ""
+        yield Clause(
+            title=f"to buy, {one.scaling}" if several else "to buy", text=f"{one.text}{sure}", rank=number
+        )
+
+
+def _scaling(found: WorkloadVerdict) -> Iterator[Clause]:
+    for one in found.scalings:
+        yield Clause(title=one.kind, text=_reach(one), rank=2)
+    for one in found.scalings:
+        dominant = one.largest.dominant if one.largest else None
+        if dominant is not None and dominant.part is not None:
+            yield Clause(title=f"lost, {one.kind}", text=_lost(dominant), rank=5)
+
+
+def _reach(one: Scalability) -> str:
+    lead = one.largest.configuration if one.largest else one.fastest
+    if lead is None:
+        return "every figure is emulated"
+    told = f"{lead.strategy} on {lead.gpus:,}, {metric(lead.throughput).value}"
+    if one.largest is None:
+        return f"{told}; one size alone"
+    return f"{told}, {_efficiency(lead)}; {one.largest.knee_text.partition(':')[0]}"
+
+
+def _efficiency(one: Configuration) -> str:
+    if one.efficiency is None:
+        return "no efficiency claimed"
+    text = metric(one.efficiency)
+    return f"{text.value} ({text.ends})" if text.ends else text.value
+
+
+def _lost(dominant: Dominant) -> str:
+    told = f"{percent(dominant.lost_share)} of a step on {dominant.gpus:,}"
+    if not dominant.blames or dominant.part is None:
+        return f"{told}; to what cannot be told"
+    if dominant.contenders:
+        return f"{told}; most to {listed([_short(one.part) for one in dominant.contenders], last=' or ')}"
+    return f"{told}; most to {_short(dominant.part)}{'' if dominant.shown else ' (not shown)'}"
+
+
+def _short(part: BudgetPart) -> str:
+    """`slower computation`, `exposed communication`."""
+    return _SHORT.get(part) or PART_WORDS[part].partition(":")[0]
+
+
+_SHORT: dict[BudgetPart, str] = {"compute": "slower computation", "other": "a change of the machine"}
+
+
+def _trust(found: WorkloadVerdict) -> Iterator[Clause]:
+    made, gone = found.made_from, found.missing
+    if made.runs:
+        disturbed = f"{made.disturbed:,} disturbed" if made.disturbed else "none disturbed"
+        failed = f", {len(made.failed):,} failed" if made.failed else ""
+        yield Clause(title="runs", text=f"{made.runs:,}, {disturbed}{failed}", rank=1)
+    states = ("failed", gone.failed), ("not run", gone.not_run), ("skipped", gone.skipped)
+    told = [f"{state} {listed(points)}" for state, points in (*states, ("emulated", gone.emulated)) if points]
+    if gone.unproved:
+        told.append(f"{gone.unproved:,} of {gone.cells:,} cells not proven")
+    if told:
+        yield Clause(title="without", text="; ".join(told), rank=3)
+
+
+def _slow(found: WorkloadVerdict) -> Iterator[Clause]:
+    if found.slow_ranks is not None:
+        yield Clause(title="slow ranks", text=found.slow_ranks, rank=4)
+    if found.costs:
+        yield Clause(title="cost", text=found.costs[0], rank=6)
