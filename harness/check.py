@@ -60,6 +60,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     trained: int = 0
     """Parameters that are trained."""
     parameter_bytes: int = 0
+    blocks: tuple[str, ...] = ()
+    """Units of sharding and activation checkpointing, by the layout or as they are found."""
     batch: tuple[str, ...] = ()
     """Each tensor of a batch, with its type and shape."""
     loss: float | None = None

@@ -14,6 +14,7 @@ from strategies.collectives.link import Link
 from strategies.devices import device_of
 from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.refusal import require_possible
+from strategies.training.found_layout import found_layout
 from strategies.training.parallel import ParallelModel, Setting
 
 
@@ -27,7 +28,7 @@ def parallelize(
 ) -> ParallelModel:
     """Lay `module`, already on `device`, out over the ranks of the exchange's group as `strategy` says.
 
-    `layout` names the parts of the model that a strategy cuts it at.
+    `layout` names the parts of the model that a strategy cuts it at (None: its like blocks, `found_layout`).
 
     Collective: all ranks of the group call it. Raises SpecError for a strategy, a compressor or a
     collective that does not exist, and, with the sentence of a plan, for those that do not go together or
@@ -36,6 +37,7 @@ def parallelize(
     precision = "bf16" if STRATEGIES.facts(strategy).gathers_bf16 else "fp32"
     # Of what the caller's own loop does nothing is known: nothing of it is refused.
     require_layout(strategy, device, exchange, precision=precision, optimizer="sgd:momentum=0")
+    layout = found_layout(module) if layout is None else layout
     return lay_out(module, strategy, device=device, exchange=exchange, layout=layout)
 
 
@@ -62,7 +64,7 @@ def lay_out(
     *,
     device: torch.device,
     exchange: ExchangeSettings,
-    layout: ModelLayout | None,
+    layout: ModelLayout,
 ) -> ParallelModel:
     """`parallelize` for settings that were looked at."""
     facts = STRATEGIES.facts(strategy)
@@ -73,7 +75,7 @@ def lay_out(
         facts=facts,
         device=device,
         exchange=exchange,
-        layout=layout or ModelLayout(),
+        layout=layout,
         groups=facts.groups(Link(exchange.group).size, exchange.node_size),
     )
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)

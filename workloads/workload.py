@@ -4,7 +4,7 @@ file (`--workload py:MODULE:FUNCTION`) returns."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -65,7 +65,8 @@ class Workload:
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1
-    layout: ModelLayout = field(default_factory=ModelLayout)
+    layout: ModelLayout | None = None
+    """None: the strategies find its like blocks; `ModelLayout()`: it has none."""
     input: ImageInput | TokenInput | None = None
     """What real data are shaped to; None: the workload runs on synthetic data alone."""
 

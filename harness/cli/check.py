@@ -45,6 +45,9 @@ def rows_of(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]
         frozen = report.parameters - report.trained
         rest = f", {frozen:,} of them frozen" if frozen else ""
         rows.append(("module", f"{report.module}, {report.parameters:,} parameters{rest}"))
+        blocks = report.blocks
+        found = f"{len(blocks)}: {blocks[0]} to {blocks[-1]}" if blocks else "none: sharded as a single unit"
+        rows.append(("blocks", found))
     rows += [("batch" if not place else "", words) for place, words in enumerate(report.batch)]
     if report.loss is not None and report.step_s is not None:
         rows.append(("step", f"loss {report.loss:.4g}, {duration(report.step_s * 1e9)} on one core"))

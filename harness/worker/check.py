@@ -33,11 +33,14 @@ from harness.worker.rank import Rank
 from harness.worker.seeds import seed_step
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError
+from results.layout import ModelLayout
 from strategies.catalog import group_layout
 from strategies.refusal import refusal
+from strategies.training.found_layout import found_layout
 from strategies.training.trainer import Trainer
 from workloads.batch import named_tensors
 from workloads.flops import count_parts
+from workloads.workload import Workload
 
 CPU = torch.device("cpu")
 WAIT_S = 60.0
@@ -105,6 +108,7 @@ class Check:
             parameters=sum(parameter.numel() for parameter in named),
             trained=sum(parameter.numel() for parameter in named if parameter.requires_grad),
             parameter_bytes=sum(parameter.nbytes for parameter in named),
+            blocks=_layout(workload).blocks,
         )
         batches = setup.batches(workload, 0)
         first = next(batches)
@@ -183,6 +187,10 @@ class Check:
         except RuntimeError:
             return False
         return True
+
+
+def _layout(workload: Workload) -> ModelLayout:
+    return found_layout(workload.module) if workload.layout is None else workload.layout
 
 
 def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:

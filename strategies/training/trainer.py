@@ -26,6 +26,7 @@ from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
+from strategies.training.found_layout import found_layout
 from strategies.training.loss import Batch, Loss
 from strategies.training.observer import Phase, SilentObserver, StepObserver
 from strategies.training.parallel import GradientTask
@@ -87,7 +88,8 @@ class Trainer:
 
         `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
         the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
-        `layout` names the parts of the model, for strategies that cut it and for activation checkpointing;
+        `layout` names the parts of the model, for strategies that cut it and for activation checkpointing
+        (None: its like blocks, as `found_layout` finds them);
         `group` is where gradients are exchanged (None: the default group). Raises SpecError, with the
         sentence of a plan, for settings that do not go together.
         """
@@ -111,9 +113,10 @@ class Trainer:
         `clip_norm`; a huge `clip_norm` measures it and clips nothing."""
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
+        layout = found_layout(module) if layout is None else layout
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
-            checkpoint_blocks(module, layout or ModelLayout(), selective=selective)
+            checkpoint_blocks(module, layout, selective=selective)
         self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
         """To the ranks that train together; None with `single`."""
         self.model = lay_out(

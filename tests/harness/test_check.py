@@ -40,6 +40,7 @@ def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(
     assert done.returncode == 0, done.stderr
     # 6 * 8 + 8, 8 * 3 + 3, and twice 4 (8 * 8 + 8) of attention, 8 * 16 + 16, 2 * 16, 16 * 8 + 8.
     assert "module    Cancelling, 1,283 parameters" in done.stdout
+    assert "blocks    2: blocks.0 to blocks.1" in done.stdout
     assert "[0] float32 (4, 4, 6)" in done.stdout
     assert "FLOP, forward and backward" in done.stdout
     said = {line.split()[0]: line for line in done.stdout.partition("\nstrategy")[2].splitlines()[1:]}

@@ -155,11 +155,17 @@ def whole_runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callab
 def proofs(ranks: Ranks) -> Callable[..., list[Fields]]:
     """`proofs(2, fields)` is what each of two ranks finds of a cell with these fields.
 
-    `broken`, a context manager (rank, size) at the top of a test file, is open on every rank meanwhile.
+    `broken`, a context manager (rank, size) at the top of a test file, is open on every rank meanwhile;
+    `folder` is where a `py:` workload is.
     """
-    folder = Path(__file__).parent
 
-    def run(size: int, fields: Fields, *, broken: Callable[..., object] | None = None) -> list[Fields]:
+    def run(
+        size: int,
+        fields: Fields,
+        *,
+        broken: Callable[..., object] | None = None,
+        folder: Path = Path(__file__).parent,
+    ) -> list[Fields]:
         return ranks(size, prove, str(folder), fields, _place(broken))
 
     return run
