@@ -1,321 +1,375 @@
-"""Rows against each other: proportion, scaling, neighbours, repeats, units.
+"""Rows against each other: repeats, units, proportions, peaks, order, digits.
 
-- utilisation: MFU (or FLOP/s a GPU) over tokens/s a GPU is one number for a model, a sequence
-  length, a precision and a device.
-- scaling: X(n) n0 / (X(n0) n) <= 1 plus noise, X the throughput, n0 the smallest size of a configuration.
-- neighbours: throughput a GPU against the median of itself and the sizes before and after it (a running
-  median of three: Tukey, Exploratory Data Analysis, 1977, ch. 7).
-- repeats: two rows that say the same but for what was measured measured the same.
+- utilisation: MFU over throughput a GPU is one number for a model, a sequence length, a precision and a
+  device; FLOP/s over
+  throughput a GPU is one number for a model and a sequence length, on any device; FLOP/s over MFU is one
+  peak for a device.
+- repeats: two rows that say the same but for what was measured measured the same, to 5 %.
 - units: throughput a GPU within a factor of 500 of its peers' median.
+- order: a larger message, a larger batch, a longer sequence, more layers take no less time.
+- digits: where the rows of a source agree to the printed digit, the last one does too; and no two share
+  many digits.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 from reports.analysis.scaling import SINGLE_RUN_NOISE
-from reports.audit.columns import HEADERS, UNITS
-from reports.audit.findings import CUT, Disagreement, Quantity, difference, ends, reading
-from reports.audit.intervals import Interval, hull
-from reports.audit.rows import AuditedRow
+from reports.audit.account import Account
+from reports.audit.columns import MEASURED
+from reports.audit.findings import (
+    CUT,
+    Disagreement,
+    Quantity,
+    Relation,
+    difference,
+    ends,
+    printed_names,
+    reading,
+)
+from reports.audit.groups import SPEEDS, DerivedRow, groups, shown, speed, speed_names
+from reports.audit.intervals import Interval, exactly, significant
 
 PROPORTION = 0.005
 PROPORTION_WHY = "both come from one step time: 0.5 % allows that one was averaged over other steps"
-NOISE_WHY = "a size measured once may be 5 % off, as in this program's own reports"
+PEAK = 0.01
+PEAK_WHY = "both come from one step time and one data sheet"
+REPEAT_WHY = "two runs of one configuration may be 5 % apart, as in this program's own reports"
 FAR = 500.0
 FAR_WHY = "sizes and batches make factors of tens; 500 to 2048 is 1000 or 1024 within a factor of 2"
-_MEASURED = frozenset(
-    meant.name for meant in (*HEADERS.values(), *UNITS.values()) if meant.kind == "measured"
-)
-_SHAPE = ("parameters", "seq_len")
-_SPLIT = ("tensor", "pipeline", "context", "micro_batch")
-Key = tuple[object, ...]
+MESSAGES = 0.10
+MESSAGES_WHY = "a collective that changes its protocol with the size of the message may gain some percent"
+LEAST_EXACT = 8
+"""Rows of a source that agree to the digit, before one that does not is a finding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DerivedRow:
-    """A row with everything that follows from it."""
-
-    row: AuditedRow
-    values: Mapping[str, Quantity]
-
-    @property
-    def line(self) -> int:
-        return self.row.line
-
-    def count(self, name: str) -> float | None:
-        return self.values[name].rounded.middle if name in self.values else None
-
-    @cached_property
-    def rate(self) -> Quantity | None:
-        """Throughput of all devices: printed, or the batch over the step time."""
-        for name in ("samples_per_s", "tokens_per_s"):
-            if name in self.values:
-                return self.values[name]
-        if "global_batch" not in self.values or "step_s" not in self.values:
-            return None
-        batch, step = self.values["global_batch"], self.values["step_s"]
-        return Quantity(
-            shown=f"{batch.shown} / {step.shown}",
-            rounded=batch.rounded / step.rounded,
-            loose=batch.loose / step.loose,
-        )
-
-    @cached_property
-    def per_device(self) -> Interval | None:
-        """Throughput of one device; None where it is not known, or printed as 0."""
-        rate = self.rate
-        if rate is None or "gpus" not in self.values or rate.rounded.low == 0:
-            return None
-        return rate.rounded / self.values["gpus"].rounded
-
-    def counts(self, names: Iterable[str]) -> Key:
-        return tuple(self.count(name) for name in names)
+def repeats(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """|b / a - 1| <= 5 % for two rows that are equal but for their measured numbers; as a note, what is
+    nearer."""
+    for same in groups(entries, lambda entry: entry.row.identity).values():
+        if len(same) > 1:
+            account.saw("repeats", REPEATED, *(entry.line for entry in same))
+        for other in same[1:]:
+            yield _repeat(same[0], other)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """All rows of a configuration at one number of devices."""
-
-    gpus: float
-    per_device: Interval
-    entry: DerivedRow
-
-
-def repeats(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
-    """Rows of one identity with other measured numbers; as a note, rows that stand twice."""
-    for same in _groups(entries, lambda entry: entry.row.identity).values():
-        for first, second in pairwise(same):
-            yield _repeat(first, second)
+REPEATED = "rows that differ in measured numbers alone have the same numbers"
 
 
 def _repeat(first: DerivedRow, second: DerivedRow) -> Disagreement:
-    both = [name for name in first.row.values if name in second.row.values and name in _MEASURED]
+    both = [name for name in first.row.values if name in second.row.values and name in MEASURED]
     apart = [name for name in both if not first.values[name].rounded.meets(second.values[name].rounded)]
-    name = apart[0] if apart else (both[0] if both else None)
+    far = [name for name in apart if not _within(first.values[name], second.values[name], SINGLE_RUN_NOISE)]
+    name = next(iter((*far, *apart, *both)), None)
     one, other = (first.values[name], second.values[name]) if name else (None, None)
+    words = (
+        "a repeated measurement, or a column that tells the two apart is missing"
+        if apart
+        else "one row twice"
+    )
     return Disagreement(
         check="repeats",
         lines=(second.line, first.line),
-        formula="rows that differ in measured numbers alone have the same numbers",
+        formula=REPEATED,
         inputs=(one.shown, other.shown) if one and other else (),
         expected=ends(one.rounded) if one else None,
         found=ends(other.rounded) if other else None,
         difference=difference(other.rounded, one.rounded) if one and other else None,
-        tolerance=0.0,
-        why="the printed digits alone decide",
-        reading="a repeated measurement, or a column that tells the two apart is missing"
-        if apart
-        else "one row twice",
-        is_note=not apart,
+        tolerance=SINGLE_RUN_NOISE,
+        why=REPEAT_WHY,
+        reading=words,
+        is_note=not far,
+        quantity=name or "",
+        quantities=(name,) if name else (),
+        scope=f"line {first.line}",
     )
 
 
-def units(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
-    """Throughput a device about 1000 or 1024 times that of its peers: rows of one model on one device."""
-    for peers in _groups(_with_rate(entries), _model).values():
+def _within(one: Quantity, other: Quantity, share: float) -> bool:
+    return one.rounded.widened(share).meets(other.rounded)
+
+
+def units(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """1 / 500 < x / median < 500 for the throughput a GPU x of rows of one model on one device, three or
+    more."""
+    there = [entry for entry in entries if entry.per_device is not None]
+    for peers in groups(there, lambda entry: entry.model("precision", "hardware", "device")).values():
         if len(peers) < 3:
             continue
-        middle = statistics.median(_per_device(entry).middle for entry in peers)
+        account.saw("units", FAR_OFF, *(entry.line for entry in peers))
+        middle = statistics.median(speed(entry).middle for entry in peers)
         for entry in peers:
-            ratio = _per_device(entry).middle / middle
-            if not 1 / FAR < ratio < FAR:
+            if not 1 / FAR < speed(entry).middle / middle < FAR:
                 yield _far(entry, middle, len(peers))
 
 
+FAR_OFF = "throughput a GPU is of the order of its peers' median"
+
+
 def _far(entry: DerivedRow, middle: float, peers: int) -> Disagreement:
-    found, expected = _per_device(entry), Interval(middle, middle)
+    found, expected = speed(entry), Interval(middle, middle)
     return Disagreement(
         check="units",
         lines=(entry.line,),
-        formula="throughput a GPU is of the order of its peers' median",
-        inputs=(_shown(entry), f"median of {peers} rows of the same model and device"),
+        formula=FAR_OFF,
+        inputs=(shown(entry), f"median of {peers} rows of the same model and device"),
         expected=ends(expected),
         found=ends(found),
         difference=difference(found, expected),
         tolerance=FAR,
         why=FAR_WHY,
         reading="another unit: k, M, ms or the like",
+        quantities=speed_names(entry),
     )
 
 
-def proportions(entries: Sequence[DerivedRow]) -> Iterator[Disagreement]:
-    """FLOPs a token by each row, against the median row of the same model, length, precision and device."""
-    for name in ("mfu", "flops_per_s_device"):
+def proportions(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """q / x is that of the median row, to 0.5 %: q FLOP/s a GPU (over all devices and precisions) or MFU, x
+    throughput a GPU."""
+    for name, facts in (("flops_per_s_device", ()), ("mfu", ("precision", "hardware", "device"))):
         there = [
             entry
-            for entry in _with_rate(entries)
-            if name in entry.row.values and entry.values[name].rounded.low > 0
+            for entry in entries
+            if name in entry.row.values
+            and entry.per_device is not None
+            and entry.values[name].rounded.low > 0
         ]
-        for group in _groups(there, _model).values():
-            yield from _disproportionate(name, group)
+        for group in groups(there, lambda entry, facts=facts: entry.model(*facts)).values():  # type: ignore[misc]
+            if len(group) > 1:
+                yield from _disproportionate(name, group, account)
 
 
-def _disproportionate(name: str, group: Sequence[DerivedRow]) -> Iterator[Disagreement]:
-    ordered = sorted(group, key=lambda entry: _quotient(entry, name).middle)
+def _disproportionate(name: str, group: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    formula = f"{name} in proportion to throughput a GPU"
+    ordered = sorted(group, key=lambda entry: entry.values[name].middle / speed(entry).middle)
     reference = ordered[(len(ordered) - 1) // 2]
-    constant = _quotient(reference, name)
+    value = reference.values[name]
+    constant, loose = value.rounded / speed(reference), value.loose / speed(reference)
+    account.saw("utilisation", formula, *(entry.line for entry in group))
     for entry in group:
-        expected = _per_device(entry) * constant
-        found = entry.values[name]
+        expected, found = speed(entry) * constant, entry.values[name]
         if expected.widened(PROPORTION).meets(found.rounded):
             continue
-        is_cut = (
-            (_per_device(entry) * _quotient(reference, name, loose=True))
-            .widened(PROPORTION)
-            .meets(found.loose)
-        )
+        is_cut = (speed(entry) * loose).widened(PROPORTION).meets(found.loose)
         yield Disagreement(
             check="utilisation",
             lines=(entry.line, reference.line),
-            formula=f"{name} in proportion to throughput a GPU",
-            inputs=(_shown(entry), _shown(reference), reference.values[name].shown, found.shown),
+            formula=formula,
+            inputs=(shown(entry), shown(reference), value.shown, found.shown),
             expected=ends(expected),
             found=ends(found.rounded),
             difference=difference(found.rounded, expected),
             tolerance=PROPORTION,
             why=PROPORTION_WHY,
-            reading=CUT if is_cut else reading(found.rounded, expected),
+            reading=CUT if is_cut else reading(found.rounded, expected, name),
             is_note=is_cut,
+            quantity=name,
+            quantities=(name, *speed_names(entry)),
         )
 
 
-def _quotient(entry: DerivedRow, name: str, *, loose: bool = False) -> Interval:
-    value = entry.values[name]
-    return (value.loose if loose else value.rounded) / _per_device(entry)
+def implied_peaks(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """FLOP/s / MFU is the median row's, to 1 %, for three rows or more of one device and precision that are
+    in no catalogue."""
+    formula = "FLOP/s a GPU / MFU = one peak for a device"
+    needs = ("flops_per_s_device", "mfu")
+    there = [
+        entry
+        for entry in entries
+        if "peak" not in entry.values
+        and all(name in entry.row.values and entry.values[name].rounded.low > 0 for name in needs)
+    ]
+    facts = ("source", "hardware", "precision")
+    for group in groups(there, lambda entry: tuple(entry.row.facts.get(name) for name in facts)).values():
+        if len(group) < 3:
+            continue
+        account.saw("utilisation", formula, *(entry.line for entry in group))
+        peaks = {entry: entry.values[needs[0]].rounded / entry.values[needs[1]].rounded for entry in group}
+        median = statistics.median(peak.middle for peak in peaks.values())
+        for entry, peak in peaks.items():
+            if not peak.widened(PEAK).meets(exactly(median)):
+                yield Disagreement(
+                    check="utilisation",
+                    lines=(entry.line,),
+                    formula=formula,
+                    inputs=(*(entry.values[name].shown for name in needs), f"median of {len(group)} rows"),
+                    expected=(median, median),
+                    found=ends(peak),
+                    difference=peak.middle / median - 1,
+                    tolerance=PEAK,
+                    why=PEAK_WHY,
+                    reading=reading(peak, exactly(median), "flops_per_s_device"),
+                    quantity="peak",
+                    quantities=needs,
+                )
 
 
-def series(entries: Sequence[DerivedRow]) -> list[list[Size]]:
-    """The curves of a table: sizes of one configuration, at one batch a replica (weak) or in all (strong)."""
-    there = _with_rate(entries)
-    weak = _groups([entry for entry in there if _share(entry) is not None], _weak)
-    strong = _groups([entry for entry in there if "global_batch" in entry.values], _strong)
-    return [sizes for group in (*weak.values(), *strong.values()) if len(sizes := _sizes(group)) > 1]
+def order(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """t(more) >= 0.9 t(less) for messages, and 0.95 t(less) for steps, of rows that differ in one count of
+    work alone."""
+    yield from _in_order(entries, "bytes", "time_s", MESSAGES, account)
+    for grows in ("global_batch", "seq_len", "layers"):
+        yield from _in_order(entries, grows, "step_s", SINGLE_RUN_NOISE, account)
 
 
-def scaling(curves: Iterable[Sequence[Size]]) -> Iterator[Disagreement]:
-    """Points above the line through the smallest size, and printed efficiencies above 1."""
-    for curve in curves:
-        first = curve[0]
-        for size in curve[1:]:
-            efficiency = size.per_device / first.per_device
-            if efficiency.low > 1 + SINGLE_RUN_NOISE:
-                yield _super_linear(size.entry, first.entry, efficiency)
+_FIXED = (
+    "gpus", "parameters", "hidden", "tensor", "pipeline", "context", "data_parallel", "micro_batch",
+    "accumulation",
+    "global_batch", "seq_len", "layers",
+)  # fmt: skip
 
 
-def printed_efficiency(entries: Iterable[DerivedRow]) -> Iterator[Disagreement]:
-    """Efficiencies that the table itself prints, above 1."""
+def _in_order(
+    entries: Sequence[DerivedRow], grows: str, takes: str, tolerance: float, account: Account
+) -> Iterator[Disagreement]:
+    formula = f"more {grows} take no less time"
+    others = tuple(
+        name for name in _FIXED if name != grows and not (grows == "global_batch" and name == "accumulation")
+    )
+    there = [entry for entry in entries if grows in entry.values and takes in entry.row.values]
+
+    def key(entry: DerivedRow) -> Hashable:
+        return (entry.work[0], entry.setting, entry.counts(others))
+
+    for group in groups(there, key).values():
+        ordered = sorted(group, key=lambda entry: entry.values[grows].middle)
+        for less, more in pairwise(ordered):
+            if less.values[grows].middle == more.values[grows].middle:
+                continue
+            account.saw("order", formula, more.line)
+            short, long = more.values[takes], less.values[takes]
+            if short.rounded.high < long.rounded.low * (1 - tolerance):
+                yield Disagreement(
+                    check="order",
+                    lines=(more.line, less.line),
+                    formula=formula,
+                    inputs=tuple(one.values[name].shown for one in (more, less) for name in (grows, takes)),
+                    expected=(long.rounded.low, float("inf")),
+                    found=ends(short.rounded),
+                    difference=difference(short.rounded, long.rounded),
+                    tolerance=tolerance,
+                    why=MESSAGES_WHY if grows == "bytes" else REPEAT_WHY,
+                    reading="one of the two is disturbed or mistyped",
+                    quantity=takes,
+                    quantities=(grows, takes),
+                )
+
+
+def odd_digits(
+    judged: Mapping[Relation, Sequence[tuple[DerivedRow, bool]]], account: Account
+) -> Iterator[Disagreement]:
+    """Rows that an equation holds for by its tolerance alone, in a source where it holds to the digit for
+    the others.
+
+    8 rows or more agree to the digit, rounded or cut off, and the others are one, or one in twenty.
+    """
+    for relation, rows in judged.items():
+        formula = f"{relation.formula}, to the digit as in the rows beside it"
+        by_source: dict[str | None, list[tuple[DerivedRow, bool]]] = {}
+        for entry, is_exact in rows:
+            by_source.setdefault(entry.row.facts.get("source"), []).append((entry, is_exact))
+        for same in by_source.values():
+            odd = [entry for entry, is_exact in same if not is_exact]
+            if len(same) - len(odd) < LEAST_EXACT:
+                continue
+            account.saw("digits", formula, *(entry.line for entry, _ in same))
+            if 0 < len(odd) <= max(1, len(same) // 20):
+                yield from (_odd(relation, formula, entry, len(same) - len(odd)) for entry in odd)
+
+
+def _odd(relation: Relation, formula: str, entry: DerivedRow, siblings: int) -> Disagreement:
+    inputs = [entry.values[name] for name in relation.needs]
+    expected: Interval = relation.expected(*(value.rounded for value in inputs))
+    found = entry.values[relation.found]
+    return Disagreement(
+        check="digits",
+        lines=(entry.line,),
+        formula=formula,
+        inputs=(*(value.shown for value in inputs), found.shown),
+        expected=ends(expected),
+        found=ends(found.rounded),
+        difference=difference(found.rounded, expected),
+        tolerance=0.0,
+        why=f"{siblings} rows of the source agree to the digit",
+        reading="a mistyped digit, or a number of another run",
+        quantity=relation.found,
+        quantities=printed_names(relation, entry.values),
+    )
+
+
+def shared_digits(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """No two rows of a source share d digits of a measured number, where n^2 / 2 x 10^(1 - d) < 0.001 for n
+    rows."""
+    formula = "no two rows have the same measured number to the last of many digits"
+    for same in groups(entries, lambda entry: entry.row.facts.get("source")).values():
+        for name in (*SPEEDS, "time_s"):
+            there = [entry for entry in same if name in entry.row.values]
+            texts = Counter(entry.values[name].text for entry in there)
+            copied = {
+                text
+                for text, times in texts.items()
+                if times > 1
+                and len(there) ** 2 / 2 * 10.0 ** (1 - significant(text)) < 1e-3
+                and not _is_short_quotient(text)
+            }
+            if not copied:
+                continue
+            for text in copied:
+                rows = [entry for entry in there if entry.values[name].text == text]
+                if len({(entry.work, entry.counts(_FIXED)) for entry in rows}) > 1:
+                    account.saw("digits", formula, *(entry.line for entry in rows))
+                    yield _shared(formula, name, rows)
+
+
+def _is_short_quotient(text: str) -> bool:
+    """Whether the digits come from a division of numbers of few digits (64 / 0.048), as two rows may."""
+    number = Fraction(text.replace(",", ""))
+    return abs(number.limit_denominator(10_000) / number - 1) < Fraction(1, 10**12)
+
+
+def _shared(formula: str, name: str, rows: Sequence[DerivedRow]) -> Disagreement:
+    value = rows[0].values[name]
+    return Disagreement(
+        check="digits",
+        lines=tuple(entry.line for entry in rows),
+        formula=formula,
+        inputs=(value.shown,),
+        expected=None,
+        found=ends(value.rounded),
+        difference=None,
+        tolerance=0.0,
+        why="by chance in less than 1 of 1000 tables of so many rows",
+        reading="a number copied from one row to the other",
+        quantity=name,
+        quantities=(name,),
+    )
+
+
+def above_one(entries: Iterable[DerivedRow], account: Account) -> Iterator[Disagreement]:
+    """Efficiencies that the table itself prints: E <= 1.05."""
+    formula = "a printed efficiency <= 1"
     for entry in entries:
         value = entry.row.values.get("efficiency")
-        if value is not None and value.rounded.low > 1 + SINGLE_RUN_NOISE:
-            yield _super_linear(entry, None, value.rounded)
-
-
-def _super_linear(entry: DerivedRow, first: DerivedRow | None, efficiency: Interval) -> Disagreement:
-    shown = (entry.row.values["efficiency"].shown,) if first is None else (_shown(entry), _shown(first))
-    return Disagreement(
-        check="scaling",
-        lines=(entry.line,) if first is None else (entry.line, first.line),
-        formula="throughput a GPU over that at the smallest size <= 1",
-        inputs=shown,
-        expected=(0.0, 1.0),
-        found=ends(efficiency),
-        difference=efficiency.middle - 1,
-        tolerance=SINGLE_RUN_NOISE,
-        why=NOISE_WHY,
-        reading="a slow smallest size, or more memory a GPU for the larger ones",
-    )
-
-
-def neighbours(curves: Iterable[Sequence[Size]], flagged: Collection[int]) -> Iterator[Disagreement]:
-    """Sizes that stick out of both neighbours; `flagged` lines have been found before."""
-    for curve in curves:
-        for before, size, after in zip(curve, curve[1:], curve[2:], strict=False):
-            if any(one.entry.line in flagged for one in (before, size, after)):
-                continue
-            around = hull((before.per_device, after.per_device))
-            if not around.widened(SINGLE_RUN_NOISE).meets(size.per_device):
-                yield _outlier(before, size, after, around)
-
-
-def _outlier(before: Size, size: Size, after: Size, around: Interval) -> Disagreement:
-    nearest = min(
-        (before.per_device, after.per_device), key=lambda one: abs(one.middle - size.per_device.middle)
-    )
-    return Disagreement(
-        check="neighbours",
-        lines=(size.entry.line, before.entry.line, after.entry.line),
-        formula="throughput a GPU lies between those of the sizes before and after",
-        inputs=tuple(_shown(one.entry) for one in (before, size, after)),
-        expected=ends(around),
-        found=ends(size.per_device),
-        difference=difference(size.per_device, nearest),
-        tolerance=SINGLE_RUN_NOISE,
-        why=NOISE_WHY,
-        reading="a disturbed or mistyped size, or a change of what runs at it",
-    )
-
-
-def _groups(entries: Iterable[DerivedRow], key: Callable[[DerivedRow], Key]) -> dict[Key, list[DerivedRow]]:
-    groups: dict[Key, list[DerivedRow]] = defaultdict(list)
-    for entry in entries:
-        groups[key(entry)].append(entry)
-    return groups
-
-
-def _work(entry: DerivedRow) -> Key:
-    unit = "samples" if "samples_per_s" in entry.values or "tokens_per_s" not in entry.values else "tokens"
-    return (tuple(sorted(entry.row.facts.items())), *entry.counts(_SHAPE), unit)
-
-
-def _model(entry: DerivedRow) -> Key:
-    names = ("source", "model", "precision", "hardware", "device")
-    unit = _work(entry)[-1]
-    return (*(entry.row.facts.get(name) for name in names), *entry.counts(_SHAPE), unit)
-
-
-def _weak(entry: DerivedRow) -> Key:
-    return (*_work(entry), *entry.counts((*_SPLIT, "accumulation")), _share(entry))
-
-
-def _strong(entry: DerivedRow) -> Key:
-    return (*_work(entry), *entry.counts((*_SPLIT, "global_batch")))
-
-
-def _share(entry: DerivedRow) -> float | None:
-    """Samples of a step for one replica."""
-    if "replicas" not in entry.values:
-        return entry.count("batch_per_replica")
-    batch, replicas = entry.count("global_batch"), entry.count("replicas")
-    return None if batch is None or not replicas else round(batch / replicas, 9)
-
-
-def _sizes(group: Sequence[DerivedRow]) -> list[Size]:
-    by_gpus: dict[float, list[DerivedRow]] = defaultdict(list)
-    for entry in group:
-        by_gpus[entry.values["gpus"].rounded.middle].append(entry)
-    return [
-        Size(gpus=gpus, per_device=hull(map(_per_device, same)), entry=same[0])
-        for gpus, same in sorted(by_gpus.items())
-    ]
-
-
-def _with_rate(entries: Iterable[DerivedRow]) -> list[DerivedRow]:
-    return [entry for entry in entries if entry.per_device is not None]
-
-
-def _per_device(entry: DerivedRow) -> Interval:
-    rate = entry.per_device
-    assert rate is not None
-    return rate
-
-
-def _shown(entry: DerivedRow) -> str:
-    rate = entry.rate
-    assert rate is not None
-    return f"{rate.shown} on {entry.values['gpus'].shown}"
+        if value is None:
+            continue
+        account.saw("scaling", formula, entry.line)
+        if value.rounded.low > 1 + SINGLE_RUN_NOISE:
+            yield Disagreement(
+                check="scaling",
+                lines=(entry.line,),
+                formula=formula,
+                inputs=(value.shown,),
+                expected=(0.0, 1.0),
+                found=ends(value.rounded),
+                difference=value.middle - 1,
+                tolerance=SINGLE_RUN_NOISE,
+                why=REPEAT_WHY,
+                reading="percent in a column of shares, or a slow smallest size",
+                quantity="efficiency",
+                quantities=("efficiency",),
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ class Derivation:
 
     name: str
     needs: tuple[str, ...]
-    of: Callable[..., Interval]
+    of: Callable[[Interval, Interval], Interval]
     words: str
 
 
@@ -65,35 +66,40 @@ def derived(row: AuditedRow) -> dict[str, Quantity]:
     peak = peaks(row.facts.get("hardware", ""), row.facts.get("precision", ""))
     if peak is not None:
         values["peak"] = Quantity(
-            shown=f"peak {peak.low:g} to {peak.high:g} FLOP/s", rounded=peak, loose=peak
+            shown=f"peak {peak.low:g} to {peak.high:g} FLOP/s",
+            rounded=peak,
+            loose=peak,
+            origins=frozenset(("peak",)),
         )
     for rule in _RULES:
-        if rule.name not in values and all(need in values for need in rule.needs):
+        if rule.name not in values and rule.needs[0] in values and rule.needs[1] in values:
             values[rule.name] = _applied(rule, values)
     return values
 
 
 def _sizes(values: dict[str, Quantity]) -> None:
     """Devices of one replica, tp x pp x cp with 1 for what is not given, and replicas, gpus over it."""
-    model = exactly(1)
-    shown: list[str] = []
-    for name in DEGREES:
-        if name in values:
-            model, shown = model * values[name].rounded, [*shown, values[name].shown]
-    model = exactly(float(round(model.middle)))
-    values["model_devices"] = Quantity(
-        shown=" x ".join(shown) or "tp = pp = cp = 1", rounded=model, loose=model
-    )
-    if "gpus" in values and model.low > 0:
-        replicas = exactly(values["gpus"].rounded.middle / model.middle)
-        shown_replicas = f"{values['gpus'].shown} / ({values['model_devices'].shown})"
-        values["replicas"] = Quantity(shown=shown_replicas, rounded=replicas, loose=replicas)
+    given = [name for name in DEGREES if name in values]
+    devices = float(round(math.prod(values[name].middle for name in given)))
+    shown = " x ".join(values[name].shown for name in given) or "tp = pp = cp = 1"
+    values["model_devices"] = _count(shown, devices, frozenset(given))
+    if "gpus" in values and devices > 0:
+        gpus = values["gpus"]
+        values["replicas"] = _count(
+            f"{gpus.shown} / ({shown})", gpus.middle / devices, frozenset((*given, "gpus"))
+        )
+
+
+def _count(shown: str, value: float, origins: frozenset[str]) -> Quantity:
+    point = exactly(value)
+    return Quantity(shown=shown, rounded=point, loose=point, origins=origins)
 
 
 def _applied(rule: Derivation, values: Mapping[str, Quantity]) -> Quantity:
-    given = [values[need] for need in rule.needs]
+    one, other = (values[need] for need in rule.needs)
     return Quantity(
-        shown=f"{rule.name} = {rule.words}: {', '.join(value.shown for value in given)}",
-        rounded=rule.of(*(value.rounded for value in given)),
-        loose=rule.of(*(value.loose for value in given)),
+        shown=f"{rule.name} = {rule.words}: {one.shown}, {other.shown}",
+        rounded=rule.of(one.rounded, other.rounded),
+        loose=rule.of(one.loose, other.loose),
+        origins=one.origins | other.origins,
     )

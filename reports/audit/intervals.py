@@ -21,7 +21,7 @@ _NUMBER = re.compile(
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Interval:
     """All numbers from `low` to `high`, both ends included; 0 <= low <= high."""
 
@@ -129,6 +129,19 @@ def printed(text: str) -> Printed | float | None:
     if number < 0 or (number and not _LEAST <= number <= _MOST):
         return float(number)
     return _with_digits(text, number)
+
+
+@lru_cache(maxsize=65536)
+def printed_in(text: str, scale: float) -> Printed | float | None:
+    """The same of a number that is printed in a unit of `scale` SI units."""
+    number = printed(text)
+    return number.scaled(scale) if isinstance(number, Printed) and scale != 1 else number
+
+
+def significant(text: str) -> int:
+    """Significant digits of a printed number, without zeros at its end."""
+    digits = re.sub(r"[eE].*|[^0-9]", "", text).strip("0")
+    return len(digits)
 
 
 def _with_digits(text: str, number: Decimal) -> Printed:

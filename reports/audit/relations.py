@@ -9,9 +9,24 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from reports.audit.findings import Disagreement, Quantity, Relation, compare, difference, ends
+from reports.audit.findings import (
+    EXACT,
+    Disagreement,
+    Examined,
+    Quantity,
+    Relation,
+    applies,
+    ends,
+    examine,
+    printed_names,
+    reading,
+)
+from reports.audit.hardware import highest_peak
 from reports.audit.intervals import Interval, exactly
 from reports.audit.rows import AuditedRow
 
@@ -26,16 +41,15 @@ LEAST_ASPECT = 10
 """Width over layers of a transformer, at least: bounds the attention where the width is not known."""
 
 
-def _product(*factors: Interval) -> Interval:
-    product = exactly(1)
-    for factor in factors:
-        product = product * factor
-    return product
+def _product(*factors: Any) -> Any:
+    return functools.reduce(operator.mul, factors)
 
 
-def _counts(*factors: Interval) -> Interval:
+def _counts(*factors: Any) -> Any:
     product = _product(*factors)
-    return exactly(round(product.middle, 6)) if product.high - product.low < 1e-6 else product
+    if isinstance(product, float) or product.high - product.low >= 1e-6:
+        return product
+    return exactly(round(product.middle, 6))
 
 
 RELATIONS = (
@@ -62,7 +76,7 @@ RELATIONS = (
         formula="model FLOPs of a step / step time = FLOP/s",
         needs=("flops_per_step", "step_s"),
         found="flops_per_s",
-        expected=Interval.__truediv__,
+        expected=operator.truediv,
         tolerance=MEANS,
         why=MEANS_WHY,
     ),
@@ -78,14 +92,14 @@ RELATIONS = (
         formula="tokens/s in total / GPUs = tokens/s a GPU",
         needs=("tokens_per_s", "gpus"),
         found="tokens_per_s_device",
-        expected=Interval.__truediv__,
+        expected=operator.truediv,
     ),
     Relation(
         check="work",
         formula="samples/s in total / GPUs = samples/s a GPU",
         needs=("samples_per_s", "gpus"),
         found="samples_per_s_device",
-        expected=Interval.__truediv__,
+        expected=operator.truediv,
     ),
     Relation(
         check="batch",
@@ -120,7 +134,7 @@ RELATIONS = (
         formula="FLOP/s a GPU / peak = MFU",
         needs=("flops_per_s_device", "peak"),
         found="mfu",
-        expected=Interval.__truediv__,
+        expected=operator.truediv,
         tolerance=0.01,
         why=PEAKS_WHY,
     ),
@@ -129,7 +143,7 @@ RELATIONS = (
         formula="bytes / time = algorithm bandwidth",
         needs=("bytes", "time_s"),
         found="algbw",
-        expected=Interval.__truediv__,
+        expected=operator.truediv,
         tolerance=FOURTH_DIGIT,
         why=FOURTH_DIGIT_WHY,
     ),
@@ -165,18 +179,19 @@ _BUS_FACTORS: Mapping[str, Callable[[float], float]] = {
 """Bus bandwidth over algorithm bandwidth for n ranks, by the collective's first word."""
 
 
-def row_findings(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[Disagreement]:
-    """What the equations say of one row."""
+def row_findings(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+    """What the equations and bounds say of one row, each with the relation that says it."""
     factor = bus_factor(row.facts.get("collective", ""), values)
-    known = values if factor is None else {**values, "bus_factor": factor}
+    if factor is not None:
+        values["bus_factor"] = factor
     for relation in RELATIONS:
-        finding = compare(relation, (row.line,), known)
-        if finding is not None:
-            yield finding
-    for check in (_whole_accumulation, _above_peak, _model_flops):
-        finding = check(row.line, known)
-        if finding is not None:
-            yield finding
+        # The look-ups first: most rows lack most quantities.
+        if relation.found in values and relation.needs[0] in values:
+            examined = examine(relation, row.line, values)
+            if examined is not None:
+                yield relation, examined
+    for check in (_whole_accumulation, _shares_of_the_peak, _recomputation, _model_flops, _within_the_peak):
+        yield from check(row, values)
 
 
 def bus_factor(collective: str, values: Mapping[str, Quantity]) -> Quantity | None:
@@ -184,57 +199,80 @@ def bus_factor(collective: str, values: Mapping[str, Quantity]) -> Quantity | No
     name = collective.lower().split()[0] if collective.split() else ""
     if name not in _BUS_FACTORS or "gpus" not in values:
         return None
-    ranks = values["gpus"].rounded.middle
+    ranks = values["gpus"].middle
     if ranks < 1:
         return None
     exact = exactly(_BUS_FACTORS[name](ranks))
-    return Quantity(
-        shown=f"factor of {name} over {ranks:g} ranks {exact.low:.6g}", rounded=exact, loose=exact
-    )
+    shown = f"factor of {name} over {ranks:g} ranks {exact.low:.6g}"
+    return Quantity(shown=shown, rounded=exact, loose=exact, origins=frozenset(("gpus", "collective")))
 
 
-def _whole_accumulation(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
+_WHOLE = Relation(
+    check="batch",
+    formula="global batch / (micro-batch x replicas) = a whole number of accumulated micro-batches",
+    needs=("micro_batch", "replicas"),
+    found="global_batch",
+    expected=_product,
+    why="counts are exact",
+)
+
+
+def _whole_accumulation(
+    row: AuditedRow, values: Mapping[str, Quantity]
+) -> Iterator[tuple[Relation, Examined]]:
     """Global batch / (micro-batch x replicas) is a whole number where the accumulation is not printed."""
-    if "accumulation" in values or any(
-        name not in values for name in ("global_batch", "micro_batch", "replicas")
-    ):
-        return None
-    batch, micro, replicas = (values[name].rounded for name in ("global_batch", "micro_batch", "replicas"))
+    if "accumulation" in values or not applies(_WHOLE, values):
+        return
+    micro, replicas, batch = (values[name].rounded for name in ("micro_batch", "replicas", "global_batch"))
     steps = batch / (micro * replicas)
     nearest = exactly(max(1, round(min(steps.middle, 1e15))))
     if nearest.widened(1e-9).meets(steps):
-        return None
-    return Disagreement(
-        check="batch",
-        lines=(line,),
-        formula="global batch / (micro-batch x replicas) = a whole number of accumulated micro-batches",
-        inputs=tuple(values[name].shown for name in ("global_batch", "micro_batch", "replicas")),
-        expected=ends(nearest),
-        found=ends(steps),
-        difference=difference(steps, nearest),
-        tolerance=0.0,
-        why="counts are exact",
-        reading="a parallel size that the row does not name, or a batch of another row",
-    )
+        yield _WHOLE, EXACT
+        return
+    words = "a parallel size that the row does not name, or a batch of another row"
+    yield _WHOLE, _bound(row.line, _WHOLE, values, expected=ends(nearest), found=steps, words=words)
 
 
-def _above_peak(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
-    """MFU <= 1."""
-    if "mfu" not in values or values["mfu"].rounded.low <= 1:
-        return None
-    found = values["mfu"].rounded
-    return Disagreement(
-        check="utilisation",
-        lines=(line,),
-        formula="MFU <= 1",
-        inputs=(values["mfu"].shown,),
-        expected=(0.0, 1.0),
-        found=ends(found),
-        difference=found.middle - 1,
-        tolerance=0.0,
-        why="no device does more than its peak",
-        reading="percent in a column of shares" if found.low <= 100 else "",
-    )
+def _shares_of_the_peak(
+    row: AuditedRow, values: Mapping[str, Quantity]
+) -> Iterator[tuple[Relation, Examined]]:
+    """MFU <= 1 and HFU <= 1."""
+    for name in ("mfu", "hfu"):
+        if name not in row.values:
+            continue
+        share = values[name].rounded
+        relation = Relation(
+            check="utilisation", formula=f"{name.upper()} <= 1", needs=(), found=name, expected=_product,
+            why="no device does more than its peak",
+        )  # fmt: skip
+        if share.low <= 1:
+            yield relation, EXACT
+            continue
+        words = "percent in a column of shares" if share.low <= 100 else ""
+        yield relation, _bound(row.line, relation, values, expected=(0.0, 1.0), found=share, words=words)
+
+
+_RECOMPUTATION = Relation(
+    check="utilisation",
+    formula="HFU >= MFU",
+    needs=("mfu",),
+    found="hfu",
+    expected=_product,
+    why="the hardware executes the model's FLOPs, and what is recomputed",
+)
+
+
+def _recomputation(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+    """HFU >= MFU."""
+    if not ("mfu" in row.values and "hfu" in row.values):
+        return
+    found, least = values["hfu"].rounded, values["mfu"].rounded
+    if found.high >= least.low:
+        yield _RECOMPUTATION, EXACT
+        return
+    bounds = (least.low, 1.0)
+    words = "HFU and MFU exchanged"
+    yield _RECOMPUTATION, _bound(row.line, _RECOMPUTATION, values, expected=bounds, found=found, words=words)
 
 
 _FLOPS = Relation(
@@ -248,14 +286,27 @@ _FLOPS = Relation(
 )
 
 
-def _model_flops(line: int, values: Mapping[str, Quantity]) -> Disagreement | None:
-    """Model FLOP/s a GPU against 6 N a token, with the attention as far as it is known."""
-    if "parameters" not in values or "seq_len" not in values:
-        return None
-    flops, words = _flops_per_token(values)
-    shown = f"{values['parameters'].shown}, {values['seq_len'].shown}, {words}"
-    token = Quantity(shown=shown, rounded=flops, loose=flops)
-    return compare(_FLOPS, (line,), {**values, "flops_per_token": token})
+def _model_flops(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+    """Model FLOP/s a GPU against 6 N a token, with the attention as far as it is known; of dense models
+    alone."""
+    if (
+        not row.is_dense
+        or "parameters" not in values
+        or "seq_len" not in values
+        or _FLOPS.found not in values
+    ):
+        return
+    flops, shown = _flops_per_token(values)
+    names = ("parameters", "seq_len", "layers", "hidden")
+    values["flops_per_token"] = Quantity(
+        shown=f"{values['parameters'].shown}, {values['seq_len'].shown}, {shown}",
+        rounded=flops,
+        loose=flops,
+        origins=frozenset(name for name in names if name in values),
+    )
+    examined = examine(_FLOPS, row.line, values)
+    if examined is not None:
+        yield _FLOPS, examined
 
 
 def _flops_per_token(values: Mapping[str, Quantity]) -> tuple[Interval, str]:
@@ -274,3 +325,60 @@ def _flops_per_token(values: Mapping[str, Quantity]) -> tuple[Interval, str]:
     return Interval(
         dense.low, most
     ), "layers and width not given: attention from 0 to N s / (10 N / 12)^(1/3)"
+
+
+_PEAK = Relation(
+    check="utilisation",
+    formula="tokens/s a GPU x 6 N is from 0.1 % to 100 % of the device's highest peak",
+    needs=("gpus", "parameters"),
+    found="tokens_per_s",
+    expected=_product,
+    why="no device does more than its peak, and none that trains 100 million parameters "
+    "is idle for 99.9 % of the time",
+)
+LEAST_UTILISATION, LEAST_PARAMETERS = 1e-3, 1e8
+
+
+def _within_the_peak(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+    """0.001 peak <= 6 N x tokens/s a GPU <= peak, of dense models from 100 million parameters on."""
+    peak = highest_peak(row.facts.get("hardware", ""), row.facts.get("precision", ""))
+    if peak is None or not row.is_dense or not applies(_PEAK, values):
+        return
+    if values["parameters"].middle < LEAST_PARAMETERS or values["gpus"].middle <= 0:
+        return
+    flops = values["tokens_per_s"].rounded / values["gpus"].rounded * values["parameters"].rounded.scaled(6)
+    bounds = Interval(LEAST_UTILISATION * peak, peak)
+    if bounds.meets(flops):
+        yield _PEAK, EXACT
+        return
+    words = reading(flops, exactly(peak), "tokens_per_s", values["gpus"]) or "another unit, or another model"
+    yield _PEAK, _bound(row.line, _PEAK, values, expected=ends(bounds), found=flops, words=words)
+
+
+def _bound(
+    line: int,
+    relation: Relation,
+    values: Mapping[str, Quantity],
+    *,
+    expected: tuple[float, float],
+    found: Interval,
+    words: str,
+) -> Examined:
+    """A number outside its bounds; the difference is that to the nearer one."""
+    nearer = expected[1] if found.low > expected[1] else expected[0]
+    names = (*relation.needs, relation.found)
+    disagreement = Disagreement(
+        check=relation.check,
+        lines=(line,),
+        formula=relation.formula,
+        inputs=tuple(values[name].shown for name in names),
+        expected=expected,
+        found=ends(found),
+        difference=found.middle / nearer - 1 if nearer else None,
+        tolerance=relation.tolerance,
+        why=relation.why,
+        reading=words,
+        quantity=relation.found,
+        quantities=printed_names(relation, values),
+    )
+    return Examined(is_exact=False, finding=disagreement)

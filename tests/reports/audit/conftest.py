@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reports.audit.audit import Audit, audit
-from reports.audit.rows import read_csv
+from reports.audit.files import read_csv
 
 Cells = dict[str, str]
 

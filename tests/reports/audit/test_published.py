@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reports.audit.audit import Audit, audit
+from reports.audit.files import read_csv
 from reports.audit.findings import CUT
-from reports.audit.rows import read_csv
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -25,7 +25,7 @@ def test_llm_foundry() -> None:
     assert finding.difference == pytest.approx(0.08558, abs=1e-5)
     # 1083366 / 512 = 2115.95, printed 2115; 550022 / 256 = 2148.52, 2148; 281491 / 128 = 2199.15, 2199;
     # 2175091 / 32 = 67971.59, 67971; 1096819 / 16 = 68551.19, 68551; 505177 / 8 = 63147.13, 63147.
-    assert [(note.lines, note.reading) for note in found.notes] == [((2,), CUT), ((3,), CUT), ((5,), CUT)]
+    assert [(note.rows, note.reading) for note in found.notes] == [((2, 3, 5), CUT)]
     assert found.read["mfu"] == found.read["flops_per_s_device"] == found.read["global_batch"] == 6
 
 

@@ -154,7 +154,7 @@ def test_phrases() -> None:
         "data_parallel": "8", "tensor": "8", "pipeline": "8", "context": "1",
     }  # fmt: skip
     assert _said("MFU 40.27%; HFU 53.69%; 398 model TFLOP/s per GPU") == {
-        "mfu": "40.27", "flops_per_s_device": "398",
+        "mfu": "40.27", "hfu": "53.69", "flops_per_s_device": "398",
     }  # fmt: skip
     assert phrases("line 12; GBS 8; dropout").rest == "; ; dropout"
 
@@ -193,7 +193,7 @@ def test_no_table_makes_it_stumble(drawn: tuple[list[str], list[list[str]]]) -> 
     heads, rows = drawn
     found = audit(table(heads, list(enumerate(rows, start=2)), {}))
     assert found.rows == len(rows)
-    assert json_text(found)
+    assert json_text(found, "table.csv")
     assert list(lines(found))
 
 
