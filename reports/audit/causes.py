@@ -47,7 +47,7 @@ def causes(
             by_line[finding.lines[0]].append(finding)
         else:
             compared.append(finding)
-    told = []
+    told: list[Disagreement] = []
     for finding in compared:
         line = next((line for line in finding.lines[:2] if _shares(finding, by_line.get(line, ()))), None)
         if line is None:

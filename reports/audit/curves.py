@@ -185,8 +185,7 @@ def _computed(curve: Curve, account: Account) -> Iterator[Disagreement]:
             return
         account.saw("digits", MEASURED.formula, size.entry.line)
         fewest = min(map(significant, texts))
-        devices = Fraction(size.gpus) / Fraction(before.gpus)
-        if fewest >= FEW_DIGITS and _ratio(*texts) in (Fraction(1), devices, 1 / devices):
+        if fewest >= FEW_DIGITS and _is_proportional(before, size, texts):
             exact |= {size: None, before: None}
             digits.append(fewest)
     if exact and (max(digits) >= MANY_DIGITS or len(exact) == len(curve.sizes) > 2):
@@ -203,9 +202,14 @@ def _texts(before: Size, size: Size) -> tuple[str, str] | None:
     return None
 
 
-def _ratio(one: str, other: str) -> Fraction | None:
-    before = Fraction(one.replace(",", ""))
-    return Fraction(other.replace(",", "")) / before if before else None
+def _is_proportional(before: Size, size: Size, texts: tuple[str, str]) -> bool:
+    """Whether two printed numbers are exactly equal, or exactly in the ratio of the devices or its inverse."""
+    one, other = (text.replace(",", "") for text in texts)
+    ratio, devices = float(other) / float(one), size.gpus / before.gpus
+    if not any(abs(ratio / exact - 1) < 1e-9 for exact in (1.0, devices, 1 / devices)):
+        return False
+    exactly = Fraction(size.gpus) / Fraction(before.gpus)
+    return Fraction(other) / Fraction(one) in (Fraction(1), exactly, 1 / exactly)
 
 
 def _finding(

@@ -36,7 +36,8 @@ class DerivedRow:
         return None if value is None else value.middle
 
     def counts(self, names: Iterable[str]) -> Key:
-        return tuple(self.count(name) for name in names)
+        values = self.values
+        return tuple([values[name].middle if name in values else None for name in names])
 
     @cached_property
     def rate(self) -> Quantity | None:
@@ -78,7 +79,7 @@ class DerivedRow:
             self.work[-1],
         )
 
-    @property
+    @cached_property
     def batch_share(self) -> float | None:
         """Samples of a step for one replica."""
         if "replicas" not in self.values:
