@@ -321,7 +321,7 @@ def shared_digits(entries: Sequence[DerivedRow], account: Account) -> Iterator[D
                 continue
             for text in copied:
                 rows = [entry for entry in there if entry.values[name].text == text]
-                if len({(entry.work, entry.counts(_FIXED)) for entry in rows}) > 1:
+                if len({(entry.work_number, entry.counts(_FIXED)) for entry in rows}) > 1:
                     account.saw("digits", formula, *(entry.line for entry in rows))
                     yield _shared(formula, name, rows)
 

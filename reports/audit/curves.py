@@ -203,7 +203,7 @@ def _texts(before: Size, size: Size) -> tuple[str, str] | None:
 
 
 def _is_proportional(before: Size, size: Size, texts: tuple[str, str]) -> bool:
-    """Whether two printed numbers are exactly equal, or exactly in the ratio of the devices or its inverse."""
+    """Whether two printed numbers are exactly equal, or exactly in the ratio of the devices."""
     one, other = (text.replace(",", "") for text in texts)
     ratio, devices = float(other) / float(one), size.gpus / before.gpus
     if not any(abs(ratio / exact - 1) < 1e-9 for exact in (1.0, devices, 1 / devices)):

@@ -26,6 +26,8 @@ class DerivedRow:
     values: dict[str, Quantity]
     setting: tuple[str, ...] = ()
     """The cells of columns of no known meaning that tell configurations apart."""
+    work_number: int = -1
+    """Equal for rows of equal `work`: short to compare."""
 
     @property
     def line(self) -> int:
@@ -142,6 +144,9 @@ def with_settings(entries: Sequence[DerivedRow]) -> None:
             chosen.append(column)
     for entry in entries:
         entry.setting = tuple(entry.row.unknown.get(column, "") for column in chosen)
+    numbers: dict[Key, int] = {}
+    for entry in entries:
+        entry.work_number = numbers.setdefault(entry.work, len(numbers))
 
 
 SPEEDS = ("samples_per_s", "tokens_per_s", "samples_per_s_device", "tokens_per_s_device", "step_s")
@@ -187,7 +192,7 @@ def curves(entries: Sequence[DerivedRow]) -> list[Curve]:
 def _curves(
     kind: CurveKind, entries: Sequence[DerivedRow], key: Callable[[DerivedRow], Key]
 ) -> Iterable[Curve]:
-    for group in groups(entries, lambda entry: (entry.work, *key(entry))).values():
+    for group in groups(entries, lambda entry: (entry.work_number, *key(entry))).values():
         by_gpus = groups(group, lambda entry: entry.values["gpus"].middle)
         if len(by_gpus) > 1:
             ordered = sorted(by_gpus.values(), key=lambda same: same[0].values["gpus"].middle)
