@@ -68,7 +68,8 @@ def _of_one_row(
     findings: Sequence[Disagreement], values: Mapping[str, Quantity], agreeing: Sequence[tuple[str, ...]]
 ) -> list[Disagreement]:
     """Findings of one row by the number that they share: that of most broken and fewest kept equations."""
-    left, told = list(findings), []
+    left = list(findings)
+    told: list[Disagreement] = []
     kept = Counter(name for names in agreeing for name in names)
     while left:
         broken = Counter(name for finding in left for name in finding.quantities)
