@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.console import GAP, Console, column_widths
 from harness.narrow import narrow_lines
@@ -14,9 +15,12 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
 from reports.table import TextTable
+from reports.text import count
 from results import files
+from results.errors import UsageError
 from results.store import Study
 
+FIGURE_FORMS = ("svg", "pdf", "png")
 VERDICT_LINES = 6
 """On a terminal, of one workload."""
 
@@ -44,6 +48,33 @@ def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, pat
     for finding in compare(studies).findings:
         console.result(finding)
     _tell(written, console)
+
+
+def figure_forms(text: str) -> tuple[str, ...]:
+    """The forms of files that `--figures` names. Raises UsageError for others, and for none."""
+    forms = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [form for form in forms if form not in FIGURE_FORMS]
+    if unknown or not forms:
+        raise UsageError(f"--figures is some of {', '.join(FIGURE_FORMS)}, joined by commas, not {text!r}")
+    return forms
+
+
+def write_figures(
+    studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
+) -> Path:
+    """Write the drawings as files: into `figures` beside a study's own page, else `PAGE.figures`; a folder a
+    study where there are several."""
+    from reports.page.paper import figure_files
+
+    folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
+    number = 0
+    for study in studies:
+        target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
+        for one in figure_files(study, forms, style):
+            files.replace(target / one.name, one.data)
+            number += 1
+    console.result(f"figures: {count(number, 'file')} in {folder}")
+    return folder
 
 
 def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Path, ...]:

@@ -17,11 +17,11 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
 from results.baseline import Baseline
-from results.errors import SchemaError, UsageError
+from results.errors import SchemaError
 from results.history import read_nights
 from results.job_store import JobStore
 from results.run import RunResult
-from results.store import Study
+from results.store import Study, study_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +92,6 @@ def warn_of_losses(study: Study, console: Console) -> None:
             f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json, and no plan has them: "
             f"the bench matrix command that planned them brings them back"
         )
-
-
-def study_names(roots: Sequence[Path]) -> list[str]:
-    """What studies are called beside each other: their folders, with as many parents as tell them apart.
-
-    Raises UsageError for a folder that is given twice.
-    """
-    paths = [root.resolve() for root in roots]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise UsageError(f"the study {path} is given twice; name each study once")
-    return [_name(path, paths) for path in paths]
-
-
-def _name(path: Path, paths: Sequence[Path]) -> str:
-    for length in range(1, len(path.parts)):
-        ending = path.parts[-length:]
-        if sum(other.parts[-length:] == ending for other in paths) == 1:
-            return "/".join(ending)
-    return str(path)
 
 
 def read_results(study: Study) -> list[RunResult]:

@@ -1,1 +1,32 @@
-"""Reports for a reader: the figures of a study (analysis), and the page that shows them (page)."""
+"""Reports for a reader: the figures of a study (analysis), and the page that shows them (page).
+
+`reports.load("runs/my-study")` gives a study as tables of pandas: see docs/exports.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reports.page.loaded import Loaded
+
+__all__ = ["load"]
+
+
+def load(
+    study: str | Path,
+    *more: str | Path,
+    usd_per_device_hour: float | None = None,
+    epoch_samples: int | None = None,
+) -> Loaded:
+    """The tables of a study, or of several below each other, as frames of pandas. Writes nothing.
+
+    `usd_per_device_hour` is the price of every device; without it GPUs have the list prices of the catalogue.
+    `epoch_samples` is the size of an epoch of any data set. Raises UsageError for a folder that is no
+    study or is given twice, and for a price or a size that is not positive.
+    """
+    # pandas takes a third of a second to import, and planning imports this package.
+    from reports.page.loaded import loaded
+
+    return loaded((study, *more), usd_per_device_hour=usd_per_device_hour, epoch_samples=epoch_samples)

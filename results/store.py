@@ -366,3 +366,23 @@ def _readable(schema: Schema[T], path: Path) -> T | None:
         raise
     except SchemaError:
         return None
+
+
+def study_names(roots: Sequence[Path]) -> list[str]:
+    """What studies are called beside each other: their folders, with as many parents as tell them apart.
+
+    Raises UsageError for a folder that is given twice.
+    """
+    paths = [root.resolve() for root in roots]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UsageError(f"the study {path} is given twice; name each study once")
+    return [_name(path, paths) for path in paths]
+
+
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    for length in range(1, len(path.parts)):
+        ending = path.parts[-length:]
+        if sum(other.parts[-length:] == ending for other in paths) == 1:
+            return "/".join(ending)
+    return str(path)

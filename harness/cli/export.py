@@ -1,4 +1,4 @@
-"""`bench export`: write a study as Markdown, CSV, JSON or Parquet."""
+"""`bench export`: write a study as Markdown, CSV, JSON, Parquet or LaTeX."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from harness.console import Console
     from reports.analysis.study import StudyFigures
 
-FORMATS = ("markdown", "csv", "json", "parquet")
-TABLES = ("cells", "runs", "ranks")
+FORMATS = ("markdown", "csv", "json", "parquet", "latex")
+TABLES = ("cells", "runs", "ranks", "losses", "skips")
 
 
 @click.command(name="export")
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="what to make")
-@click.option("--table", type=click.Choice(TABLES), help="one table of CSV or Parquet, not all three")
+@click.option("--table", type=click.Choice(TABLES), help="one table of CSV or Parquet, not all of them")
 @click.option("-o", "--output", metavar="PATH", help="a file; for CSV and Parquet without --table, a folder")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
 @cost_options
 def command(
     studies: tuple[str, ...], form: str, table: str | None, output: str | None, *, redact: bool, **costs: Any
 ) -> int:
-    """Write STUDY (a folder), or several, as Markdown, CSV, JSON or Parquet (docs/exports.md).
+    """Write STUDY (a folder), or several, as Markdown, CSV, JSON, Parquet or LaTeX (docs/exports.md).
 
-    Markdown and JSON, and one --table of CSV, go to stdout where no --output is given.
+    Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given.
     """
     from harness.console import Console
     from harness.costs import CostFlags
@@ -50,7 +50,7 @@ def _check(form: str, table: str | None, output: str | None) -> None:
     """Refuse a call that does not say where its output goes, before anything is read."""
     from results.errors import UsageError
 
-    if form in ("markdown", "json"):
+    if form in ("markdown", "json", "latex"):
         if table is not None:
             raise UsageError(f"--table {table} is for csv and parquet; {form} is one text")
     elif output is None and form == "parquet":

@@ -19,32 +19,50 @@ from harness.cli.cost_options import cost_options
     metavar="FOLDER",
     help="nights of bench history add; ./history if that is there and this is left out",
 )
+@click.option("--figures", metavar="FORM,...", help="also drawings as files: svg, pdf, png")
+@click.option(
+    "--style", type=click.Choice(("paper", "screen")), help="of --figures; paper: a column of 84 mm"
+)
 @cost_options
 def command(
-    studies: tuple[str, ...], output: str | None, *, redact: bool, history: str | None, **costs: Any
+    studies: tuple[str, ...],
+    output: str | None,
+    *,
+    redact: bool,
+    history: str | None,
+    figures: str | None,
+    style: Any,
+    **costs: Any,
 ) -> int:
     """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV beside it.
 
     Several studies stand side by side in one report, which needs --output. Works where torch is not
     installed. A study that may not be written is read all the same; then the report needs --output.
     Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); GPUs that
-    have none are looked up in a catalogue of list prices.
+    have none are looked up in a catalogue of list prices. --figures writes drawings into STUDY/figures, with
+    --output FILE.html into FILE.figures.
     """
     from harness.console import Console
     from harness.costs import CostFlags
-    from harness.report import write_joint_report, write_report
+    from harness.report import figure_forms, write_figures, write_joint_report, write_report
     from harness.studies import read_figures
     from results.errors import UsageError
     from results.store import Study
 
     if len(studies) > 1 and output is None:
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
+    if style is not None and figures is None:
+        raise UsageError(f"--style {style} is a style of drawings: give --figures svg,pdf,png as well")
+    forms = figure_forms(figures) if figures is not None else ()
     console = Console()
     nights = Path(history or "history")
     given = nights if history is not None or any(nights.glob("*/*.json")) else None
-    figures = read_figures(studies, CostFlags(**costs), console, redact=redact, history=given)
+    read = read_figures(studies, CostFlags(**costs), console, redact=redact, history=given)
     if len(studies) > 1 and output is not None:
-        write_joint_report(figures, console, path=Path(output))
+        page = Path(output)
+        write_joint_report(read, console, path=page)
     else:
-        write_report(Study(Path(studies[0])), figures[0], console, path=Path(output) if output else None)
+        page = write_report(Study(Path(studies[0])), read[0], console, path=Path(output) if output else None)
+    if forms:
+        write_figures(read, console, page=page, forms=forms, style=style or "screen")
     return 0

@@ -38,8 +38,7 @@ class LossCurve:
     @property
     def steps(self) -> list[int]:
         """The last step that each loss is of, from 1, the very first of the training."""
-        places = range(1, len(self.losses) + 1)
-        return [min(self.first + place * self.every, self.last) for place in places]
+        return _ends(len(self.losses), self.every, self.first, self.last)
 
     @property
     def batch(self) -> int:
@@ -113,6 +112,16 @@ def trained_samples(cell: Cell, run: RunResult) -> int | None:
     if run.loss_last is None or run.first_steps is None:
         return None
     return (run.first_steps + run.warmup_steps + run.steps) * cell.global_batch
+
+
+def loss_steps(run: RunResult) -> list[int]:
+    """The last step that each of a run's losses is of, from 1, the very first of the training."""
+    first = run.first_steps or 0
+    return _ends(len(run.losses), run.losses_every, first, first + run.warmup_steps + run.steps)
+
+
+def _ends(losses: int, every: int, first: int, last: int) -> list[int]:
+    return [min(first + place * every, last) for place in range(1, losses + 1)]
 
 
 def loss_group(curves: Sequence[Curve]) -> LossGroup | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
@@ -33,15 +33,23 @@ class Piece:
 
 def piece_of(curves: Iterable[Curve], workload: str, kind: Scaling) -> Piece | None:
     """The piece of a workload under one rule; None if no such series has a figure."""
-    found: dict[tuple[object, ...], list[Curve]] = {}
-    for curve in curves:
-        if (curve.key.workload, curve.key.kind) == (workload, kind) and curve.points:
-            key = (curve.key.batch, curve.key.setting, curve.key.link)
-            found.setdefault(key, []).append(curve)
+    of_kind = [curve for curve in curves if (curve.key.workload, curve.key.kind) == (workload, kind)]
+    found = pieces(of_kind)
     if not found:
         return None
-    best: list[Curve] = max(found.values(), key=_worth)
-    return Piece(curves=tuple(best), others=len(found) - 1)
+    best = max(found, key=lambda one: _worth(one.curves))
+    return replace(best, others=len(found) - 1)
+
+
+def pieces(curves: Iterable[Curve]) -> list[Piece]:
+    """All of them, in reading order."""
+    found: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in curves:
+        if curve.points:
+            key = curve.key
+            work = (key.workload, key.kind, key.batch, key.setting, key.link)
+            found.setdefault(work, []).append(curve)
+    return [Piece(curves=tuple(those), others=0) for those in found.values()]
 
 
 def _worth(curves: Iterable[Curve]) -> tuple[int, float]:

@@ -263,3 +263,26 @@ RANKS = (
     own("blocked_ns", "Int64"),
 )
 """Of a rank of a counted run."""
+
+LOSSES = (
+    *_CELL,
+    text("run_id", "run.run_id"),
+    whole("repeat", "run.repeat"),
+    whole("step"),
+    whole("samples"),
+    real("loss"),
+)
+"""Of a loss of a counted run."""
+
+SKIPS = (
+    text("study", "study.name"),
+    *(
+        text(name, f"skip.{name}")
+        for name in ("workload", "strategy", "compression", "collective", "link", "scaling")
+    ),
+    whole("gpus"),
+    whole("batch_size", "skip.batch_size"),
+    text("rule", "skip.rule"),
+    text("reason", "skip.reason"),
+)
+"""Of a point that is not run."""

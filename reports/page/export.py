@@ -1,4 +1,4 @@
-"""A report in other forms: Markdown to paste, JSON for programs, CSV and Parquet for tables of pandas."""
+"""A report in other forms: Markdown and LaTeX to paste, JSON for programs, CSV and Parquet for pandas."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pandas as pd
 from reports.analysis.study import StudyFigures
 from reports.page.frames import FRAMES, csv_text
 from reports.page.json_document import json_document
+from reports.page.latex import latex
 from reports.page.markdown import markdown
 from results.errors import MachineError
 
-TextForm = Literal["markdown", "json"]
+TextForm = Literal["markdown", "json", "latex"]
 TableForm = Literal["csv", "parquet"]
 NO_PYARROW = "Parquet is written by pyarrow, which is not installed: pip install 'pyarrow>=15'"
 
 
 def text(studies: Sequence[StudyFigures], form: TextForm) -> str:
     """All studies as one text."""
-    return {"markdown": markdown, "json": json_document}[form](studies)
+    return {"markdown": markdown, "json": json_document, "latex": latex}[form](studies)
 
 
 def table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:

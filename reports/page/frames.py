@@ -1,4 +1,4 @@
-"""A study as tables of pandas: one row a cell, a run, or a rank. Units stand in the names; a gap is unknown.
+"""A study as tables of pandas: a row a cell, run, rank, loss or skip. Units are in names; a gap is unknown.
 
 A spreadsheet takes a text that begins like a formula for one, whatever it is quoted by. So a text in a CSV
 that begins with = + - @, an apostrophe, a tab or a line break has an apostrophe before it; to have the text
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 
 from reports.analysis.study import StudyFigures
-from reports.page.columns import CELLS, RANKS, RUNS, Column, telemetry
-from reports.page.rows import cell_rows, rank_rows, run_rows
+from reports.page.columns import CELLS, LOSSES, RANKS, RUNS, SKIPS, Column, telemetry
+from reports.page.rows import cell_rows, loss_rows, rank_rows, run_rows, skip_rows
 
 _FORMULA = ("=", "+", "-", "@", "'", "\t", "\n")
 
@@ -35,10 +35,22 @@ def ranks_frame(study: StudyFigures) -> pd.DataFrame:
     return _frame(rank_rows(study), RANKS)
 
 
+def losses_frame(study: StudyFigures) -> pd.DataFrame:
+    """Every loss of every counted run: the mean over ranks and the steps since the row before."""
+    return _frame(loss_rows(study), LOSSES)
+
+
+def skips_frame(study: StudyFigures) -> pd.DataFrame:
+    """Every point of the matrix that is not run, and why."""
+    return _frame(skip_rows(study), SKIPS)
+
+
 FRAMES: Mapping[str, Callable[[StudyFigures], pd.DataFrame]] = {
     "cells": cells_frame,
     "runs": runs_frame,
     "ranks": ranks_frame,
+    "losses": losses_frame,
+    "skips": skips_frame,
 }
 """The tables of a study, by name."""
 

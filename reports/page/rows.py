@@ -8,14 +8,14 @@ from reports.analysis.budget import CellBudget, budget
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import trained_samples
+from reports.analysis.losses import loss_steps, trained_samples
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import CurvePoint
 from reports.analysis.study import StudyFigures
 from results.cell import Cell
 from results.outcome import Outcome
-from results.plan import Scaling
+from results.plan import Scaling, Skip
 from results.run import RunResult
 
 
@@ -89,6 +89,32 @@ class RankRow:
         return values[self.rank] if isinstance(values, list) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRow:
+    """One loss of a run that recorded its losses."""
+
+    study: StudyFigures
+    cell: Cell
+    run: RunResult
+    step: int
+    """The last step that it is the mean of, from 1, the very first of the training."""
+    loss: float
+
+    @property
+    def samples(self) -> int:
+        """Samples of all replicas that were trained on until then."""
+        return self.step * self.cell.global_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipRow:
+    """A point of the matrix that is not run."""
+
+    study: StudyFigures
+    skip: Skip
+    gpus: int
+
+
 def cell_rows(study: StudyFigures) -> list[CellRow]:
     """Every planned cell, in the order of the plans."""
     failures = {failure.cell.id: failure for failure in study.failures}
@@ -128,6 +154,23 @@ def rank_rows(study: StudyFigures) -> list[RankRow]:
         for run in pool.runs
         if run.ranks is not None
         for rank in range(len(run.ranks.compute_ns))
+    ]
+
+
+def loss_rows(study: StudyFigures) -> list[LossRow]:
+    """Every loss of every counted run; of synthetic samples too, whose loss says nothing of learning."""
+    return [
+        LossRow(study=study, cell=pool.cell, run=run, step=step, loss=loss)
+        for pool in study.pools.values()
+        for run in pool.runs
+        for step, loss in zip(loss_steps(run), run.losses, strict=True)
+    ]
+
+
+def skip_rows(study: StudyFigures) -> list[SkipRow]:
+    """Every point that is not run, a row a size."""
+    return [
+        SkipRow(study=study, skip=group.skip, gpus=gpus) for group in study.skipped for gpus in group.gpus
     ]
 
 

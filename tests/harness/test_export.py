@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import run
-from harness.studies import study_names
 from results.errors import UsageError
-from results.store import Study
+from results.store import Study, study_names
 
 SmallStudy = tuple[Study, object]
 Capture = pytest.CaptureFixture[str]
@@ -65,7 +64,8 @@ def test_all_tables_go_into_a_folder(
 ) -> None:
     out = export(capsys, str(small_study[0].root), "--format", form, "-o", str(tmp_path / "new/tables"))
     written = sorted((tmp_path / "new/tables").iterdir())
-    assert [path.name for path in written] == [f"cells.{form}", f"ranks.{form}", f"runs.{form}"]
+    names = ("cells", "losses", "ranks", "runs", "skips")
+    assert [path.name for path in written] == [f"{name}.{form}" for name in names]
     assert sorted(out.splitlines()) == list(map(str, written))
 
 
@@ -80,10 +80,10 @@ def test_a_text_or_one_table_goes_into_a_file(
 
 
 WRONG = [
-    (["--format", "csv"], "csv is 3 tables: give --output FOLDER, or --table cells|runs|ranks"),
+    (["--format", "csv"], "csv is 5 tables: give --output FOLDER, or --table cells|runs|ranks|losses|skips"),
     (["--format", "parquet"], "parquet is no text: give --output FOLDER"),
     (["--format", "json", "--table", "runs"], "--table runs is for csv and parquet"),
-    (["--format", "xls"], "'xls' is not one of 'markdown', 'csv', 'json', 'parquet'"),
+    (["--format", "xls"], "'xls' is not one of 'markdown', 'csv', 'json', 'parquet', 'latex'"),
     ([], "--format"),
 ]
 

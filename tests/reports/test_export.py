@@ -52,7 +52,7 @@ def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
     frame = frame_of(studies, name)
     read = pd.read_csv(io.BytesIO(table(studies, name, "csv")), dtype=frame.dtypes.to_dict())
     pd.testing.assert_frame_equal(read, frame, check_exact=True)
-    assert len(frame) > 1
+    assert len(frame) > (0 if name == "skips" else 1)
 
 
 @pytest.mark.parametrize("name", FRAMES)

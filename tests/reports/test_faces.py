@@ -1,0 +1,136 @@
+"""Other faces of a study: frames by `reports.load`, LaTeX, losses, and drawings as files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+import reports
+from harness.cli import run
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.frames import FRAMES
+from reports.page.latex import escaped, latex
+from reports.page.paper import FORMS, STYLES, figure_files
+from results.errors import UsageError
+
+
+def analysed(planted) -> StudyFigures:
+    return analyse(planted.study.name, planted.study.plans(), planted.study.collect())
+
+
+def test_a_study_is_loaded_as_the_tables_of_the_export_and_nothing_is_written(small) -> None:
+    root = small.study.root
+    before = sorted(root.rglob("*"))
+    loaded = reports.load(root, usd_per_device_hour=3.6)
+    assert sorted(root.rglob("*")) == before
+    plain = analysed(small)
+    assert {name for name in FRAMES if hasattr(loaded, name)} == set(FRAMES)
+    pd.testing.assert_frame_equal(loaded.runs, FRAMES["runs"](plain))
+    # One device in 10 ms a step of 8 samples, at a cent in ten seconds.
+    single = loaded.cells[(loaded.cells["strategy"] == "single") & (loaded.cells["global_batch"] == 8)]
+    assert single["usd_per_1000_steps"].tolist() == pytest.approx([0.01])
+    assert loaded.skips[["strategy", "gpus", "reason"]].values.tolist() == [
+        ["ddp", 1, "ddp needs at least 2"]
+    ]
+
+
+def test_several_studies_stand_below_each_other(small, tmp_path, new_study) -> None:
+    other = new_study(tmp_path / "other")
+    [cell] = other.series("weak", "single", [1], batch=8)
+    other.plan()
+    other.runs(cell, [5.0])
+    both = reports.load(small.study.root, other.study.root)
+    assert both.cells.groupby("study").size().to_dict() == {"planted": 6, "other": 1}
+
+
+def test_what_is_no_study_is_refused_in_a_sentence(tmp_path, small) -> None:
+    with pytest.raises(UsageError, match="is not a study"):
+        reports.load(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="given twice"):
+        reports.load(small.study.root, small.study.root)
+    with pytest.raises(UsageError, match="epoch_samples is at least 1, not 0"):
+        reports.load(small.study.root, epoch_samples=0)
+    with pytest.raises(UsageError, match="usd_per_device_hour"):
+        reports.load(small.study.root, usd_per_device_hour=-1)
+
+
+def test_importing_reports_loads_neither_pandas_nor_matplotlib() -> None:
+    program = "import sys, reports; print(sorted({'pandas', 'matplotlib', 'numpy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(planted) -> None:
+    [cell] = planted.series("weak", "ddp", [2], batch=8, dataset="digits")
+    planted.plan(repeats=1)
+    planted.runs(cell, [10.0])
+    results = [
+        msgspec.structs.replace(
+            one, losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6
+        )
+        for one in planted.study.collect()
+    ]
+    frame = FRAMES["losses"](analyse("study", planted.study.plans(), results))
+    # Three steps before, then every four up to the last, the thirteenth; 16 samples a step.
+    assert frame[["step", "samples", "loss"]].values.tolist() == [
+        [7, 112, 3.0],
+        [11, 176, 2.0],
+        [13, 208, 1.5],
+    ]
+
+
+def test_latex_is_a_table_of_booktabs_with_a_row_a_point(small) -> None:
+    text = latex([analysed(small)])
+    lines = [line.strip() for line in text.splitlines()]
+    for word in ("\\toprule", "\\midrule", "\\bottomrule", "\\end{table}"):
+        assert lines.count(word) == 1
+    columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text)
+    assert columns is not None
+    rows = [line for line in lines if line.endswith("\\\\")]
+    assert len(rows) == 7
+    assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {len(columns[1])}
+    assert "80.0 \\% (" in text
+    # A per cent sign that is not escaped begins a comment, and takes the rest of the row with it.
+    assert all("%" not in re.sub(r"\\%", "", row) for row in rows)
+
+
+def test_signs_of_latex_are_printed_as_they_are() -> None:
+    assert escaped(r"a_b & 5 % \x {y} ~ ^ $ # <z>") == (
+        r"a\_b \& 5 \% \textbackslash{}x \{y\} \textasciitilde{} \textasciicircum{} \$ \# "
+        r"\textless{}z\textgreater{}"
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
+    files = {one.name: one.data for one in figure_files(analysed(small), FORMS, style)}
+    stems = {"gpt-nano-weak-b8", "gpt-nano-strong-b32"}
+    assert files.keys() == {
+        f"{stem}-{what}.{form}" for stem in stems for what in ("throughput", "efficiency") for form in FORMS
+    }
+    svg = files["gpt-nano-weak-b8-efficiency.svg"].decode()
+    points = re.search(r'width="([\d.]+)pt"', svg)
+    assert points is not None
+    assert float(points[1]) / 72 * 25.4 == pytest.approx({"paper": 84, "screen": 160}[style], abs=0.1)
+    assert files["gpt-nano-weak-b8-efficiency.png"].startswith(b"\x89PNG")
+    pdf = files["gpt-nano-weak-b8-efficiency.pdf"]
+    assert pdf.startswith(b"%PDF")
+    # TrueType, and no date.
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+
+
+def test_the_command_writes_them_beside_the_page(small, tmp_path: Path, capsys) -> None:
+    root = str(small.study.root)
+    assert run(["report", root, "--figures", "svg", "--style", "paper"]) == 0
+    assert len(list((small.study.root / "figures").glob("*.svg"))) == 4
+    assert "figures: 4 files in " in capsys.readouterr().out
+    for flags in (["--figures", "gif"], ["--figures", ""], ["--style", "paper"]):
+        assert run(["report", root, *flags]) == 2
+        assert "--figures" in capsys.readouterr().err
