@@ -27,6 +27,8 @@ from reports.audit.rows import AuditedTable, UnreadCell
 
 _THROUGHPUT: frozenset[Check] = frozenset({"value", "contradiction", "work", "batch", "repeats", "units"})
 """Checks whose findings leave open what a row's throughput is."""
+_FROM_ONE_CLOCK: frozenset[Check] = frozenset({"work", "bandwidth"})
+"""Checks whose numbers come from one time, so that agreement to the digit tells; FLOPs have conventions."""
 _NOTHING: frozenset[Check] = frozenset({"value", "contradiction", "repeats"})
 """Checks that compare nothing: a table that no other check saw was not checked."""
 
@@ -116,7 +118,7 @@ def _row_by_row(
                 said.append(examined.finding)
                 continue
             holds.append(relation)
-            if relation.tolerance:
+            if relation.tolerance and relation.check in _FROM_ONE_CLOCK:
                 judged[relation].append((entry, examined.is_exact))
         if len(said) > broken:
             agreeing[entry.line] = [printed_names(relation, entry.values) for relation in holds]
