@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workloads.batch import Batch
+    from workloads.own_data import DataShare
     from workloads.workload import ImageInput, TokenInput, Workload
 
-__all__ = ["Batch", "ImageInput", "TokenInput", "Workload"]
+__all__ = ["Batch", "DataShare", "ImageInput", "TokenInput", "Workload"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "workloads.batch" if name == "Batch" else "workloads.workload"
-    return getattr(import_module(home), name)
+    homes = {"Batch": "workloads.batch", "DataShare": "workloads.own_data"}
+    return getattr(import_module(homes.get(name, "workloads.workload")), name)

@@ -15,8 +15,9 @@ from torch.utils.data.distributed import DistributedSampler
 from results.cell import SYNTHETIC
 from results.errors import UsageError
 from workloads.batch import Batch, placed
-from workloads.datasets.facts import DATASETS, DatasetFacts
+from workloads.datasets.facts import DATASETS, DatasetFacts, Own
 from workloads.datasets.samples import Images, Windows
+from workloads.own_data import DataShare, own_batches
 from workloads.workload import Workload
 
 POOL = 4
@@ -52,13 +53,20 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
         return cycle(_pool(request))
+    if facts.takes == Own.takes:
+        return _own(request, workers=facts.spec.integer("workers"))
     loader, sampler = _loader(request, facts)
     return _epochs(request, loader, sampler)
 
 
 def _pool(request: DataRequest) -> list[Batch]:
+    draw = request.workload.synthetic
+    if draw is None:
+        raise UsageError(
+            f"the workload draws no {SYNTHETIC} samples, and has data of its own: add --dataset {Own.name}"
+        )
     generator = torch.Generator().manual_seed(_seed(request.seed, request.replica))
-    batches = (request.workload.synthetic(generator, request.micro_batch) for _ in range(POOL))
+    batches = (draw(generator, request.micro_batch) for _ in range(POOL))
     return [_placed(request, batch) for batch in batches]
 
 
@@ -69,6 +77,22 @@ def _seed(seed: int, replica: int) -> int:
 
 def _placed(request: DataRequest, batch: Batch) -> Batch:
     return placed(batch, request.device, request.memory_format)
+
+
+def _own(request: DataRequest, *, workers: int) -> Iterator[Batch]:
+    data = request.workload.data
+    if data is None:
+        raise UsageError(f"the workload has no data of its own (its data is None): use {SYNTHETIC}")
+    share = DataShare(
+        replica=request.replica,
+        replicas=request.replicas,
+        micro_batch=request.micro_batch,
+        seed=request.seed,
+        workers=workers,
+    )
+    generator = torch.Generator().manual_seed(_seed(request.seed, request.replica))
+    batches = own_batches(data, share, generator, pinned=request.device.type == "cuda")
+    return (_placed(request, batch) for batch in batches)
 
 
 def _epochs(

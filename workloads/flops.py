@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from results.cell import SYNTHETIC
 from results.errors import BenchError
-from workloads.batch import placed, tensors
+from workloads.batch import tensors
 from workloads.build import build_workload
-from workloads.data import POOL
+from workloads.data import POOL, DataRequest, open_batches
+from workloads.datasets.facts import Own
 from workloads.workload import Workload
 
 
@@ -54,9 +57,16 @@ def counted(workload: Workload, micro_batch: int) -> CountedFlops:
     """FLOPs of a workload that was built in a context of the meta device. Raises BenchError where its batches
     differ in shape."""
     # Drawn outside the meta context: a generator lives on the CPU.
-    generator = torch.Generator()
-    drawn = (workload.synthetic(generator, micro_batch) for _ in range(POOL if workload.input is None else 1))
-    batch, *others = (placed(one, torch.device("meta")) for one in drawn)
+    request = DataRequest(
+        workload=workload,
+        dataset=Own.name if workload.synthetic is None else SYNTHETIC,
+        micro_batch=micro_batch,
+        replica=0,
+        replicas=1,
+        seed=0,
+        device=torch.device("meta"),
+    )
+    batch, *others = islice(open_batches(request), POOL if workload.input is None else 1)
     shapes = [tensor.shape for tensor in tensors(batch)]
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("its batches differ in shape")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from results.errors import UsageError
 from results.layout import ModelLayout
 from workloads.batch import Batch
+from workloads.own_data import Data
 
 Pair = tuple[Tensor, Tensor]
 """Inputs and targets of some samples, the sample first in both."""
@@ -60,8 +61,12 @@ class Workload:
     step: Callable[[Callable[..., Any], Batch], Any] | None = None
     """In place of a loss: the module, to be called, and a batch, to the mean loss over its samples, or to a
     mapping with it as `loss`."""
-    synthetic: Callable[[torch.Generator, int], Batch]
+    synthetic: Callable[[torch.Generator, int], Batch] | None = None
     """A batch of so many random samples on the CPU, drawn from the generator alone."""
+    data: Data | None = None
+    """Data of its own, for `--dataset own`: a torch Dataset or samples in a row, for which a loader is made,
+    or a function that opens an epoch of batches for a `DataShare`. A sample follows from its index, or place,
+    alone."""
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1
@@ -73,6 +78,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.loss is not None and self.step is not None:
             raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+        if self.synthetic is None and self.data is None:
+            raise UsageError("a workload has synthetic(generator, samples), or data=, or both")
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """The mean loss over the samples of a batch: inputs, or where there is no loss the batch, are passed

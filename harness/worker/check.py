@@ -39,6 +39,7 @@ from strategies.refusal import refusal
 from strategies.training.found_layout import found_layout
 from strategies.training.trainer import Trainer
 from workloads.batch import named_tensors
+from workloads.datasets.facts import Own
 from workloads.flops import count_parts
 from workloads.workload import Workload
 
@@ -56,6 +57,7 @@ class Check:
         self._request = msgspec.json.decode((folder / "request.json").read_bytes(), type=CheckRequest)
         self._store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]
         self._found = CheckReport()
+        self._dataset = SYNTHETIC
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -85,7 +87,7 @@ class Check:
         request = self._request
         cell = Cell(
             workload=request.workload,
-            dataset=SYNTHETIC,
+            dataset=self._dataset,
             strategy=strategy,
             gpus=gpus,
             micro_batch=request.micro_batch,
@@ -102,6 +104,9 @@ class Check:
         """Build the workload and take two steps on this rank by itself."""
         setup = self._setup(BASELINE_STRATEGY, 1)
         workload = setup.workload()
+        if workload.synthetic is None:
+            self._dataset = Own.name
+            setup = self._setup(BASELINE_STRATEGY, 1)
         named = list(workload.module.parameters())
         self._say(
             module=type(workload.module).__name__,

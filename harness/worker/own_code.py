@@ -9,6 +9,7 @@ from harness.worker.sampler import batch_print
 from harness.worker.seeds import seed_step
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
+from workloads.datasets.facts import DATASETS, Own
 
 
 def own_code_cause(setup: CellSetup) -> str:
@@ -18,20 +19,22 @@ def own_code_cause(setup: CellSetup) -> str:
     """
     if not facts(WORKLOADS.parse(setup.cell.workload)).own_code:
         return ""
-    if not data_follow_generator(setup):
-        return (
-            "; the batches of synthetic(generator, samples) do not follow the generator that it is given: "
-            "draw them from that generator alone"
-        )
+    if not data_are_repeated(setup):
+        if setup.cell.synthetic:
+            return (
+                "; the batches of synthetic(generator, samples) do not follow the generator that it is "
+                "given: draw them from that generator alone"
+            )
+        return "; data= gives other samples when it is read again: seed what is random in them by their index"
     return (
         "; a model that draws from another generator than those of torch, numpy and random, "
         "or keeps state outside of its parameters and buffers, cannot be checked"
     )
 
 
-def data_follow_generator(setup: CellSetup) -> bool:
-    """Whether `synthetic` gives the same batches for the same generator, whatever the global random state."""
-    if not setup.cell.synthetic:
+def data_are_repeated(setup: CellSetup) -> bool:
+    """Whether a user's data give the same batches again, whatever the global random state."""
+    if DATASETS.facts(setup.cell.dataset).takes not in (None, Own.takes):
         return True
     workload = setup.workload()
     drawn = set()

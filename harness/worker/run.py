@@ -318,7 +318,7 @@ class RunInProgress:
         around = self._around
         self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
-        obstacle = no_room(self._cell, self._parameter_bytes, around.control)
+        obstacle = batches.sampler.obstacle or no_room(self._cell, self._parameter_bytes, around.control)
         if obstacle is None:
             with reproducible_compilation(self._cell):
                 late = prove_late(

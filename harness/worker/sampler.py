@@ -9,20 +9,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
 
 from harness.worker.agreement import hash_number
 from results.cell import Cell
 from results.errors import UsageError
 from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
-from workloads.datasets.facts import DATASETS
+from workloads.datasets.facts import DATASETS, Own
 from workloads.datasets.samples import Images, Windows
+from workloads.own_data import DataShare, is_dataset
 from workloads.workload import ImageInput, Pair, TokenInput, Workload
 
 SYNTHETIC_BATCHES = 4
@@ -56,6 +59,8 @@ class Sampler:
         self._folder = source_folder or Path.cwd()
         self._prints: dict[int, list[float]] = {}
         """Of synthetic micro-batches, by replica."""
+        self._rows: dict[int, _Row] = {}
+        """Of data of the workload's own that come in a row, by replica."""
 
     def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
         """`count` micro-batches of a replica from number `first`, counted from 0, on the device."""
@@ -83,24 +88,55 @@ class Sampler:
         for number, batch in enumerate(batches, first):
             if self._own_synthetic:
                 generator = _generator(f"{self._cell.seed}/{replica}/unexpected/{number}")
-                yield self._placed(self._workload.synthetic(generator, self._cell.micro_batch))
+                yield self._placed(self._drawn(generator))
             else:
-                yield relabelled(batch)
+                # Of data of a workload's own nothing is known but how to read them.
+                yield batch if self._cell_data == Own.takes else relabelled(batch)
 
     def _pool(self, replica: int) -> list[Batch]:
         generator = _generator(f"{self._cell.seed}/{replica}")
-        return [self._workload.synthetic(generator, self._cell.micro_batch) for _ in range(SYNTHETIC_BATCHES)]
+        return [self._drawn(generator) for _ in range(SYNTHETIC_BATCHES)]
+
+    def _drawn(self, generator: torch.Generator) -> Batch:
+        draw = self._workload.synthetic
+        assert draw is not None, "the batches of this cell were opened before"
+        return draw(generator, self._cell.micro_batch)
 
     def _dealt(self, replica: int, number: int) -> Batch:
         """Each epoch is a permutation, drawn from seed and epoch, that is dealt sample by sample to the
         replicas; what does not fill a micro-batch of each is left out."""
         cell = self._cell
+        if self._cell_data == Own.takes:
+            return self._own(replica, number)
         samples = _samples(cell.dataset, cell.dataset_hash, self._input, self._folder)
-        share = len(samples) // cell.replicas
+        return samples.__getitems__(self._indices(len(samples), replica, number))
+
+    def _indices(self, samples: int, replica: int, number: int) -> list[int]:
+        cell = self._cell
+        share = samples // cell.replicas
         epoch, place = divmod(number, share // cell.micro_batch)
-        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(cell.seed + epoch))
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(cell.seed + epoch))
         own = order[replica : share * cell.replicas : cell.replicas]
-        return samples.__getitems__(own[place * cell.micro_batch :][: cell.micro_batch].tolist())
+        return [int(index) for index in own[place * cell.micro_batch :][: cell.micro_batch]]
+
+    def _own(self, replica: int, number: int) -> Batch:
+        data: Any = self._workload.data
+        if is_dataset(data):
+            return default_collate([data[index] for index in self._indices(len(data), replica, number)])
+        if replica not in self._rows:
+            self._rows[replica] = _Row(data, self._cell, replica)
+        return self._rows[replica].batch(number)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why a late micro-batch cannot be drawn by its number; None if it can."""
+        if self._cell_data == Own.takes and not is_dataset(self._workload.data):
+            return "data that are read in a row are not read again up to there"
+        return None
+
+    @property
+    def _cell_data(self) -> str | None:
+        return DATASETS.facts(self._cell.dataset).takes
 
     @property
     def _input(self) -> ImageInput | TokenInput:
@@ -119,6 +155,43 @@ class Sampler:
             return there.contiguous(memory_format=torch.channels_last) if last else there
 
         return pytree.tree_map(moved, batch)
+
+
+class _Row:
+    """Batches that come in a row, read a second time; the last ones are kept."""
+
+    def __init__(self, data: Any, cell: Cell, replica: int) -> None:
+        self._data, self._cell, self._replica = data, cell, replica
+        self._kept: dict[int, Batch] = {}
+        self._batches = self._read()
+
+    def _read(self) -> Iterator[tuple[int, Batch]]:
+        cell, replicas = self._cell, self._cell.replicas
+        share = DataShare(
+            replica=self._replica, replicas=replicas, micro_batch=cell.micro_batch, seed=cell.seed
+        )
+        number = 0
+        while True:
+            if callable(self._data):
+                epoch = iter(self._data(share))
+            else:
+                epoch = self._collated(
+                    sample for place, sample in enumerate(self._data) if place % replicas == self._replica
+                )
+            for batch in epoch:
+                yield number, batch
+                number += 1
+
+    def _collated(self, samples: Iterator[Any]) -> Iterator[Batch]:
+        size = self._cell.micro_batch
+        while len(piece := list(islice(samples, size))) == size:
+            yield default_collate(piece)
+
+    def batch(self, number: int) -> Batch:
+        while number not in self._kept:
+            place, self._kept[place] = next(self._batches)
+            self._kept.pop(place - 2 * self._cell.accumulation, None)
+        return self._kept[number]
 
 
 def own_synthetic(cell: Cell) -> bool:

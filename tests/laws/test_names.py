@@ -26,7 +26,7 @@ HOMES = {
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.
-    *("digits", "synthetic", "text"),
+    *("digits", "own", "synthetic", "text"),
     # Also names of precisions, and of the tensor dimension.
     *("bf16", "fp16", "tp"),
 }

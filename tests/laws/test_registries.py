@@ -117,7 +117,7 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
         {
             "a frozen id": frozen("dataset"),
             "a word in the docs": DOCS,
-            "batches that follow from the seed": mentioned("tests/workloads/test_data.py"),
+            "batches that follow from the seed": mentioned("tests/workloads/test_*data.py"),
         },
     ),
     "launcher": (

@@ -65,6 +65,22 @@ def test_a_study_that_scales_says_so_and_blames_nothing(pair) -> None:
     )
 
 
+def test_a_cell_that_waits_for_its_data_is_bound_by_its_input(planted, new_timing) -> None:
+    single, double = (
+        planted.series("weak", "single", [1], batch=8)[0],
+        planted.series("weak", "ddp", [2], batch=8)[0],
+    )
+    planted.plan(repeats=1)
+    # 4 ms of 10, and 1 ms of 10; 0.9 ms would not be said.
+    planted.run(single, new_timing(step_ms=10.0, input_ms=4.0))
+    planted.run(double, new_timing(step_ms=10.0, input_ms=1.0, off_step_ns=steps([9.0, 9.0])))
+    [sentence] = [one for one in said(planted) if "input:" in one]
+    assert sentence.startswith(
+        "Bound by its input: single on 1 rank (CPU) waits for data for 40.0 % of a step, "
+    )
+    assert "and 1 other cell for a tenth or more" in sentence
+
+
 def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
     # 2 (10 / 10) - 1 = 1 and 2 (10 / 20) - 1 = 0. On 4: 20 - 9.5 lost, 20 - 0.5 - 9.5 of it transfer.
     # 2 and 4 have the same throughput.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from results.layout import LinearSplit, ModelLayout, splits_of
-from workloads import Workload
+from workloads import DataShare, Workload
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 
@@ -225,6 +226,40 @@ def spoken() -> Workload:
         return {"text": {"ids": ids, "mask": mask}, "labels": labels}
 
     return Workload(module=Spoken(), synthetic=synthetic)
+
+
+class Numbered(Dataset[dict[str, Tensor]]):
+    """Forty samples, each of which follows from its index; or not."""
+
+    def __init__(self, *, noise: bool = False) -> None:
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = None if self._noise else torch.Generator().manual_seed(index)
+        return {"x": torch.randn(6, generator=generator), "y": torch.full((3,), index / 40)}
+
+
+def _step(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def of_a_dataset() -> Workload:
+    return Workload(module=nn.Linear(6, 3), step=_step, data=Numbered())
+
+
+def of_noise() -> Workload:
+    return Workload(module=nn.Linear(6, 3), step=_step, data=Numbered(noise=True))
+
+
+def of_a_loader() -> Workload:
+    def opened(share: DataShare) -> Iterable[dict[str, Tensor]]:
+        own = Subset(Numbered(), range(share.replica, 40, share.replicas))
+        return DataLoader(own, share.micro_batch, drop_last=True)
+
+    return Workload(module=nn.Linear(6, 3), step=_step, data=opened)
 
 
 def two_losses() -> Workload:

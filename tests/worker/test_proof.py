@@ -22,6 +22,7 @@ Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 2, "optimizer": "sgd:lr=0.002"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+OWN: Fields = {"dataset": "own", "micro_batch": 4, "optimizer": "sgd"}
 SPOKEN: Fields = {"workload": "py:proof_models:spoken", "micro_batch": 4, "optimizer": "sgd"}
 TWO_LOSSES: Fields = {"workload": "py:proof_models:two_losses", "micro_batch": 4, "optimizer": "adamw"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
@@ -47,6 +48,8 @@ GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer":
         (2, SPOKEN | {"strategy": "fsdp"}),
         (2, SPOKEN | {"strategy": "scratch-fsdp"}),
         (2, TWO_LOSSES | {"strategy": "scratch-ddp", "accumulation": 2}),
+        (2, OWN | {"workload": "py:proof_models:of_a_dataset", "accumulation": 2}),
+        (2, OWN | {"workload": "py:proof_models:of_a_loader", "accumulation": 2}),
     ],
 )
 def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Proofs, size: int, fields: Fields) -> None:
@@ -88,6 +91,16 @@ def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(
     assert record["buckets"].started
     assert (record["work"].samples, record["work"].updates, record["work"].flops) == (4, 10, None)
     assert record["absent"]["flops"].endswith("its batches differ in shape")
+
+
+def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs: Runs) -> None:
+    in_a_row = whole_runs(2, OWN | {"workload": "py:proof_models:of_a_loader"})[0]
+    assert (in_a_row["outcome"], in_a_row["reason"]) == ("ok", None)
+    assert "read in a row are not read again" in in_a_row["proof"].detail
+    assert min(in_a_row["steps"].data_ns) > 0
+    noise = whole_runs(2, OWN | {"workload": "py:proof_models:of_noise"})[0]
+    assert noise["outcome"] != "ok"
+    assert "data= gives other samples when it is read again: seed what is random" in noise["reason"]
 
 
 def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:

@@ -22,7 +22,7 @@ _WORKERS = MappingProxyType(
 class DatasetFacts(Facts):
     """The facts of one data set with its options."""
 
-    takes: ClassVar[Literal["images", "tokens"] | None]
+    takes: ClassVar[Literal["images", "tokens", "own"] | None]
     """What a model takes that is trained on it; None: anything, as each workload makes its own samples."""
     samples: ClassVar[int | None] = None
     """Samples of an epoch; None: without end, or as many as the file and the length of a sample give."""
@@ -95,7 +95,20 @@ class Text(DatasetFacts):
         return load("workloads.datasets.samples:text")(takes, path=path)
 
 
-DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text])
+class Own(DatasetFacts):
+    """What a user's workload brings along."""
+
+    name = "own"
+    help = "the data of your own workload (data=): a Dataset, an iterable, or a function that opens a loader"
+    options = _WORKERS
+    takes = "own"
+
+    @classmethod
+    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
+        return False
+
+
+DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text, Own])
 
 
 def fit_images(*, shape: tuple[int, ...], classes: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from reports.analysis.budget import budget
 from reports.analysis.communication import communication_finding, slow_links
 from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
@@ -22,10 +23,12 @@ from reports.analysis.verdict.made_from import MadeFrom, made_from
 from reports.analysis.verdict.missing import Missing, missing
 from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
 from reports.analysis.verdict.scaling_sentences import scaling_sentences
-from reports.text import capital, count, devices, listed
+from reports.text import capital, count, devices, listed, percent
 from results.label import label
 from results.outcome import Evidence
 
+INPUT_BOUND = 0.1
+"""Share of a step from which waiting for data is said."""
 NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 
 
@@ -37,6 +40,8 @@ class WorkloadVerdict:
     scalings: tuple[Scalability, ...]
     slow_ranks: str | None
     """The largest measured cell in which ranks are persistently slow, and they; None if there is none."""
+    inputs: tuple[str, ...]
+    """The measured cell that waits longest for its data, if it is bound by them."""
     network: tuple[str, ...]
     """What slow links and limits of the network there are, a sentence each."""
     exchanges: tuple[str, ...]
@@ -91,6 +96,7 @@ def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) ->
         workload=workload,
         scalings=tuple(one for one in scaled if one is not None),
         slow_ranks=_slow_ranks(cells),
+        inputs=tuple(_inputs(cells)),
         network=tuple(_network(study, scaled, cells)),
         exchanges=tuple(part.finding for part in exchange_parts(study) if part.workload == workload),
         costs=tuple(cost_sentences(study, workload)),
@@ -113,6 +119,22 @@ def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
         f" {count(others, 'other cell')} {'has' if others == 1 else 'have'} slow ranks too." if others else ""
     )
     return f"{_cell(cell)}: {ranks.finding}{more}"
+
+
+def _inputs(cells: Sequence[CellFigures]) -> Iterator[str]:
+    """The cell with the largest share of input in its step, and how much faster it would be without."""
+    budgets = [budget(one) for one in cells if one.evidence is Evidence.MEASURED]
+    bound = {one.cell.id: one for one in budgets if one and (one.share("input") or 0.0) >= INPUT_BOUND}
+    if not bound:
+        return
+    shares = {name: one.part_ns["input"] / one.step_ns for name, one in bound.items()}
+    worst = max(shares, key=lambda name: shares[name])
+    others = len(bound) - 1
+    more = f", and {count(others, 'other cell')} for a tenth or more" if others else ""
+    yield (
+        f"Bound by its input: {_cell(bound[worst].figures)} waits for data for {percent(shares[worst])} of a "
+        f"step{more}: give the loader workers, or prepare the data beforehand."
+    )
 
 
 def _network(
@@ -159,6 +181,7 @@ def _sentences(facts: WorkloadVerdict) -> Iterator[str]:
         yield f"Super-linear, and so worth a second look: {listed(super_linear)}."
     if facts.slow_ranks is not None:
         yield f"Slow ranks of {facts.slow_ranks}"
+    yield from facts.inputs
     yield from facts.network
     yield from facts.exchanges
     yield from facts.costs
