@@ -82,7 +82,10 @@ def _placed(request: DataRequest, batch: Batch) -> Batch:
 def _own(request: DataRequest, *, workers: int) -> Iterator[Batch]:
     data = request.workload.data
     if data is None:
-        raise UsageError(f"the workload has no data of its own (its data is None): use {SYNTHETIC}")
+        raise UsageError(
+            f"dataset {request.dataset} does not fit: the workload has no data= of its own; use {SYNTHETIC}, "
+            f"which fits all"
+        )
     share = DataShare(
         replica=request.replica,
         replicas=request.replicas,
