@@ -64,7 +64,7 @@ def narrow_lines(rows: Sequence[HeadlineRow], sizes_count: str, width: int) -> l
     ]
     lines, left_out = next((form for form in forms if max(map(len, form[0])) <= width), forms[-1])
     note = _wrapped(f"Left out on {width} columns: {left_out}. The report has all.", width)
-    return [*lines, *(note if left_out else ())]
+    return [*lines, *note] if left_out else lines[:-1]
 
 
 def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:

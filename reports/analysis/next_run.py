@@ -22,10 +22,12 @@ from reports.analysis.outcomes import NOT_RUN, words
 from reports.analysis.pick import PICK, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
 from reports.analysis.scaling import Curve, Gap
+from reports.analysis.series import SeriesKey
 from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import scalability
 from reports.text import count, listed
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.statistics import FEWEST_FOR_INTERVAL
 
 NextKind = Literal["first", "failed", "repeats", "size", "setting"]
@@ -92,7 +94,7 @@ def _of_piece(study: StudyFigures, piece: Piece) -> NextRun:
     goal = study.assumptions.goal
     sizes = {point.gpus for _, point in piece.measured}
     if len(sizes) == 1 or not candidates:
-        return _larger(study, _lead(piece), "one size alone was measured") or _again(study, _lead(piece))
+        return _second_size(study, piece) or _again(study, _lead(piece))
     picked = PICK[goal.kind](piece, candidates, goal)
     if isinstance(picked, str):
         picked = PICK[KNEE.kind](piece, candidates, KNEE)
@@ -106,6 +108,24 @@ def _of_piece(study: StudyFigures, piece: Piece) -> NextRun:
         lambda: _setting(study, curve),
     )
     return next((run for rule in rules if (run := rule()) is not None), None) or _again(study, curve)
+
+
+def _second_size(study: StudyFigures, piece: Piece) -> NextRun | None:
+    """A planned size of the same work that has no figure, else a larger one."""
+    why, key = "one size alone was measured", piece.curves[0].key
+    gaps = [
+        (curve, gap)
+        for curve in study.curves
+        for gap in curve.gaps
+        if _work(curve.key) == _work(key) and gap.outcome is not None
+    ]
+    if gaps:
+        return _gap_run(study, *min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus)), why)
+    return _larger(study, _lead(piece), why)
+
+
+def _work(key: SeriesKey) -> tuple[object, ...]:
+    return key.workload, key.kind, key.batch, key.setting, key.link
 
 
 def _lead(piece: Piece) -> Curve:
@@ -175,8 +195,12 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
     on_cpu = last.figures.cell.device == "cpu"
     if on_cpu and environment is not None and gpus > environment.cores * environment.nodes:
         return None
-    call = matrix_call(study, curve.key, (gpus,))
-    return _run(curve, (gpus,), kind="size", why=why, command=call)
+    key = curve.key
+    if key.strategy == BASELINE_STRATEGY:
+        # It is of one device alone.
+        key = replace(key, strategy=REFERENCE_STRATEGY)
+    call = matrix_call(study, key, (gpus,))
+    return _run(replace(curve, key=key), (gpus,), kind="size", why=why, command=call)
 
 
 def _between(study: StudyFigures, curve: Curve) -> NextRun | None:

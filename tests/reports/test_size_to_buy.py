@@ -191,7 +191,9 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     assert (between.kind, between.gpus) == ("size", (4,))
     one = next_run(analysed(gpus({1: 10.0})))
     assert one is not None
-    assert (one.kind, one.gpus) == ("size", (2,))
+    # The strategy of one device has no second size.
+    assert (one.kind, one.strategy, one.gpus) == ("size", "ddp", (2,))
+    assert "--strategy ddp --gpus 2 " in one.command
 
 
 def test_where_the_exchange_takes_the_time_the_next_run_has_a_larger_batch(gpus) -> None:
