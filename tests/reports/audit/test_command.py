@@ -100,7 +100,6 @@ def test_every_finding_is_told_the_most_telling_in_full(
 @pytest.mark.parametrize(
     "text",
     [
-        "model,gpus,samples/s\n",
         "model,gpus,samples/s\nA,2,10\n",
         "model;gpus;samples/s\nA;2;about 3\n",
         "model;gpus;step_ms;global_batch\nA;2;1,234;8\n",
@@ -114,6 +113,11 @@ def test_a_table_that_nothing_is_checked_of_is_not_usable(
     captured = capsys.readouterr()
     assert "rows that each check compared" in captured.out
     assert "is not usable: no two of its numbers could be compared" in captured.err
+
+
+def test_a_head_without_rows_is_not_usable(table: Path) -> None:
+    table.write_text("model,gpus,samples/s\n")
+    assert run(["audit", str(table)]) == 2
 
 
 def test_a_cell_may_be_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
