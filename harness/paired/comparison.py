@@ -18,7 +18,6 @@ from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.metrics import EXACT
 from reports.gate.paired import (
     FEWEST_PAIRS,
     LOOKS,
@@ -34,15 +33,12 @@ from reports.text import count, percent
 from results import files, schemas
 from results.baseline import Baseline
 from results.errors import MachineError, UsageError
-from results.lock import study_lock
 from results.outcome import Outcome
 from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
 from results.run import RunResult
 from results.store import new_id
 
 SIDES: tuple[Side, Side] = ("base", "new")
-Row = tuple[str, str | None]
-"""A subject's key and a metric."""
 MOST_LOST = FEWEST_PAIRS
 """Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
 OWN_OPTIONS = (
@@ -81,8 +77,6 @@ class PairedRequest:
     """After which no further pair begins."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
-    asked: frozenset[Row] | None = None
-    """What alone the verdict is wanted of; None: of every step time."""
 
 
 class PairedComparison:
@@ -136,7 +130,7 @@ class PairedComparison:
                 spoiled_above=self._request.spoiled_above,
                 repeats=most if all(fork) else 1,
             )
-            with study_lock(self.folder), closing(Pairs(context)) as source:
+            with closing(Pairs(context)) as source:
                 return self._run_pairs(context, source)
 
     def _base(self, repository: Repository) -> SideRequest:
@@ -183,15 +177,10 @@ class PairedComparison:
         samples = samples_of(self.folder, pairs, self._request).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
-        asked = self._request.asked
-        if asked is not None and all(metric is None or metric in EXACT for _, metric in asked):
-            # Neither counters nor failures vary.
-            return True
         counted = min(len(sample.logs) for sample in samples)
         if counted % FEWEST_PAIRS or not counted:
             return False
-        times = [f for f in found.findings if f.metric == "step_time"]
-        open_ = [f for f in times if f.verdict is Verdict.INCONCLUSIVE]
+        open_ = [f for f in found.findings if f.metric == "step_time" and f.verdict is Verdict.INCONCLUSIVE]
         return not open_ or counted >= self._request.looks * FEWEST_PAIRS
 
     def _add_pair(self, source: Pairs) -> None:

@@ -103,7 +103,8 @@ def _row_by_row(
 ) -> tuple[
     list[Disagreement], dict[Relation, list[tuple[DerivedRow, bool]]], dict[int, list[tuple[str, ...]]]
 ]:
-    """The findings of equations; the rows that fulfil each, and if to the digit; what each line fulfils."""
+    """What the equations say; by equation, the rows where it holds, and whether to the digit; by line, what
+    holds."""
     said: list[Disagreement] = []
     judged: dict[Relation, list[tuple[DerivedRow, bool]]] = defaultdict(list)
     agreeing: dict[int, list[tuple[str, ...]]] = {}

@@ -1,99 +1,93 @@
-"""Drawings of one row a cell, and the exposed communication as dots with intervals."""
+"""The budget of a step as stacked bars, by hand: a row a cell, each in shares of its step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
-from matplotlib.axes import Axes
+from markupsafe import Markup
 
-from reports.analysis.figures import CellFigures
-from reports.page.svg import MUTED, VERMILLION, Drawing, axes, inline
-from reports.text import tick
-from results.cell import Cell
+from reports.analysis.budget import PARTS, BudgetPart, CellBudget
+from reports.page.drawing import Drawing, safe
+from reports.page.scaling_charts import ROW
+from reports.text import duration, percent
 
-_WIDTH, _ROW, _MARGINS, _LOWEST = 5.4, 0.235, 0.75, 1.6
-"""In inches. The lowest drawing has room for a legend of two rows beside one bar."""
-_LONGEST_LABEL = 48
-_KEPT_END = 22
-_ROWS_OF_A_DRAWING = 24
-"""More cells than this go on in the next drawing, so that one fits a sheet of paper."""
+PART_NAMES: Mapping[BudgetPart, str] = {
+    "input": "input",
+    "compute": "compute",
+    "transfer": "exposed transfer",
+    "wait": "exposed wait",
+    "bubble": "bubble",
+    "other": "other",
+}
+_COLOURS: Mapping[BudgetPart, str] = {
+    "input": "green",
+    "compute": "blue",
+    "transfer": "vermillion",
+    "wait": "orange",
+    "bubble": "purple",
+    "other": "muted",
+}
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _FOOT = 630.0, 190.0, 58.0, 26.0, 17.0, 24.0
+_LONGEST = 29
 
-Labels = Mapping[str, str]
-"""What a cell is called beside its bar, by id."""
-
-
-class BarRow(Protocol):
-    """What is drawn in one row."""
-
-    @property
-    def cell(self) -> Cell: ...
-
-
-RowT = TypeVar("RowT", bound=BarRow)
-BarGroup = tuple[str, Sequence[RowT]]
-"""Rows that are drawn on one scale, and what they have in common."""
-Painter = Callable[[Axes, Sequence[RowT], Sequence[RowT]], None]
-"""Draws the second rows, which are some of the first: those share a scale."""
+Labelled = Sequence[tuple[str, CellBudget]]
 
 
-def exposed_dots(groups: Sequence[BarGroup[CellFigures]], labels: Labels) -> list[Drawing]:
-    """Exposed communication as a share of the step, with its interval."""
-    with_share = [(name, [cell for cell in cells if cell.exposed_share]) for name, cells in groups]
-    return drawings(with_share, labels, ("exposed communication", "percent of the step"), _exposed)
+def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
+    """Each bar is a whole step; the words at its end say how long that is."""
+    scale = (_WIDTH - _LEFT - _RIGHT) / 100
+    height = _TOP + _ROW * len(rows) + _FOOT
+    shown = [part for part in PARTS if any(one.part_ns.get(part, 0.0) > 0 for _, one in rows)]
+    parts = [*_legend(shown), *_axis(scale, height)]
+    for place, (label, one) in enumerate(rows):
+        parts += _bar(label, one, _TOP + place * _ROW, scale)
+    full = f"{title}: where a step's time goes, %"
+    head = (
+        f'<svg class="chart bars" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="group" '
+        f'aria-labelledby="{name}-title">\n<title id="{name}-title">{safe(full)}</title>\n'
+    )
+    return Drawing(title=full, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=_WIDTH)
 
 
-def drawings(
-    groups: Sequence[BarGroup[RowT]], labels: Labels, drawn_in: tuple[str, str], paint: Painter[RowT]
-) -> list[Drawing]:
-    """Each group in as many drawings as it needs; `drawn_in` is what is drawn, and its unit."""
-    quantity, unit = drawn_in
-    drawn: list[Drawing] = []
-    for common, rows, sheet in _sheets(groups):
-        name = f"{paint.__name__.strip('_')}-{len(drawn)}"
-        full = f"{common}: {quantity}, {unit}"
-        with axes(width=_WIDTH, height=max(_LOWEST, _MARGINS + _ROW * len(sheet))) as plain:
-            paint(plain, rows, sheet)
-            _rows(plain, [labels[row.cell.id] for row in sheet])
-            plain.set_title(unit)
-            described = f"{full} of {len(sheet)} cells. The numbers are in the table below."
-            svg = inline(plain, name=name, title=full, description=described)
-        drawn.append(Drawing(title=full, svg=svg))
-    return drawn
+def _legend(shown: Sequence[BudgetPart]) -> Iterator[str]:
+    x = _LEFT
+    for part in shown:
+        yield (
+            f'<rect x="{x:.0f}" y="4" width="10" height="10" style="fill: var(--{_COLOURS[part]})"/>'
+            f'<text x="{x + 14:.0f}" y="13">{PART_NAMES[part]}</text>\n'
+        )
+        x += 26 + 6.2 * len(PART_NAMES[part])
 
 
-def _sheets(groups: Sequence[BarGroup[RowT]]) -> Iterator[tuple[str, Sequence[RowT], Sequence[RowT]]]:
-    for common, rows in groups:
-        for start in range(0, len(rows), _ROWS_OF_A_DRAWING):
-            yield common, rows, rows[start : start + _ROWS_OF_A_DRAWING]
+def _axis(scale: float, height: float) -> Iterator[str]:
+    for share in (0, 25, 50, 75, 100):
+        x = _LEFT + share * scale
+        yield (
+            f'<g class="tick"><path d="M{x:.1f} {_TOP - 4:.0f}V{height - _FOOT:.0f}"/>'
+            f'<text x="{x:.1f}" y="{height - 8:.0f}" text-anchor="middle">{share}</text></g>\n'
+        )
 
 
-def _rows(drawn: Axes, labels: Sequence[str]) -> None:
-    """Names of the rows, the first one on top."""
-    drawn.set_yticks(range(len(labels)), [_shortened(label) for label in labels])
-    drawn.set_ylim(len(labels) - 0.4, -0.6)
-    drawn.tick_params(axis="y", length=0)
-    drawn.spines["left"].set_visible(False)
-    drawn.xaxis.set_major_formatter(lambda value, _: tick(value))
-    drawn.grid(axis="x")
-
-
-def _shortened(label: str) -> str:
-    """So much that the axes keep their room, the size at its end too; the table has the whole name."""
-    if len(label) <= _LONGEST_LABEL:
-        return label
-    return f"{label[: _LONGEST_LABEL - _KEPT_END - 3]}...{label[-_KEPT_END:]}"
-
-
-def _exposed(drawn: Axes, cells: Sequence[CellFigures], sheet: Sequence[CellFigures]) -> None:
-    for place, cell in enumerate(sheet):
-        share = cell.exposed_share
-        assert share is not None
-        if share.low is not None and share.high is not None:
-            drawn.plot([100 * share.low, 100 * share.high], [place, place], color=VERMILLION, linewidth=2)
-        drawn.plot([100 * share.value], [place], "o", color=VERMILLION)
-    drawn.axvline(0, color=MUTED, linewidth=1)
-    shares = [cell.exposed_share for cell in cells if cell.exposed_share]
-    ends = [100 * end for share in shares for end in (share.value, share.low, share.high) if end is not None]
-    margin = 0.05 * (max(1, *ends) - min(0, *ends))
-    drawn.set_xlim(min(0, min(ends) - margin), max(1, max(ends) + margin))
+def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]:
+    """The parts in their shares of the step. All but the input are of steps taken later than the timed ones:
+    where these were longer together, they are drawn in proportion."""
+    parts = {part: max(0.0, ns) for part, ns in one.part_ns.items()}
+    whole = max(one.step_ns, sum(parts.values()))
+    said = ", ".join(f"{PART_NAMES[part]} {percent(ns / one.step_ns)}" for part, ns in parts.items() if ns)
+    short = label if len(label) <= _LONGEST else f"{label[:16]}...{label[-10:]}"
+    yield (
+        f'<a class="point" href="#{safe(ROW + one.cell.id)}" '
+        f'aria-label="{safe(f"{label}: {duration(one.step_ns)}, of which {said}")}">'
+        f'<text x="{_LEFT - 8:.0f}" y="{top + 11.5:.1f}" text-anchor="end">{safe(short)}</text>'
+    )
+    x = _LEFT
+    for part in PARTS:
+        width = 100 * parts.get(part, 0.0) / whole * scale
+        if width > 0:
+            yield (
+                f'<rect x="{x:.1f}" y="{top + 2:.1f}" width="{width:.1f}" height="{_ROW - 4:.0f}" '
+                f'style="fill: var(--{_COLOURS[part]})"/>'
+            )
+        x += width
+    end = _LEFT + 100 * scale + 5
+    yield f'<text x="{end:.1f}" y="{top + 11.5:.1f}">{duration(one.step_ns)}</text></a>\n'

@@ -9,39 +9,35 @@ from types import MappingProxyType
 from reports.analysis.study import StudyFigures
 from reports.page.section import Paragraph, Section
 from reports.page.sections.anatomy import anatomy_section
+from reports.page.sections.best import best_section
 from reports.page.sections.communication import communication_section
-from reports.page.sections.compression import compression_section
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.cost import cost_section
-from reports.page.sections.environment import environment_section, warnings_section
-from reports.page.sections.headline import headline_section
+from reports.page.sections.environment import environment_section
 from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
 from reports.page.sections.outcomes import outcomes_section
 from reports.page.sections.ranks import ranks_section
-from reports.page.sections.scaling import strong_section, weak_section
+from reports.page.sections.scaling import curves_section
+from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
-from reports.page.sections.verdict import verdict_section
 from results.errors import ExtensionError
 from results.extensions import Extension, extensions
 
 Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
-        "verdict": verdict_section,
-        "headline": headline_section,
-        "weak": weak_section,
-        "strong": strong_section,
-        "outcomes": outcomes_section,
+        "summary": summary_section,
+        "best": best_section,
+        "curves": curves_section,
         "anatomy": anatomy_section,
         "communication": communication_section,
-        "exchange": compression_section,
-        "ranks": ranks_section,
         "memory": memory_section,
         "cost": cost_section,
+        "outcomes": outcomes_section,
+        "ranks": ranks_section,
         "history": history_section,
         "correctness": correctness_section,
-        "warnings": warnings_section,
         "environment": environment_section,
     }
 )

@@ -2,57 +2,60 @@
 
 from __future__ import annotations
 
-from matplotlib.lines import Line2D
+from collections.abc import Iterator, Sequence
 
-from reports.analysis.losses import LossGroup
-from reports.page.groups import LineStyles
-from reports.page.svg import MUTED, Drawing, axes, inline
-from reports.text import count, number, tick
+from reports.analysis.losses import LossCurve, LossGroup
+from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.drawing import Drawing
+from reports.page.looks import Looks
+from reports.text import count, number
 
-_WIDTH, _HEIGHT, _LEGEND_ROW = 4.6, 2.7, 0.19
+_MOST = 400
+"""Points of a line: more than a screen tells apart."""
 
 
-def loss_curves(group: LossGroup, styles: LineStyles, *, name: str, common: str) -> Drawing:
+def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Drawing:
     """The smoothed losses, the single ones pale behind them, and the target as a line.
 
     `name` is unique on the page; `common` says in words what the curves share.
     """
-    title = "Training loss by step"
-    with axes(width=_WIDTH, height=_HEIGHT + _LEGEND_ROW * (1 + len(group.curves) // 2)) as drawn:
-        for curve in group.curves:
-            colour = styles[curve.label].colour
-            drawn.plot(curve.steps, curve.losses, color=colour, linewidth=0.7, alpha=0.35, zorder=2)
-            dashes = _dashes(curve.label, group)
-            drawn.plot(curve.steps, group.smoothed(curve), color=colour, linestyle=dashes, zorder=3)
-        drawn.axhline(group.target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        drawn.yaxis.set_major_formatter(lambda value, _: tick(value))
-        drawn.set_xlabel("step, from the first of the warm-up")
-        drawn.grid(axis="y")
-        figure = drawn.get_figure(root=True)
-        assert figure is not None
-        figure.legend(handles=_entries(group, styles), loc="outside lower left", ncols=2, borderaxespad=0.1)
-        drawn.set_title("loss")
-        labels = "; ".join(f"{curve.label} {number(group.final(curve))}" for curve in group.curves)
-        after = f"After {count(group.samples, 'sample')}: {labels}."
-        described = f"{title}, {common}. {after} The numbers are in the table below."
-        return Drawing(
-            title=f"{title}, {common}", svg=inline(drawn, name=name, title=title, description=described)
+    labels = "; ".join(f"{curve.label} {number(group.final(curve))}" for curve in group.curves)
+    return drawn(
+        Chart(
+            name=name,
+            title=f"Training loss by step, {common}",
+            y_title="loss",
+            x_title="step, from the first of the warm-up",
+            lines=tuple(_lines(group, shown)),
+            rules=(Rule(text=f"target: {number(group.target)}", y=group.target),),
+            x_axis="linear",
+            note=f"After {count(group.samples, 'sample')}: {labels}.",
+            sizes=False,
+            switchable=False,
         )
+    )
 
 
-def _dashes(label: str, group: LossGroup) -> tuple[int, tuple[int, ...]]:
-    """A pattern a curve, beside its colour: curves of equal arithmetic lie on each other."""
-    patterns: tuple[tuple[int, ...], ...] = ((1, 0), (6, 2), (2, 2), (8, 2, 2, 2))
-    labels = [curve.label for curve in group.curves]
-    return (0, patterns[labels.index(label) % len(patterns)])
+def _lines(group: LossGroup, shown: Looks) -> Iterator[Line]:
+    for curve in group.curves:
+        yield _line(curve, curve.losses, shown, pale=True)
+    for curve in group.curves:
+        yield _line(curve, group.smoothed(curve), shown, pale=False)
 
 
-def _entries(group: LossGroup, styles: LineStyles) -> list[Line2D]:
-    entries = [
-        Line2D(
-            [], [], color=styles[curve.label].colour, linestyle=_dashes(curve.label, group), label=curve.label
-        )
-        for curve in group.curves
-    ]
-    target = f"target: {number(group.target)}"
-    return [*entries, Line2D([], [], color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=target)]
+def _line(curve: LossCurve, losses: Sequence[float], shown: Looks, *, pale: bool) -> Line:
+    look = shown[curve.label]
+    every = -(-len(losses) // _MOST)
+    kept = [*zip(curve.steps, losses, strict=True)]
+    points = tuple(
+        Point(x=step, y=loss, low=None, high=None, runs=(), label="", href="")
+        for step, loss in (*kept[:-1:every], kept[-1])
+    )
+    return Line(
+        name=curve.label,
+        colour=look.colour,
+        dash="" if pale else look.dash,
+        points=points,
+        plain=True,
+        pale=pale,
+    )

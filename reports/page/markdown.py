@@ -10,8 +10,8 @@ from reports.analysis.side_by_side import SideBySide, compare
 from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
 from reports.analysis.verdict.verdict import verdict
-from reports.page.conditions import environment_table
 from reports.page.sections.comparison import comparison_table
+from reports.page.sections.environment import environment_table
 from reports.table import TextTable
 from reports.text import NOTHING
 from results.foreign_text import visible

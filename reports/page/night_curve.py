@@ -8,49 +8,74 @@ from statistics import median
 
 from reports.gate.text import step_sentence
 from reports.gate.trends import Trend
-from reports.page.svg import BLUE, MUTED, VERMILLION, Drawing, axes, inline
-from reports.text import count, duration
-
-_WIDTH, _HEIGHT = 7.2, 2.4
+from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.drawing import Drawing
+from reports.text import duration
 
 
 def night_curve(trend: Trend, *, name: str) -> Drawing:
     """The nights of one series. `name` is unique on the page.
 
-    The new level begins after the last night of the old one: the band between the two, with both commits, is
-    where the cause is.
+    The new level begins after the last night of the old one: between the two, at the commits that the rule
+    names, is where the cause is.
     """
     days = [_day(night.measured_at, trend) for night in trend.nights]
-    values = [night.value / 1e6 for night in trend.nights]
-    starts = [0, *(trend.nights.index(step.after) for step in trend.steps), len(values)]
-    title = f"Step time of each night, {trend.label}, {trend.machine}"
-    with axes(width=_WIDTH, height=_HEIGHT) as drawn:
-        drawn.plot(days, values, marker=".", linestyle="none", color=BLUE)
-        for first, end in pairwise(starts):
-            level = median(values[first:end])
-            drawn.plot([days[first], days[end - 1]], [level, level], color=MUTED, linewidth=1)
-        for step, first in zip(trend.steps, starts[1:], strict=False):
-            drawn.axvspan(days[first - 1], days[first], color=VERMILLION, alpha=0.3)
-            commits = " to ".join((night.commit or "unknown")[:7] for night in (step.before, step.after))
-            drawn.annotate(
-                commits,
-                (days[first], max(values)),
-                textcoords="offset points",
-                xytext=(4, 0),
-                color=VERMILLION,
-            )
-        drawn.set_title("step time [ms]")
-        drawn.set_xlabel(f"days since {trend.nights[0].measured_at[:10]}")
-        drawn.grid(axis="y")
-        ends = [duration(night.value) for night in (trend.nights[0], trend.nights[-1])]
-        changes = " ".join(f"{step_sentence(trend, step)}." for step in trend.steps)
-        described = (
-            f"{title}. {count(len(values), 'night')}, from {ends[0]} to {ends[1]}. {changes or 'No change.'}"
+    starts = [0, *(trend.nights.index(step.after) for step in trend.steps), len(days)]
+    levels = tuple(
+        Line(
+            name="level",
+            colour="muted",
+            dash="",
+            points=tuple(
+                _place(days[at], median(night.value for night in trend.nights[first:end]))
+                for at in (first, end - 1)
+            ),
+            plain=True,
+            pale=True,
         )
-        return Drawing(title=title, svg=inline(drawn, name=name, title=title, description=described))
+        for first, end in pairwise(starts)
+    )
+    marks = tuple(
+        Point(
+            x=day,
+            y=night.value / 1e6,
+            low=None,
+            high=None,
+            runs=(),
+            label=f"{night.measured_at[:10]}, {(night.commit or 'unknown')[:7]}: {duration(night.value)}",
+            href="",
+        )
+        for day, night in zip(days, trend.nights, strict=True)
+    )
+    rules = tuple(
+        Rule(
+            text=" to ".join((night.commit or "unknown")[:7] for night in (step.before, step.after)),
+            x=days[first],
+        )
+        for step, first in zip(trend.steps, starts[1:], strict=False)
+    )
+    changes = " ".join(f"{step_sentence(trend, step)}." for step in trend.steps)
+    return drawn(
+        Chart(
+            name=name,
+            title=f"Step time of each night, {trend.label}, {trend.machine}",
+            y_title="step time, ms",
+            x_title=f"days since {trend.nights[0].measured_at[:10]}",
+            lines=(*levels, Line(name="nights", colour="blue", dash="", points=marks)),
+            rules=rules,
+            x_axis="linear",
+            height=220,
+            note=changes or "No change.",
+            sizes=False,
+            switchable=False,
+        )
+    )
 
 
-def _day(measured_at: str, trend: Trend) -> float:
-    """Days since the first night."""
-    begun, then = (datetime.fromisoformat(text) for text in (trend.nights[0].measured_at, measured_at))
-    return (then - begun).total_seconds() / 86_400
+def _place(x: float, ns: float) -> Point:
+    return Point(x=x, y=ns / 1e6, low=None, high=None, runs=(), label="", href="")
+
+
+def _day(moment: str, trend: Trend) -> float:
+    first, this = (datetime.fromisoformat(text) for text in (trend.nights[0].measured_at, moment))
+    return (this - first).total_seconds() / 86400

@@ -22,7 +22,6 @@ from reports.analysis.losses import LossGroup, loss_group
 from reports.analysis.pieces import Piece, pieces
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
-from reports.page.svg import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -49,7 +48,9 @@ STYLES: dict[Style, _Look] = {
     "paper": _Look(84, 60, 7, 1.0, 600),
     "screen": _Look(160, 100, 10, 1.6, 150),
 }
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe & Ito, Color Universal Design (2008), as on the page."""
+MUTED = "#6b7480"
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from reports.analysis.stragglers import SLOW_ABOVE, Stragglers
-from reports.page.svg import Drawing
+from reports.page.drawing import Drawing, safe
 from reports.text import percent
 
 STEPS = (SLOW_ABOVE, 2 * SLOW_ABOVE, 4 * SLOW_ABOVE)
@@ -59,10 +59,10 @@ def _map(rows: Sequence[MapRow], name: str, devices: str) -> Drawing:
         f'<svg viewBox="0 0 {_WIDTH:.0f} {top + _SCALE_ROW:.0f}" role="img" '
         f'aria-labelledby="{name}-title {name}-description" '
         f'style="font-size: 9px; fill: var(--ink); overflow: hidden">\n'
-        f'<title id="{name}-title">{escape(title)}</title>\n'
-        f'<desc id="{name}-description">{escape(_description(rows, title))}</desc>\n'
+        f'<title id="{name}-title">{safe(title)}</title>\n'
+        f'<desc id="{name}-description">{safe(_description(rows, title))}</desc>\n'
     )
-    return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"))
+    return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=1.27 * _WIDTH)
 
 
 def _among(sizes: Sequence[int]) -> str:
@@ -73,7 +73,7 @@ def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
     ranks = rows[0].stragglers.ranks
     width = min(_WIDEST, _WIDTH / ranks)
     for place, row in enumerate(rows):
-        yield f'<text x="0" y="{place * _ROW + _LABEL - 3:.1f}">{escape(row.label)}</text>\n'
+        yield f'<text x="0" y="{place * _ROW + _LABEL - 3:.1f}">{safe(row.label)}</text>\n'
     yield from _strips(rows, width)
     yield from _marks(rows, width)
     below = len(rows) * _ROW + 4

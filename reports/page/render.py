@@ -19,8 +19,9 @@ from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
+from reports.page.drawing import Drawing
 from reports.page.method import definitions, hints
-from reports.page.section import Section
+from reports.page.section import Block, Section
 from reports.page.sections.comparison import comparison_section
 from results.foreign_text import visible
 from results.run import RunResult
@@ -60,11 +61,13 @@ def _segments(text: str) -> list[str]:
     return text.replace(" (", "\n(").replace(" + ", "\n+ ").replace(", ", ",\n").split("\n")
 
 
-def _breadth(svg: str) -> int:
-    """How wide a drawing is shown, in pixels: the letters of all of them are then of one size."""
-    found = re.search(r'viewBox="0 0 (\d+)', svg)
-    assert found is not None
-    return round(1.27 * int(found[1]))
+def _breadth(drawing: Drawing) -> int:
+    return round(drawing.width)
+
+
+def _kind(block: Block) -> str:
+    """The name of a block's kind."""
+    return type(block).__name__.lower()
 
 
 def _data(text: str) -> str:
@@ -91,6 +94,7 @@ _TEMPLATES.filters |= {
     "data": _data,
     "own_ids": _own_ids,
     "breadth": _breadth,
+    "kind": _kind,
 }
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from reports.page.svg import Drawing
+from reports.fields import Field
+from reports.page.drawing import Drawing
 from reports.table import TextTable
 from reports.text import NOTHING
 
@@ -37,7 +38,8 @@ class Heading:
 @dataclass(frozen=True, slots=True)
 class Bullets:
     items: tuple[str, ...]
-    look: Literal["text", "plain"] = "text"
+    look: Literal["text", "plain", "folded"] = "text"
+    """`folded`: closed, under the words `The whole verdict`."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +52,36 @@ class Table:
     """Whether it starts closed, under its caption: what most readers do without."""
     tools: bool = False
     """Whether the page's script adds a filter, and buttons that copy and download the rows shown."""
+    row_ids: tuple[str, ...] = ()
+    """Anchors of the rows; empty for none."""
+    presets: tuple[str, ...] = ()
+    """Of each column the preset that it is in, empty for all; a reader chooses one. Empty: all are shown."""
+    shaded: bool = False
+    """Whether figures have a ground that is darker the higher they are."""
 
     @property
     def shown(self) -> TextTable:
         """The columns that have a value in some row."""
         return self.data.columns_at(self._told)
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Titles of the columns that are not shown."""
-        return tuple(title for place, title in enumerate(self.data.titles) if place not in self._told)
-
-    @property
-    def over_workload(self) -> bool:
-        """Whether the strategy follows the workload: a narrow screen has both in one column."""
-        return self.shown.titles[:2] == ("workload", "strategy")
+    def shade(self, field: Field) -> int | None:
+        """0 to 100, from the lowest figure of the table to the highest; None for no ground."""
+        if not self.shaded or field.value is None:
+            return None
+        values = [
+            one.value
+            for row in self.data.rows
+            for one in row
+            if one.value is not None and one.unit == field.unit
+        ]
+        low, high = min(values), max(values)
+        return round(100 * (field.value - low) / (high - low)) if high > low else 0
 
     @cached_property
     def _told(self) -> tuple[int, ...]:
         places = range(len(self.data.columns))
+        if self.presets:
+            return tuple(places)
         return tuple(n for n in places if any(row[n].text not in _NO_VALUE for row in self.data.rows))
 
 
@@ -85,7 +98,78 @@ class Downloads:
     """Name and content, text."""
 
 
-Block = Paragraph | Heading | Bullets | Table | Drawings | Downloads
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One answer of the first screen."""
+
+    title: str
+    figure: str
+    """A few words, set large."""
+    lines: tuple[str, ...]
+    anchor: str
+    """Of its definition."""
+    alarm: bool = False
+    """Whether something of it must be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Short answers, each after its question."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to type, after the reason."""
+
+    why: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names with their values, in columns."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Blocks beside each other, where there is room."""
+
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A drawing, and blocks beside it."""
+
+    drawing: Drawing | None
+    title: str
+    """Above the drawing."""
+    blocks: tuple[Block, ...]
+
+
+Block = (
+    Paragraph
+    | Heading
+    | Bullets
+    | Table
+    | Drawings
+    | Downloads
+    | Tiles
+    | Points
+    | Command
+    | Facts
+    | Row
+    | Beside
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +199,3 @@ class Section:
                 raise TypeError(
                     f"section {self.anchor!r} has {block!r} for a block: wrap a text in Paragraph"
                 )
-
-    def kind(self, block: Block) -> str:
-        """The name of a block's kind, by which the template knows it."""
-        return type(block).__name__.lower()

@@ -36,7 +36,7 @@ class Page(HTMLParser):
         if tag == "section":
             self.sections.append(found["id"] or "")
         if tag == "th":
-            self._bare = found.get("class") == "n" and not found.get("title")
+            self._bare = "n" in (found.get("class") or "").split() and not found.get("title")
             assert found["scope"] == "col"
         for name in ("href", "xlink:href"):
             if found.get(name):

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from builders import a_cell, an_environment
 
+from reports.analysis.study import StudyFigures
 from reports.gate.reduce import subject_key
+from reports.page.rows import cell_rows
+from reports.page.sections.table import full_table
 from results import schemas
 from results.baseline import Baseline, Subject
 from results.cell import Cell, Device
@@ -314,6 +317,17 @@ def small(planted: PlantedStudy) -> PlantedStudy:
     # The cell of 4 x 8 samples is the weak one of size 4 too: strong[1] has its runs already.
     assert strong[1] == weak[1]
     return planted
+
+
+@pytest.fixture
+def full_rows() -> Callable[[StudyFigures], list[dict[str, str]]]:
+    """The rows of the full table by the titles of its columns."""
+
+    def rows(study: StudyFigures) -> list[dict[str, str]]:
+        data = full_table(study, cell_rows(study)).data
+        return [dict(zip(data.titles, row, strict=True)) for row in data.texts]
+
+    return rows
 
 
 @pytest.fixture

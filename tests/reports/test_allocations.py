@@ -7,7 +7,7 @@ import pytest
 from builders import an_environment
 
 from reports.analysis.allocations import drift
-from reports.page.conditions import allocations_finding
+from reports.page.sections.environment import allocations_finding
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 from results.statistics import Metric

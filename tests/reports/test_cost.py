@@ -27,10 +27,9 @@ from reports.analysis.cost import (
     why_no_energy,
 )
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.cost_tables import usd
 from reports.page.render import render_figures
 from reports.page.section import Bullets, Paragraph, Table
-from reports.page.sections.cost import cost_section
+from reports.page.sections.cost import cost_section, usd
 from results import schemas
 from results.catalogue.prices import Price
 from results.environment import CodeVersion
@@ -275,14 +274,15 @@ def test_emulated_cells_have_no_cost(planted) -> None:
 # Energy
 
 
-def test_joules_of_a_sample_are_those_of_a_step_over_its_samples(eight) -> None:
+def test_joules_of_a_sample_are_those_of_a_step_over_its_samples(eight, full_rows) -> None:
     results = eight.study.collect()
     told = [msgspec.structs.replace(one, energy_j=j) for one, j in zip(results, (40, 80, 120), strict=True)]
     (figures,) = analyse("j", eight.study.plans(), told).cells.values()
     # 80 samples a step.
     assert ends(energy_per_sample(figures)) == pytest.approx((0.5, 1.0, 1.5))
     assert why_no_energy(figures) is None
-    assert "1.00 J" in page(analyse("j", eight.study.plans(), told))
+    (row,) = full_rows(analyse("j", eight.study.plans(), told))
+    assert row["energy of a sample, J"] == "1.00"
 
 
 def test_without_a_counter_in_every_run_there_are_no_joules_but_a_reason(eight) -> None:
@@ -297,16 +297,13 @@ def test_without_a_counter_in_every_run_there_are_no_joules_but_a_reason(eight) 
     )
 
 
-def test_the_rate_and_mfu_are_over_the_mean_step_time_of_all_runs(eight) -> None:
+def test_mfu_is_over_the_mean_step_time_of_all_runs(eight, full_rows) -> None:
     results = eight.study.collect()
     # The newest run, of 88 ms, used 20 % of the peak: over the mean of 80 ms that is 22 %.
     told = [*results[:-1], msgspec.structs.replace(results[-1], mfu=0.2)]
-    study = analyse("mfu", eight.study.plans(), told)
-    (table,) = [block for block in cost_section(study).blocks if isinstance(block, Table)]
-    row = dict(zip([column.title for column in table.data.columns], table.data.texts[0], strict=True))
-    # 6 MFLOP a sample: 480 MFLOP in 80 ms.
-    assert (row["parameters"], row["FLOPs a step"]) == ("1,000,000", "480 MFLOP")
-    assert (row["rate"], row["MFU"], row["energy of a sample"]) == ("6.00 GFLOP/s", "22.0 %", "-")
+    (row,) = full_rows(analyse("mfu", eight.study.plans(), told))
+    # 6 MFLOP a sample.
+    assert (row["parameters, M"], row["a step, MFLOP"], row["MFU, %"]) == ("1.00", "480", "22.0")
     assert "No MFU: no peak is known for a CPU core." in page(analysed(eight))
 
 
@@ -402,20 +399,17 @@ def test_other_work_has_a_frontier_of_its_own(planted) -> None:
     assert found == {"gpt-nano, fp32": [8, 16], "gpt-nano, bf16": [8], "mlp": [8]}
 
 
-def test_the_drawing_shows_the_frontier_and_the_page_marks_it(race) -> None:
+def test_the_drawing_rings_the_frontier(race, full_rows) -> None:
     study = analysed(race, CENT_OF_A_SECOND)
     whole = render_figures(study)
-    assert "gpt-nano: cost against time of a million samples" in whole
-    assert "On the frontier, the fastest first: ddp + bf16 on 8, ddp on 4, ddp + bf16 on 4, ddp on 2" in whole
-    (table,) = [
-        block for block in cost_section(study).blocks if getattr(block, "caption", "").startswith("Cost of")
-    ]
-    titles = [column.title for column in table.shown.columns]
-    marks = [row[titles.index("frontier")] for row in table.data.texts]
-    assert marks.count("yes") == 4
-    assert marks.count("no") == 2
+    assert "gpt-nano, global batch 1,000, strong: cost against time of a million samples" in whole
+    # Four cells have a ring, with their sizes.
+    rings = re.findall(r'class="ring" r="6.5"/><text x="-8" y="14" text-anchor="end">(\d+)<', whole)
+    assert sorted(rings) == ["2", "4", "4", "8"]
     # Nothing counts tokens, and no epoch was given.
-    assert {"a billion tokens", "an epoch", "time of an epoch"} & set(titles) == set()
+    titles = set(full_rows(study)[0])
+    assert "a million samples, USD" in titles
+    assert {"a billion tokens, USD", "an epoch, USD", "time of an epoch, s"} & titles == set()
     assert render_figures(study) == whole
 
 

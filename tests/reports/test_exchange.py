@@ -13,8 +13,7 @@ import pytest
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import cells_csv
-from reports.page.render import render
-from reports.page.tables import exchange_reasons, exchange_table
+from reports.page.sections.communication import exchange_sentences
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 
@@ -115,7 +114,8 @@ def test_fewer_than_three_runs_are_shown_and_not_judged(planted, dense, other) -
     assert row.speed_up.value == pytest.approx(2.0)
     assert (row.verdict, row.reason) == (None, FEW_RUNS)
     assert part.finding == "On this network nothing can be told apart: a verdict needs 3 runs of each."
-    assert exchange_reasons(part) == ["ddp + bf16 on 2: a verdict needs 3 runs of each"]
+    told = list(exchange_sentences(analysed(planted)))
+    assert told[1:] == ["Not judged: ddp + bf16 on 2: a verdict needs 3 runs of each."]
 
 
 @pytest.mark.parametrize("runs", [3, 5])
@@ -249,11 +249,9 @@ def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, l
     assert [row.gradients_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
 
 
-def test_a_study_of_one_exchange_has_no_section(small) -> None:
+def test_of_a_study_of_one_exchange_nothing_is_said(small) -> None:
     assert parts_of(small) == []
-    html = render(small.study, small.study.collect())
-    assert 'id="exchange"' not in html
-    assert "#exchange" not in html
+    assert list(exchange_sentences(analysed(small))) == []
     rows = list(
         csv.DictReader(
             io.StringIO(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
@@ -416,59 +414,6 @@ def test_where_strategies_differ_they_are_named_with_what_is_sent_over_what(plan
     )
 
 
-def test_the_table_shows_every_row_in_words(planted, plant) -> None:
-    plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
-    plant({("ddp", "bf16", "ring"): [5.0, 6.0]}, exposed_ms=-1.0, payload_bytes=2 * 2**20)
-    planted.plan(repeats=2)
-    study = analysed(planted)
-    (part,) = exchange_parts(study)
-    found = exchange_table(study, part)
-    heads = [column.title for column in found.columns]
-    dense, other = (dict(zip(heads, row, strict=True)) for row in found.texts)
-    assert other == {
-        "exchange": "ddp + bf16, ring",
-        "ranks (CPU)": "2",
-        "batch per replica / global": "8 / 16",
-        "scaling": "weak",
-        "step time": "5.50 ms",
-        "interval": "5.00 to 6.00, range of 3",
-        "exposed a step": "-1.00 ms",
-        "payload a step and rank": "2.00 MiB",
-        "gradients over exposed time": "-",
-        # 11 / 5.5; at worst 10 / 6, at best 12 / 5.
-        "speed-up": "2.00 x (1.67 to 2.40)",
-        "against": "ddp",
-        "verdict": "faster",
-        "runs": "3 measured",
-    }
-    # 4 MB in 4 ms.
-    assert dense["gradients over exposed time"] == "1.00 GB/s"
-    assert (dense["speed-up"], dense["against"], dense["verdict"]) == ("-", "-", "-")
-
-
-def test_the_table_tells_settings_apart(planted, plant) -> None:
-    plant({("ddp",): [10.0], ("ddp", "bf16"): [5.0]})
-    (cell,) = planted.series("weak", "ddp", [2], batch=8, precision="bf16")
-    planted.runs(cell, [10.0])
-    planted.plan(repeats=1)
-    study = analysed(planted)
-    (part,) = exchange_parts(study)
-    found = exchange_table(study, part)
-    assert found.columns[1].title == "setting"
-    assert sorted(row[1] for row in found.texts) == ["precision=bf16", "precision=fp32", "precision=fp32"]
-
-
-def test_the_page_has_the_section_with_its_hints(planted, plant) -> None:
-    plant({("ddp",): DENSE, ("ddp", "bf16"): [5.05, 5.05]})
-    planted.plan(repeats=2)
-    html = render(planted.study, planted.study.collect())
-    assert html.count('href="#exchange"') == html.count('<section id="exchange">') == 1
-    assert html.index('id="communication"') < html.index('id="exchange"') < html.index('id="memory"')
-    assert "<h3>gpt-nano, network as it is</h3>" in html
-    assert "these were faster than the dense exchange: bf16 (2.00 times)." in html
-    assert 'title="step time of the dense exchange over this one: above 1 it is faster"' in html
-
-
 def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
     plant({("ddp", "bf16", "ring", "2500"): [5.0, 6.0], ("ddp", "none", "default", "2500"): [10.0, 12.0]})
@@ -490,3 +435,18 @@ def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     assert other["dense_cell_id"] == by_name["none", "2500.0"]["cell_id"]
     # On the open network there is one exchange, and nothing to compare.
     assert by_name["none", ""]["speed_up"] == ""
+
+
+def test_the_full_table_says_what_an_exchange_gains(planted, plant, full_rows) -> None:
+    plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
+    plant({("ddp", "bf16", "ring"): [5.0, 6.0]}, exposed_ms=-1.0, payload_bytes=2 * 2**20)
+    planted.plan(repeats=2)
+    dense, other = full_rows(analysed(planted))
+    # 11 / 5.5.
+    assert (other["strategy"], other["speed-up over dense"], other["verdict"]) == (
+        "ddp + bf16, ring",
+        "2.00",
+        "faster",
+    )
+    assert (dense["payload, MiB"], other["payload, MiB"]) == ("3.81", "2.00")
+    assert (dense["speed-up over dense"], dense["verdict"]) == ("", "")

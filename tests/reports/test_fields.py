@@ -49,7 +49,7 @@ def test_the_page_sorts_by_the_value_and_not_by_what_is_printed_of_it(small) -> 
     section = table_section(figures)
     assert section is not None
     [table] = [block.data for block in section.blocks if isinstance(block, Table)]
-    place = table.titles.index("step time")
+    place = table.titles.index("step time, ms")
     values = [row[place].value for row in table.rows if row[place].value is not None]
     assert 12.5e6 in values
     html = render(small.study, small.study.collect())

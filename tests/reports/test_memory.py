@@ -93,18 +93,6 @@ def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
     assert _texts(analysed(gpus)) == []
 
 
-def test_the_tables_have_the_columns_that_have_values(hosts, gpus) -> None:
-    shared = ["workload", "strategy", "ranks (CPU)", "batch per replica / global"]
-    host = ["peak, host", "over idle"]
-    shares = ["ranks a host", "memory of the host", "share of the host, at most"]
-    titles, row = _table(analysed(hosts))
-    assert titles == [*shared, *host, *shares]
-    assert row[4:] == ("300 MiB", "100 MiB", "4", "8.00 GiB", "14.6 %")
-    titles, row = _table(analysed(gpus, device_allocated_peak_bytes=60 * GIB))
-    assert titles[4:] == ["peak, device", "memory of the device", "share of the device", *host]
-    assert row[4:] == ("60.0 GiB", "80.0 GiB", "75.0 %", "300 MiB", "100 MiB")
-
-
 def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(planted, new_timing) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan(repeats=1)
@@ -112,20 +100,23 @@ def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(plant
     planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no kernel"))
     study = analyse("memory", planted.study.plans(), planted.study.collect())
     assert _texts(study) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
-    assert memory_section(study).definitions == ()
 
 
 def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan(repeats=1)
-    assert _texts(analyse("memory", planted.study.plans(), [])) == ["No cell has a figure."]
+    assert memory_section(analyse("memory", planted.study.plans(), [])) is None
+
+
+def test_the_page_has_a_row_a_way_to_train_and_the_full_table_one_a_cell(hosts, gpus, full_rows) -> None:
+    (table,) = [block for block in memory_section(analysed(hosts)).blocks if isinstance(block, Table)]
+    assert table.data.texts == (("ddp", "4", "8", "300 MiB", "14.6 %", "300 MiB"),)
+    (row,) = full_rows(analysed(hosts))
+    told = {name: row[name] for name in ("peak on the host, MiB", "over idle, MiB", "of the memory, %")}
+    assert told == {"peak on the host, MiB": "300", "over idle, MiB": "100", "of the memory, %": "14.6"}
+    (row,) = full_rows(analysed(gpus, device_allocated_peak_bytes=60 * GIB))
+    assert (row["peak of a device, GiB"], row["memory of a device, GiB"]) == ("60.0", "80.0")
 
 
 def _texts(study: StudyFigures) -> list[str]:
     return [block.text for block in memory_section(study).blocks if isinstance(block, Paragraph)]
-
-
-def _table(study: StudyFigures) -> tuple[list[str], tuple[str, ...]]:
-    (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
-    (row,) = table.shown.texts
-    return list(table.shown.titles), row

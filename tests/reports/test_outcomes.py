@@ -12,7 +12,8 @@ from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import cells_csv
-from reports.page.tables import failures_table
+from reports.page.section import Table
+from reports.page.sections.outcomes import outcomes_section
 from results.cell import Cell
 from results.outcome import Outcome
 from results.pruning import pruning_reason
@@ -54,7 +55,8 @@ def test_larger_batches_without_runs_are_skipped_in_words(
     assert _outcomes(planted)[eight.id] == ("out_of_memory", "rank 0: no memory", 1)
     assert four.id not in _outcomes(planted)
     figures = _figures(planted)
-    assert ("skipped", words) in {(row[-3], row[-1]) for row in failures_table(figures).texts}
+    (table,) = [block.data for block in outcomes_section(figures).blocks if isinstance(block, Table)]
+    assert ("skipped", words) in {(row[0], row[-1]) for row in table.texts}
     rows = {line.split(",")[1]: line for line in cells_csv(figures).splitlines()}
     assert words in rows[sixteen.id]
     (gap,) = next(

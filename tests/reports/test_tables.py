@@ -6,7 +6,6 @@ import pytest
 
 from reports.analysis.outcomes import skipped_sizes
 from reports.fields import Field
-from reports.page.render import render
 from reports.page.section import Table
 from reports.page.skips import SkippedPoints, skipped_points
 from reports.table import TextColumn, TextTable
@@ -19,32 +18,16 @@ def made(titles: list[str], *rows: tuple[str, ...]) -> Table:
     return Table(TextTable(columns=columns, rows=fields), "made")
 
 
-def test_a_column_without_a_value_in_any_row_is_left_out_and_named() -> None:
+def test_a_column_without_a_value_in_any_row_is_left_out() -> None:
     table = made(["strategy", "MFU", "own", "note", "time"], ("a", "-", "baseline", "", "1"), ("b", *"---2"))
     assert table.shown.titles == ("strategy", "time")
     assert table.shown.texts == (("a", "1"), ("b", "2"))
-    assert table.left_out == ("MFU", "own", "note")
 
 
 @pytest.mark.parametrize("value", ["0", "no", "0 ns, 0.0 %", "none: emulated"])
 def test_one_value_keeps_a_column(value: str) -> None:
     table = made(["strategy", "MFU"], ("a", "-"), ("b", value))
     assert table.shown == table.data
-    assert table.left_out == ()
-
-
-def test_the_page_says_which_columns_have_no_value(small) -> None:
-    html = render(small.study, small.study.collect())
-    cost = html[html.index('<section id="cost">') : html.index('<section id="correctness">')]
-    assert "MFU</a></th>" not in cost
-    assert '<p class="plain left-out">No value in any row: ' in cost
-
-
-def test_the_workload_is_above_the_strategy_where_both_are_shown(small) -> None:
-    html = render(small.study, small.study.collect())
-    assert made(["workload", "strategy"], ("gpt", "ddp")).over_workload
-    assert not made(["strategy", "workload"], ("ddp", "gpt")).over_workload
-    assert '<td class="short" data-above="gpt-nano"><span>ddp</span></td>' in html
 
 
 def skip(

@@ -14,7 +14,6 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.scalability import LostPart
 from reports.analysis.verdict.scaling_sentences import scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
-from reports.page.sections.verdict import verdict_section
 from reports.text import listed
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
@@ -335,11 +334,6 @@ def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
     found = verdict(analysed(planted))
     assert [one.workload for one in found.workloads] == ["gpt-nano", "resnet8"]
     assert found.sentences[0].startswith("gpt-nano: Weak scaling")
-    section = verdict_section(analysed(planted))
-    assert [block.text for block in section.blocks if type(block).__name__ == "Heading"] == [
-        "gpt-nano",
-        "resnet8",
-    ]
 
 
 def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:

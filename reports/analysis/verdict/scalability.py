@@ -172,6 +172,16 @@ def _is_dense(named: Named) -> bool:
     )
 
 
+def reach_of(study: StudyFigures, workload: str, kind: Scaling, strategy: str) -> Reach | None:
+    """How far the curve of one strategy goes; None if fewer than two of its sizes were measured."""
+    piece = piece_of(study.curves, workload, kind)
+    points = [named for named in piece.measured if named[0].key.label == strategy] if piece else []
+    if len(points) < 2:
+        return None
+    precisions = {point.figures.cell.precision for _, point in points}
+    return _reach(max(points, key=lambda named: named[1].gpus), points[-1:], precisions)
+
+
 def _reach(lead: Named, among: Sequence[Named], precisions: Iterable[Precision]) -> Reach:
     stop = knee(lead[0])
     dominant, absent = _dominant(lead[0], stop.beyond)

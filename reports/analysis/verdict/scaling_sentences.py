@@ -90,11 +90,16 @@ def _efficiency(one: Configuration) -> str:
     return f"an efficiency of {_figure(metric(one.efficiency))} against {one.against}"
 
 
+def cause(one: Reach) -> str:
+    """What the time is lost to, a clause; or why that is not known."""
+    if one.dominant is None:
+        return f"what the time is lost to is not known: {one.dominant_absent}"
+    return _loss(one.dominant, compresses=one.configuration.compresses)
+
+
 def _why(one: Reach) -> str:
     """The knee, and what the time is lost to."""
-    if one.dominant is None:
-        return f"{one.knee_text}; what the time is lost to is not known: {one.dominant_absent}"
-    return f"{one.knee_text}; {_loss(one.dominant, compresses=one.configuration.compresses)}"
+    return f"{one.knee_text}; {cause(one)}"
 
 
 def _loss(one: Dominant, *, compresses: bool) -> str:

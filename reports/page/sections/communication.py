@@ -1,64 +1,72 @@
-"""Communication: how much there is, how much of it a step sees, and what the network gives."""
+"""The network: how much of a step the exchange takes, what limits it, and what other exchanges gain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from reports.analysis.communication import (
-    CellCommunication,
-    communication,
-    communication_finding,
-    slow_links,
-)
+from reports.analysis.communication import CellCommunication, communication, communication_finding, slow_links
+from reports.analysis.exchange import exchange_parts
+from reports.analysis.headline import runs_text
 from reports.analysis.peaks import LinkPeaks, link_peaks
+from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
-from reports.page.bars import exposed_dots
-from reports.page.communication_curves import communication_curves
-from reports.page.communication_tables import operations_table, time_table, traffic_table
-from reports.page.groups import line_styles
-from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
-from reports.page.tables import CellWords
-from reports.page.works import cells_by_workload, works
-from reports.text import count, duration, percent
+from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.drawing import Drawing
+from reports.page.labels import cell_label
+from reports.page.looks import Looks, looks
+from reports.page.scaling_charts import ROW
+from reports.page.section import Block, Bullets, Definition, Drawings, Section
+from reports.page.works import works
+from reports.text import count, devices, duration, listed, metric, percent
+from results.link import NO_LINK
+from results.outcome import Evidence
+from results.statistics import Metric
 
-_TITLE = "Communication"
-_ABOUT = (
-    "Three times of a step: what is in flight, what of it does not hide behind computation (exposed "
-    "transfer), and what the mean rank waits for a slower one (exposed wait). How each was found stands "
-    "beside it."
-)
-_REMARKS = 6
-"""Remarks of one kind beyond so many are counted."""
+_TITLE = "Network"
 _DISTURBS_ABOVE = 0.10
 """Share by which the recorder may slow a step before it is said."""
 
 
-def communication_section(study: StudyFigures) -> Section:
-    """What limits in words, then drawings against scale and tables; cells of one rank have nothing to say."""
+def communication_section(study: StudyFigures) -> Section | None:
+    """None where there is nothing to say of cells of several ranks."""
     peaks = link_peaks(study.cells.values())
-    cells = [communication(one, peaks) for one in study.cells.values() if one.cell.gpus > 1]
+    cells = {one.cell.id: communication(one, peaks) for one in study.cells.values() if one.cell.gpus > 1}
     if not cells:
-        nothing = "No cell of several ranks has a figure." if study.cells else "No cell has a figure."
-        return Section(anchor="communication", title=_TITLE, blocks=(Paragraph(nothing, "plain"),))
-    return Section(
-        anchor="communication",
-        title=_TITLE,
-        blocks=(Paragraph(_ABOUT), *_findings(study, peaks), *_drawn(study, cells), *_listed(study, cells)),
-        definitions=_DEFINITIONS,
-    )
+        return None
+    blocks = (*_findings(study, peaks, list(cells.values())), *_drawn(study, cells))
+    if not blocks:
+        return None
+    return Section(anchor="communication", title=_TITLE, blocks=blocks, definitions=DEFINITIONS)
 
 
-def _findings(study: StudyFigures, peaks: LinkPeaks) -> Iterator[Block]:
+def _findings(study: StudyFigures, peaks: LinkPeaks, cells: Sequence[CellCommunication]) -> Iterator[Block]:
     found = [slow.finding for slow in slow_links(list(study.cells.values()), peaks)]
-    label = CellWords(study).label
     for cell_id in _worst_cells(study, peaks):
         finding = communication_finding(study.cells[cell_id], peaks)
         if finding is not None:
-            found.append(f"{label(study.cells[cell_id].cell)}: {finding}")
+            found.append(f"{cell_label(study, study.cells[cell_id].cell)}: {finding}")
+    found += exchange_sentences(study)
     if found:
         yield Bullets(tuple(found))
+    remarks = list(_remarks(study, cells))
+    if remarks:
+        yield Bullets(tuple(remarks), "plain")
+
+
+def exchange_sentences(study: StudyFigures) -> Iterator[str]:
+    """What compressors, collectives and strategies gain or lose against the dense exchange of the same work,
+    and why some are not judged."""
+    for part in exchange_parts(study):
+        network = "" if part.link == NO_LINK else f", {part.link} links"
+        yield f"{part.workload}{network}: {part.finding}"
+        points: dict[str, list[str]] = {}
+        for row in part.rows:
+            if row.reason is not None:
+                points.setdefault(row.reason, []).append(f"{row.name} on {row.cell.gpus:,}")
+        for reason, those in points.items():
+            yield f"Not judged: {listed(list(dict.fromkeys(those)))}: {reason}."
 
 
 def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
@@ -73,35 +81,23 @@ def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
     return list(worst)
 
 
-def _drawn(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[Block]:
-    by_cell = {one.cell.id: one for one in cells}
-    label = CellWords(study).label
-    labels = {one.cell.id: label(one.cell) for one in cells}
-    groups = [
-        (name, [cell for cell in some if cell.cell.id in by_cell]) for name, some in cells_by_workload(study)
-    ]
-    curves = communication_curves(works(study), by_cell, line_styles(study.curves), study.devices_word)
-    yield Drawings((*curves, *exposed_dots(groups, labels)))
-
-
-def _listed(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[Block]:
-    yield Table(time_table(study, cells), "Communication of a step, in time")
-    label = CellWords(study).label
-    remarks = [f"{label(one.cell)}: {_disagreement(one)}." for one in cells if one.disagreement_ns]
-    if remarks:
-        yield Bullets(_capped(remarks), "plain")
-    disturbed = [one for one in cells if _recorder_share(one) > _DISTURBS_ABOVE]
-    slowed = [f"{label(one.cell)}: {_slowed(one)}." for one in disturbed]
+def _remarks(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[str]:
+    """Where two methods disagree and where the recorder disturbs: the worst of each, and how many more."""
+    apart = [one for one in cells if one.disagreement_ns]
+    if apart:
+        worst = max(apart, key=lambda one: abs(one.disagreement_ns or 0.0) / one.figures.step_ns.value)
+        yield f"{cell_label(study, worst.cell)}: {_disagreement(worst)}{_more(apart)}."
+    slowed = [one for one in cells if _recorder_share(one) > _DISTURBS_ABOVE]
     if slowed:
-        yield Bullets(_capped(slowed), "plain")
-    yield Table(traffic_table(study, cells), "What is carried, and at which bandwidth")
-    yield Table(operations_table(study, cells), "By kind of operation", folded=True)
+        worst = max(slowed, key=_recorder_share)
+        yield (
+            f"{cell_label(study, worst.cell)}: with the recorder on a step took "
+            f"{percent(_recorder_share(worst))} longer; its times are of that step{_more(slowed)}."
+        )
 
 
-def _capped(remarks: Sequence[str]) -> tuple[str, ...]:
-    if len(remarks) <= _REMARKS:
-        return tuple(remarks)
-    return (*remarks[:_REMARKS], f"The same of {count(len(remarks) - _REMARKS, 'more cell')}.")
+def _more(those: Sequence[object]) -> str:
+    return f" (the largest of {count(len(those), 'cell')})" if len(those) > 1 else ""
 
 
 def _disagreement(one: CellCommunication) -> str:
@@ -122,85 +118,104 @@ def _recorder_share(one: CellCommunication) -> float:
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
 
-def _slowed(one: CellCommunication) -> str:
-    longer = percent(_recorder_share(one))
-    return f"with the recorder on a step took {longer} longer; its times are of that step"
+def _drawn(study: StudyFigures, cells: Mapping[str, CellCommunication]) -> Iterator[Block]:
+    shown, drawings = looks(study.curves), []
+    for place, (title, curves) in enumerate(works(study)):
+        found = exposed_chart(f"exposed-{place}", curves, shown, study.devices_word)
+        if found is not None:
+            drawings.append(found.of(f"{title}, {curves[0].key.kind}"))
+    if drawings:
+        yield Drawings(tuple(drawings))
 
 
-_DEFINITIONS = (
-    Definition(
-        "method-in-flight",
-        "In flight",
-        "Union of the intervals of a step in which an operation of this rank was under way, from its call "
-        "until it was done; the mean over ranks and recorded steps. A rank that arrives early is in flight "
-        "while it waits. Recorded in blocks of their own, after the timed ones.",
-    ),
-    Definition(
-        "method-exposed-methods",
-        "Method of exposed transfer and wait",
-        Markup(
-            "How exposed transfer and exposed wait were found. <em>on-off</em>: from steps with and without "
-            "the exchange, interleaved in the same run. <em>recorded</em>, where a strategy cannot do "
-            "without its exchange: from the time in which the training thread was blocked. Where both are "
-            "known and differ by more than 20 % of the step, it is said: blocked time does not contain what "
-            "the exchange slows the computation by, and on-off blocks contain whatever else the exchange "
-            "does to a step. On less off is the plain difference of the blocks, each to the last rank; one "
-            "without exchange evens out the skew of its steps, which exposed transfer leaves to the wait: "
-            "so it is not their sum."
-        ),
-    ),
-    Definition(
-        "method-blocked",
-        "Blocked",
-        "Time of a step in which the training thread waited instead of computing (wall time less its own CPU "
-        "time, without the data phase); on CUDA, kernels that communicate while none computes. The mean over "
-        "ranks and recorded steps, to be compared with exposed transfer + exposed wait.",
-    ),
+def exposed_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word: str) -> Drawing | None:
+    """Exposed communication as a share of the step; None where fewer than two sizes have one."""
+    lines = []
+    for curve in curves:
+        points = tuple(
+            _point(curve, point.figures.exposed_share, point)
+            for point in curve.points
+            if point.figures.exposed_share is not None and point.gpus > 1
+        )
+        if points:
+            look = shown[curve.key.exchange]
+            lines.append(Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=points))
+    if len({point.x for line in lines for point in line.points}) < 2:
+        return None
+    return drawn(
+        Chart(
+            name=name,
+            title="exposed communication, % of a step",
+            y_title="exposed communication, % of a step",
+            x_title=devices_word,
+            lines=tuple(lines),
+            y_from=0.0,
+            height=260,
+        )
+    )
+
+
+def _point(curve: Curve, share: Metric, point: CurvePoint) -> Point:
+    figures = point.figures
+    where = devices(point.gpus, figures.cell.device)
+    return Point(
+        x=point.gpus,
+        y=100 * share.value,
+        low=None if share.low is None else 100 * share.low,
+        high=None if share.high is None else 100 * share.high,
+        runs=(),
+        label=f"{curve.key.label} on {where}: {metric(share)} of a step exposed; {runs_text(figures)}",
+        href=f"{ROW}{figures.cell.id}",
+        hollow=figures.evidence is Evidence.EMULATED,
+    )
+
+
+DEFINITIONS = (
     Definition(
         "method-overlap",
         "Hidden",
         Markup(
-            "<code>1 - (exposed transfer + exposed wait) / in flight</code>: the share of communication "
-            "that hides behind computation, kept between 0 and 1. Where more is seen than was in flight it "
-            "is 0, and the table says &quot;slows compute&quot;: the rest is computation that the exchange "
-            "takes cores or memory bandwidth from, in or after it."
-        ),
-    ),
-    Definition(
-        "method-over-compute",
-        "Over compute",
-        Markup(
-            "<code>Exposed transfer / compute</code> of a step, with the compute of its budget: what is "
-            "paid for each unit of work, and it grows with the size where communication does not scale."
-        ),
-    ),
-    Definition(
-        "method-inside",
-        "Transfer and wait inside of collectives",
-        Markup(
-            "Of each collective <code>transfer = its shortest duration over the ranks</code> and <code>wait "
-            "= duration - transfer</code>, added up over a step, the mean over ranks. The last rank to "
-            "arrive waits for nobody, so clocks need not agree. Both may hide behind computation: only "
-            "exposed wait is in the budget. Sends and receives between two ranks have neither."
+            "<code>1 - (exposed transfer + exposed wait) / in flight</code>, between 0 and 1; in flight is "
+            "the union of the intervals in which an operation of the rank was under way."
         ),
     ),
     Definition(
         "method-bandwidth",
         "Bandwidth",
         Markup(
-            "<code>Payload x factor / transfer</code> of the collectives of a step, the bus bandwidth: with "
-            "p ranks the factor is 2 (p - 1) / p for an all-reduce, p - 1 for an all-gather and (p - 1) / p "
-            "for a reduce-scatter, so that a link is as fast at any p."
+            "<code>Bytes x factor / transfer</code> over all runs, the bus bandwidth: with p ranks the "
+            "factor is 2 (p - 1) / p for an all-reduce, p - 1 for an all-gather, (p - 1) / p for a "
+            "reduce-scatter. The transfer of a collective is its shortest duration over the ranks."
         ),
     ),
     Definition(
         "method-link-peak",
         "Peak of the link",
-        "The bus bandwidth of the best of a few plain all-reduces over all ranks of the launch, with "
-        "nothing else running: for each network and size the median over launches, and their range. "
-        "A size whose peak is below half of that of a smaller size, or of the link's nominal rate, is called "
-        "a slow link. From 70 % of the peak a step is consistent with a full link; below 50 % with a limit "
-        "that is not the bandwidth; above 105 % the two figures contradict each other. It is not said where "
-        "less than 10 % of the step is exposed transfer, nor where launches differ more than twofold.",
+        "Bus bandwidth of plain all-reduces alone: the median over launches of one network and size. Below "
+        "half of a smaller size's, or of the nominal rate, a link is slow. From 70 % of the peak a step is "
+        "consistent with a full link; below 50 % with another limit; above 105 % the two contradict each "
+        "other. Nothing is said where less than 10 % of a step is exposed, or launches differ more than "
+        "twofold.",
+    ),
+    Definition(
+        "method-exchange-cpu",
+        "Encoding",
+        "CPU time of a step of the threads that issue operations: compressing, adding up and unpacking.",
+    ),
+    Definition(
+        "method-break-even",
+        "Pays below",
+        Markup(
+            "The bandwidth of each rank's link below which this exchange would be faster than the dense "
+            "one, projected: <code>(bytes of the dense - bytes) / (rest - rest of the dense)</code>, rest "
+            "being step time less exposed transfer, bytes what a rank puts on the wire."
+        ),
+    ),
+    Definition(
+        "method-loss-guard",
+        "Loss against the dense",
+        "The loss of the last steps that all runs of both kept, beside that of the dense exchange on the "
+        "same samples. A guard against an exchange that breaks training at once; it says nothing of "
+        "convergence.",
     ),
 )

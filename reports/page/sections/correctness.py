@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Literal
 
 from reports import fields
-from reports.analysis.figures import CellFigures
-from reports.analysis.losses import LossCurve, LossGroup, loss_group, trained_samples
+from reports.analysis.losses import LossCurve, LossGroup, loss_group
 from reports.analysis.study import StudyFigures
-from reports.fields import Field
-from reports.page.groups import line_styles
+from reports.page.looks import looks
 from reports.page.loss_curves import loss_curves
 from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
-from reports.page.tables import CellWords
 from reports.page.works import works
 from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, count, devices, number
+from reports.text import count, devices, number
 
 _LOSS_DIGITS = 4
 _SYNTHETIC = Paragraph(
@@ -38,7 +34,7 @@ _TARGET = Paragraph(
     "worst of them, so that every way to exchange reaches it. Whoever is there in less time trains faster to "
     "an equal loss, whatever its step time is."
 )
-_DEFINITIONS = (
+DEFINITIONS = (
     Definition(
         "method-bound",
         "Largest difference and its bound",
@@ -68,45 +64,16 @@ _DEFINITIONS = (
 )
 
 
-def correctness_section(study: StudyFigures) -> Section:
+def correctness_section(study: StudyFigures) -> Section | None:
+    """None where no cell has a figure."""
     if not study.cells:
-        nothing = Paragraph("No cell has a figure.", "plain")
-        return Section(anchor="correctness", title="Correctness", blocks=(nothing,))
-    proofs = Table(proof_table(study), "How each cell was checked")
+        return None
     return Section(
         anchor="correctness",
-        title="Correctness",
-        blocks=(Paragraph(_finding(study), "finding"), proofs, *_losses(study), _NO_ACCURACY),
-        definitions=_DEFINITIONS,
+        title="Training",
+        blocks=(Paragraph(_finding(study)), *_losses(study), _NO_ACCURACY),
+        definitions=DEFINITIONS,
     )
-
-
-def proof_table(study: StudyFigures) -> TextTable:
-    """One row a cell with figures."""
-    columns: list[Shown[CellFigures]] = [
-        *CellWords(study).columns(attrgetter("cell")),
-        words("proof", lambda row: row.proof_method, anchor="method-proof"),
-        figures("largest difference", lambda row: _exact(row, "max_difference"), anchor="method-bound"),
-        figures("its bound", lambda row: _exact(row, "max_bound"), anchor="method-bound"),
-        figures("replicas agree", _replicas, anchor="method-replicas"),
-        figures(
-            "first loss",
-            lambda row: fields.number(row.newest.loss_first, digits=_LOSS_DIGITS),
-            anchor="method-losses",
-        ),
-        figures(
-            "last loss",
-            lambda row: fields.number(row.newest.loss_last, digits=_LOSS_DIGITS),
-            anchor="method-losses",
-        ),
-        figures(
-            "after samples",
-            lambda row: fields.whole(trained_samples(row.cell, row.newest)),
-            anchor="method-losses",
-        ),
-        words("what was compared", lambda row: row.proof.detail if row.proof else NOTHING),
-    ]
-    return table(study.cells.values(), columns)
 
 
 def target_table(group: LossGroup) -> TextTable:
@@ -167,7 +134,7 @@ def _losses(study: StudyFigures) -> Iterator[Block]:
 
 def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Iterator[Block]:
     common = f"{title}, {devices(group.gpus, group.curves[0].figures.cell.device)}"
-    drawing = loss_curves(group, line_styles(study.curves), name=f"loss-{place}", common=common)
+    drawing = loss_curves(group, looks(study.curves), name=f"loss-{place}", common=common)
     yield Drawings((drawing,))
     if group.late:
         told = ", ".join(f"{curve.label} (after {curve.first:,} steps)" for curve in group.late)
@@ -175,13 +142,3 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
     yield Table(
         target_table(group), f"Time to a loss of {number(group.target, digits=_LOSS_DIGITS)}: {common}"
     )
-
-
-def _exact(row: CellFigures, name: Literal["max_difference", "max_bound"]) -> Field:
-    return fields.shown(getattr(row.proof, name) if row.proof else None, "{:.2g}".format)
-
-
-def _replicas(row: CellFigures) -> Field:
-    known = [run.replicas_agree for run in row.runs if run.replicas_agree is not None]
-    agree = sum(known) if known else None
-    return fields.shown(agree, lambda runs: f"{runs:,} of {count(len(known), 'run')}", "runs")

@@ -5,38 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from markupsafe import Markup
-
 from reports.analysis.assumptions import Quote, study_day
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.cost_sentences import epoch_clause
-from reports.page.cost_tables import cost_table, mfu_reasons, usd, work_table
-from reports.page.frontier import frontier_drawing
-from reports.page.groups import line_styles
-from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
-from reports.page.tables import CellWords
+from reports.page.drawing import Drawing
+from reports.page.frontier import frontier_chart
+from reports.page.labels import cell_label
+from reports.page.looks import looks
+from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section
+from reports.page.works import works
 from reports.text import count, duration, metric
 
-_DEFINITIONS = (
-    Definition(
-        "method-cost",
-        "Cost",
-        Markup(
-            "<code>Devices used x price of one device and hour x time</code>, the time that of 1,000 steps, "
-            "of a million samples or of a billion tokens, from the step time, whose interval it carries. On "
-            "a CPU the device is a rank. Not in it: devices of a node that the cell does not use, start-up, "
-            "evaluation, checkpoints, storage, traffic, runs that fail. Measured cells alone have one."
-        ),
-    ),
-    Definition(
-        "method-epoch",
-        "Epoch",
-        Markup(
-            "<code>Samples of an epoch / global batch x step time</code>, and its cost. The samples are "
-            "those of the data set where its size is known, or what --epoch-samples says."
-        ),
-    ),
+DEFINITIONS = (
     Definition(
         "method-frontier",
         "Frontier of cost and time",
@@ -54,41 +35,44 @@ _DEFINITIONS = (
 )
 
 
-def cost_section(study: StudyFigures) -> Section:
+def cost_section(study: StudyFigures) -> Section | None:
+    """None where no cell has a figure."""
     if not study.cells:
-        nothing = Paragraph("No cell has a figure.", "plain")
-        return Section(anchor="cost", title="Cost and efficiency", blocks=(nothing,))
+        return None
     return Section(
         anchor="cost",
         title="Cost and efficiency",
-        blocks=(*_costs(study, cell_costs(study)), *_work(study)),
-        definitions=_DEFINITIONS,
+        blocks=tuple(_blocks(study, cell_costs(study))),
+        definitions=DEFINITIONS,
     )
 
 
-def _costs(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[Block]:
-    priced = [cost for cost in costs if cost.quote is not None]
+def _blocks(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[Block]:
     found = frontiers(costs)
     for frontier in found:
-        yield Paragraph(_finding(study, frontier), "finding")
+        yield Paragraph(_finding(study, frontier))
         answer = _within(study, frontier)
         if answer:
-            yield Paragraph(answer, "finding")
-    styles = line_styles(study.curves)
-    drawings = [
-        frontier_drawing(one, styles, name=f"frontier-{place}", devices_word=study.devices_word)
-        for place, one in enumerate(found)
-        if len(one.costs) > 1
-    ]
+            yield Paragraph(answer)
+    drawings = list(_drawings(study, found))
     if drawings:
         yield Drawings(tuple(drawings))
-    if priced:
-        best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
-        yield Table(cost_table(study, priced, best), "Cost of the devices in use, in USD")
-        yield Bullets(tuple(_prices(study, priced)), "plain")
-    reasons = list(_reasons(study, costs))
-    if reasons:
-        yield Bullets(tuple(reasons), "plain")
+    priced = [cost for cost in costs if cost.quote is not None]
+    notes = [*_prices(study, priced), *_reasons(study, costs), *_work(study)]
+    if notes:
+        yield Bullets(tuple(notes), "plain")
+
+
+def _drawings(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Drawing]:
+    """A panel a piece of work, so that one of another scaling or batch flattens none."""
+    by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
+    best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
+    shown = looks(study.curves)
+    for place, (title, curves) in enumerate(works(study)):
+        own = [curve for curve in curves if any(point.figures.cell.id in by_cell for point in curve.points)]
+        if sum(len(curve.points) for curve in own) > 1:
+            work = f"{title}, {curves[0].key.kind}"
+            yield frontier_chart(f"frontier-{place}", work, own, by_cell, best, shown)
 
 
 def _finding(study: StudyFigures, frontier: Frontier) -> str:
@@ -108,7 +92,7 @@ def _named(study: StudyFigures, cost: CellCost) -> str:
     """A cell with its time and cost."""
     assert cost.usd_per_million_samples is not None
     return (
-        f"{CellWords(study).label(cost.cell)} ({metric(cost.usd_per_million_samples).value} and "
+        f"{cell_label(study, cost.cell)} ({metric(cost.usd_per_million_samples).value} and "
         f"{duration(cost.million_samples_ns.value)} a million samples)"
     )
 
@@ -124,7 +108,7 @@ def _within(study: StudyFigures, frontier: Frontier) -> str | None:
 def _epoch(study: StudyFigures, cost: CellCost) -> str:
     assert cost.epoch_ns is not None
     assert cost.usd_per_epoch is not None
-    label = CellWords(study).label(cost.cell)
+    label = cell_label(study, cost.cell)
     return f"{label}: {duration(cost.epoch_ns.value)} and {metric(cost.usd_per_epoch).value}"
 
 
@@ -174,10 +158,20 @@ def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
         yield "Which cell finishes an epoch in time at the least cost is open: no cell has a cost."
 
 
-def _work(study: StudyFigures) -> Iterator[Block]:
-    yield Table(work_table(study), "What a step is, and how well the devices are used for it")
-    reasons = [f"No MFU: {reason}." for reason in mfu_reasons(study)]
+def _work(study: StudyFigures) -> Iterator[str]:
+    """Why no cell has an MFU, or joules."""
+    yield from (f"No MFU: {reason}." for reason in mfu_reasons(study))
     energy = {reason for one in study.cells.values() if (reason := why_no_energy(one)) is not None}
-    reasons += [f"No energy of a sample: {reason}." for reason in sorted(energy)]
-    if reasons:
-        yield Bullets(tuple(reasons), "plain")
+    yield from (f"No energy of a sample: {reason}." for reason in sorted(energy))
+
+
+def mfu_reasons(study: StudyFigures) -> list[str]:
+    """Why cells have no MFU, once each."""
+    runs = [cell.newest for cell in study.cells.values()]
+    return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
+
+
+def usd(value: float) -> str:
+    """A price, as lists print it: to the cent, or as far as it is given."""
+    whole, _, decimals = f"{value:,.4f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')} USD"

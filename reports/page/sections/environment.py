@@ -1,39 +1,194 @@
-"""Under which conditions the runs were made, and what differs between them."""
+"""Under which conditions the runs were made: machine, software, code, what differs, what disturbed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
+
+from reports.analysis.allocations import Drift
+from reports.analysis.pooling import machine_facts
 from reports.analysis.study import StudyFigures
-from reports.page import conditions
-from reports.page.section import Block, Paragraph, Section, Table
+from reports.fields import Field
+from reports.page.labels import cell_label
+from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
+from reports.table import TextColumn, TextTable
+from reports.text import NOTHING, count, listed, moment, size
+from results.cell import Cell
+from results.environment import Environment
+from results.run import RunResult
+from results.version import VERSION
 
-
-def warnings_section(study: StudyFigures) -> Section:
-    shown = [
-        Table(conditions.warnings_table(study), "What the runs warned of"),
-        Table(
-            conditions.disturbed_table(study),
-            "Disturbed runs: others used the machine meanwhile; their figures are in, marked",
-        ),
-    ]
-    blocks: list[Block] = [one for one in shown if one.data.rows]
-    quiet = Paragraph("No run warned of anything, and no counted run was disturbed.", "plain")
-    return Section(anchor="warnings", title="Warnings", blocks=tuple(blocks) or (quiet,))
+_NAMED = 3
+"""Cells or runs named of those with one remark."""
+_PLACEMENT = "nodes x devices a node"
+_OWN = ("runs", _PLACEMENT)
+"""What a scaling study changes on purpose."""
 
 
 def environment_section(study: StudyFigures) -> Section:
-    facts = Table(conditions.environment_table(study), "What the counted runs ran on")
-    none = Paragraph("No successful run recorded one.", "plain")
-    blocks: list[Block] = (
-        [Paragraph(conditions.environments_finding(study), "finding"), facts] if facts.data.rows else [none]
+    """Facts of every environment whose runs count, then what a reader should know of single runs."""
+    return Section(
+        anchor="environment", title="Environment", blocks=tuple(_blocks(study)), definitions=_DEFINITIONS
     )
-    if study.drift is not None:
-        blocks.append(Paragraph(conditions.allocations_finding(study.drift)))
-        blocks.append(Table(conditions.allocations_table(study.drift), "The same cell in every allocation"))
-    left_out = Table(conditions.left_out_table(study), "Runs left out")
-    if left_out.data.rows:
-        why = (
-            "A cell's figure is over runs of one environment, the newest. These runs succeeded in another "
-            "and are left out:"
+
+
+def _blocks(study: StudyFigures) -> Iterator[Block]:
+    groups = [_facts(group) for group in _environments(study)]
+    if not groups:
+        yield Paragraph("No successful run recorded one.", "plain")
+    elif len(groups) > 1:
+        shared = [name for name in groups[0] if name not in _OWN]
+        differing = [name for name in shared if len({one.get(name) for one in groups}) > 1]
+        yield Paragraph(
+            f"{count(len(study.runs), 'counted run')} in {len(groups)} environments, which differ in "
+            f"{', '.join(differing)}. A figure is over runs of one of them; cells of unlike ones are not "
+            "divided."
         )
-        blocks += [Paragraph(why), left_out]
-    return Section(anchor="environment", title="Environment", blocks=tuple(blocks))
+    for facts in groups:
+        yield Facts(tuple((name, value) for name, value in facts.items() if value))
+    yield Facts(tuple(_asked(study)))
+    remarks = tuple(_remarks(study))
+    yield (
+        Bullets(remarks, "plain") if remarks else Paragraph("No run warned, and none was disturbed.", "plain")
+    )
+
+
+def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:
+    """When it was planned and ran, and by what."""
+    started = sorted(run.started_at for run in study.runs if run.started_at)
+    yield "planned", ", ".join(moment(plan.created_at) for plan in study.plans)
+    if started:
+        yield "ran", f"{moment(started[0])} to {moment(started[-1])}"
+    cells = [pool.cell for pool in study.pools.values()]
+    for name in ("backend", "precision", "dataset", "optimizer", "seed"):
+        if values := _distinct(str(getattr(cell, name)) for cell in cells):
+            yield name, values
+    yield "page by", f"bench {VERSION}"
+
+
+def _remarks(study: StudyFigures) -> Iterator[str]:
+    disturbed = [(one.cell, run) for one in study.cells.values() for run in one.runs if run.disturbed]
+    if disturbed:
+        named = listed(
+            [f"{run.run_id} ({run.foreign_cpu_cores:.2g} cores)" for _, run in disturbed], most=_NAMED
+        )
+        yield f"Disturbed, {count(len(disturbed), 'run')}, by cores that others used meanwhile: {named}."
+    for warning, cells in _warnings(study).items():
+        named = listed([cell_label(study, cell) for cell in cells.values()], most=_NAMED, last="; ")
+        yield f"{warning}: {named}."
+    reasons: dict[str, list[str]] = {}
+    for left in study.left_out:
+        reasons.setdefault(left.reason, []).append(left.run.run_id)
+    for reason, runs in reasons.items():
+        named = listed(runs, most=_NAMED)
+        yield f"Left out, since a figure is over runs of one environment ({reason}): {named}."
+    if study.drift is not None:
+        yield allocations_finding(study.drift)
+
+
+def allocations_finding(drift: Drift) -> str:
+    """What the comparison of allocations comes to."""
+    finding = (
+        f"Each of {len(drift.allocations)} allocations timed the cell {drift.cell_id} on one of its devices: "
+        f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A difference between cells of "
+        f"different allocations that is not larger may be one between allocations."
+    )
+    if drift.others:
+        finding += (
+            f" {count(drift.others, 'allocation')} with other machines, software or code: not compared."
+        )
+    return finding
+
+
+def _warnings(study: StudyFigures) -> Mapping[str, Mapping[str, Cell]]:
+    """Each warning once, with the cells that it is about."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell, run in [(one.cell, run) for one in study.cells.values() for run in one.runs]:
+        for warning in (*run.warnings, *_own_warnings(run)):
+            found.setdefault(warning, {})[cell.id] = cell
+    return dict(sorted(found.items()))
+
+
+def _own_warnings(run: RunResult) -> Iterator[str]:
+    """Facts of a record that a reader should know as warnings."""
+    if run.warmup_steady is False:
+        yield "warm-up ended at its limit before the step time was steady"
+    if run.stop == "budget":
+        yield "measuring ended with the time budget before the target precision was met"
+
+
+def environment_table(study: StudyFigures) -> TextTable:
+    """One column an environment whose runs stand in figures, one row a fact."""
+    facts = [_facts(group) for group in _environments(study)]
+    heads = ["environment"] if len(facts) == 1 else [f"environment {n}" for n in range(1, len(facts) + 1)]
+    return TextTable(
+        columns=tuple(TextColumn(title=title) for title in ("fact", *heads)),
+        rows=tuple(
+            (Field(name), *(Field(fact.get(name) or NOTHING) for fact in facts))
+            for name in (facts[0] if facts else ())
+        ),
+    )
+
+
+def _environments(study: StudyFigures) -> list[list[RunResult]]:
+    """The counted runs by machine and software, placements together."""
+    groups: dict[str, list[RunResult]] = {}
+    for run in study.runs:
+        if run.environment is not None:
+            groups.setdefault(repr(sorted(machine_facts(run.environment).items())), []).append(run)
+    return list(groups.values())
+
+
+def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
+    environments = [run.environment for run in runs if run.environment is not None]
+    first = environments[0]
+    names = sorted({name for one in environments for name in one.code.packages})
+    hosts = sorted({host for run in runs for host in run.hosts})
+    return {
+        "runs": f"{len(runs):,}",
+        "hosts": listed(hosts, most=_NAMED + 1) if hosts else "",
+        "device": first.device_name,
+        "device memory": size(first.device_memory_bytes) if first.device_memory_bytes else "",
+        "CPU": first.cpu_model,
+        "cores usable on the host": _distinct(str(one.cores) for one in environments),
+        "threads a rank": str(first.threads),
+        _PLACEMENT: _distinct(f"{one.nodes} x {one.gpus_per_node}" for one in environments),
+        "operating system": _distinct(one.os for one in environments),
+        "Python": first.python,
+        "torch": first.torch,
+        "CUDA": first.cuda or "",
+        "NCCL": first.nccl or "",
+        "driver": first.driver or "",
+        "NCCL settings": " ".join(f"{k}={v}" for k, v in sorted(first.nccl_settings.items())),
+        "commit": _distinct(_commit(one) for one in environments),
+        "code hash": first.code.code_hash,
+        **{
+            f"code of {name}": _distinct(
+                one.code.packages[name] for one in environments if name in one.code.packages
+            )
+            for name in names
+        },
+    }
+
+
+def _distinct(values: Iterator[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
+
+
+def _commit(environment: Environment) -> str:
+    code = environment.code
+    return f"{code.commit or 'unknown'}{' with local changes' if code.dirty else ''}"
+
+
+_DEFINITIONS = (
+    Definition(
+        "method-disturbed",
+        "Disturbed",
+        Markup(
+            "Other processes used more than 5 % of the cores that the ranks of a run had on a host, while it "
+            "measured. Its figure is kept and marked. A price of another day, code with local changes and a "
+            "disturbed run stand on the first screen."
+        ),
+    ),
+)

@@ -1,59 +1,109 @@
-"""Memory: what each cell took, against what there is."""
+"""Memory: what each way to train took at most, against what there is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.memory import CellMemory, cell_memories, out_of_memory
 from reports.analysis.study import StudyFigures
-from reports.page.cost_tables import memory_table
+from reports.fields import NONE, Field
+from reports.page.labels import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
-from reports.page.tables import CellWords
-from reports.text import count, percent, size
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import count, listed, percent, size
+from results.label import label
 
 _FULL_ABOVE = 0.9
 """A larger batch or model hardly fits beyond this: allocators lose some to fragments."""
-_DEFINITIONS = (
+DEFINITIONS = (
     Definition(
-        "method-memory-share",
-        "Share of memory",
+        "method-memory",
+        "Memory",
         Markup(
-            "The peak over what there is: on a GPU <code>peak of the largest rank / memory of the "
-            "device</code>, on a CPU <code>peak of the largest rank x ranks a host / memory of the "
-            "host</code>. The second is an upper bound: the largest rank stands for all, and pages that "
-            "ranks share (libraries) are counted for each. The peak on a GPU is what the allocator gave "
-            "out; what it holds in reserve, the context of the driver and buffers of the backend come on "
-            "top."
+            "Peak: the most that any rank held in any counted run, on a device what the allocator gave out, "
+            "on the host the resident set; over idle is less what the process held before the run. Its share "
+            "of the memory is <code>peak of the largest rank / memory of the device</code>, on a CPU "
+            "<code>peak x ranks a host / memory of the host</code>, an upper bound."
         ),
-    ),
-    Definition(
-        "method-memory-idle",
-        "Over idle",
-        "The peak on the host less what the rank's process held before the run: libraries, and the "
-        "communication backend.",
     ),
 )
 
 
-def memory_section(study: StudyFigures) -> Section:
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The cells of one workload and way to train."""
+
+    name: str
+    cells: tuple[CellMemory, ...]
+
+    @property
+    def fullest(self) -> CellMemory:
+        return max(
+            self.cells, key=lambda one: (one.share or 0.0, one.device_peak_bytes or one.rss_peak_bytes or 0)
+        )
+
+
+def memory_section(study: StudyFigures) -> Section | None:
+    """None where no cell has a figure, and none ran out of memory."""
     memories = cell_memories(study)
-    blocks = list(_blocks(study, memories)) or [Paragraph("No cell has a figure.", "plain")]
-    definitions = _DEFINITIONS if memories else ()
-    return Section(anchor="memory", title="Memory", blocks=tuple(blocks), definitions=definitions)
+    if not memories and not out_of_memory(study):
+        return None
+    return Section(
+        anchor="memory", title="Memory", blocks=tuple(_blocks(study, memories)), definitions=DEFINITIONS
+    )
 
 
 def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
-    if memories:
-        yield from _finding(study, memories)
+    yield from _finding(study, memories)
     failed = out_of_memory(study)
     if failed:
-        label = CellWords(study).label
-        named = "; ".join(label(cell) for cell in failed)
-        yield Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}.", "finding")
+        named = listed([cell_label(study, cell) for cell in failed], last="; ")
+        yield Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}.")
     if memories:
-        yield Table(memory_table(study, memories), "Peak memory of the largest rank")
+        yield Table(memory_table(study, memories), "Peak memory of the largest rank, by way to train")
+
+
+def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
+    """A row a workload and way to train: its fullest cell, and where that was."""
+    kinds: dict[str, list[CellMemory]] = {}
+    several = len({one.cell.workload for one in memories}) > 1
+    for one in memories:
+        name = f"{one.cell.workload}, {label(one.cell)}" if several else label(one.cell)
+        kinds.setdefault(name, []).append(one)
+    columns: list[Shown[_Kind]] = [
+        words("strategy", lambda row: row.name),
+        figures(
+            f"fullest at {study.devices_word}",
+            lambda row: fields.whole(row.fullest.cell.gpus),
+            anchor="method-memory",
+        ),
+        figures(
+            "batch per replica",
+            lambda row: fields.whole(row.fullest.cell.batch_per_replica),
+            anchor="method-scaling",
+        ),
+        figures("peak", _peak, anchor="method-memory"),
+        figures("of the memory", lambda row: fields.percent(row.fullest.share), anchor="method-memory"),
+        figures("smallest peak of its cells", _smallest, anchor="method-memory"),
+    ]
+    return table([_Kind(name, tuple(those)) for name, those in kinds.items()], columns)
+
+
+def _bytes(one: CellMemory) -> int | None:
+    return one.rss_peak_bytes if one.cell.device == "cpu" else one.device_peak_bytes
+
+
+def _peak(row: _Kind) -> Field:
+    return fields.size(_bytes(row.fullest))
+
+
+def _smallest(row: _Kind) -> Field:
+    known = [found for one in row.cells if (found := _bytes(one)) is not None]
+    return fields.size(min(known)) if known else NONE
 
 
 def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
@@ -62,13 +112,9 @@ def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Bl
     if not known:
         return
     fullest = max(known, key=lambda one: one.share or 0.0)
-    share, label = percent(fullest.share or 0.0), CellWords(study).label(fullest.cell)
+    share, named = percent(fullest.share or 0.0), cell_label(study, fullest.cell)
     if fullest.cell.device == "cpu":
-        yield Paragraph(
-            f"Fullest: {label}, at most {share} of the host's {size(fullest.host_bytes or 0)}.", "finding"
-        )
+        yield Paragraph(f"Fullest: {named}, at most {share} of the host's {size(fullest.host_bytes or 0)}.")
         return
     room = ": there is hardly room for more" if (fullest.share or 0.0) > _FULL_ABOVE else ""
-    yield Paragraph(
-        f"Fullest: {label}, {share} of a GPU's {size(fullest.device_bytes or 0)}{room}.", "finding"
-    )
+    yield Paragraph(f"Fullest: {named}, {share} of a GPU's {size(fullest.device_bytes or 0)}{room}.")

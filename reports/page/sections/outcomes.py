@@ -1,30 +1,90 @@
-"""Failures and skips: every planned point without a figure, and why."""
+"""Failures and skips: what has no figure, grouped by rule, each reason once."""
 
 from __future__ import annotations
 
-from reports.analysis.study import StudyFigures
-from reports.page import tables
-from reports.page.section import Block, Paragraph, Section, Table
-from reports.page.skips import skipped_table
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-FOLDED_ABOVE = 12
-"""Rows of skips, each a reason."""
+from reports import fields
+from reports.analysis.outcomes import reason_of
+from reports.analysis.outcomes import words as outcome_words
+from reports.analysis.study import StudyFigures
+from reports.page.section import Block, Paragraph, Section, Table
+from reports.page.skips import skipped_points
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import listed
+from results.cell import Cell
+from results.label import label
+
+_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """All that one rule, or one reason, left without a figure."""
+
+    what: str
+    """`out of memory`, `skipped`, `a run crashed`."""
+    points: int
+    names: tuple[str, ...]
+    reason: str
 
 
 def outcomes_section(study: StudyFigures) -> Section:
-    skipped = skipped_table(study)
-    shown = [
-        Table(tables.failures_table(study), "Cells without a successful run"),
-        Table(tables.lost_table(study), "Failed runs of cells that others succeeded in"),
-        Table(skipped, "Points that were not run", folded=len(skipped.rows) > FOLDED_ABOVE),
-    ]
-    blocks: list[Block] = [one for one in shown if one.data.rows]
+    groups = [*_failed(study), *_lost(study), *_skipped(study)]
+    blocks: list[Block] = []
+    if groups:
+        blocks.append(Table(_table(groups), "What has no figure, or lost runs: one row a reason"))
+    else:
+        every = "Nothing is missing: every planned cell has a figure, and no run failed."
+        blocks.append(Paragraph(every, "plain"))
     if study.strangers:
-        strangers = ", ".join(study.strangers)
+        strangers = listed(study.strangers)
         blocks.append(
             Paragraph(f"Results of cells that stand in no plan are not shown: {strangers}.", "plain")
         )
-    if not any(one.data.rows for one in shown):
-        every = "Nothing is missing: every planned cell has a figure, and no run failed."
-        blocks.append(Paragraph(every, "plain"))
     return Section(anchor="outcomes", title="Failures and skips", blocks=tuple(blocks))
+
+
+def _table(groups: Sequence[_Group]) -> TextTable:
+    columns: list[Shown[_Group]] = [
+        words("what", lambda row: row.what),
+        figures("points", lambda row: fields.whole(row.points), hint="cells, runs or points of the matrix"),
+        words("where", lambda row: listed(row.names, most=_NAMED, last=", ")),
+        words("reason", lambda row: row.reason),
+    ]
+    return table(groups, columns)
+
+
+def _failed(study: StudyFigures) -> Iterator[_Group]:
+    found = ((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures)
+    yield from _grouped(study, found, "")
+
+
+def _lost(study: StudyFigures) -> Iterator[_Group]:
+    found = ((outcome_words(one.run.outcome), reason_of(one.run), one.cell) for one in study.lost)
+    yield from _grouped(study, found, "a run: ")
+
+
+def _grouped(study: StudyFigures, found: Iterable[tuple[str, str, Cell]], before: str) -> Iterator[_Group]:
+    several = len({pool.cell.workload for pool in study.pools.values()}) > 1
+    groups: dict[tuple[str, str], list[str]] = {}
+    for what, reason, cell in found:
+        workload = f"{cell.workload}, " if several else ""
+        groups.setdefault((what, reason), []).append(f"{workload}{label(cell)} on {cell.gpus:,}")
+    for (what, reason), names in groups.items():
+        yield _Group(what=f"{before}{what}", points=len(names), names=_counted(names), reason=reason)
+
+
+def _counted(names: Sequence[str]) -> tuple[str, ...]:
+    """`ddp on 2 (3 times)`."""
+    times = {name: names.count(name) for name in names}
+    return tuple(f"{name} ({n:,} times)" if n > 1 else name for name, n in times.items())
+
+
+def _skipped(study: StudyFigures) -> Iterator[_Group]:
+    for one in skipped_points(study.skipped):
+        sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")
+        where = f"{listed(one.strategies, most=_NAMED, last=', ')} on {sizes}; {', '.join(one.series)}"
+        points = len(one.gpus) * len(one.strategies) * len(one.series)
+        yield _Group(what="skipped", points=points, names=(f"{one.workload}: {where}",), reason=one.reason)

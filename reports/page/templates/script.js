@@ -1,5 +1,4 @@
-// The page is whole without this. It sorts tables, filters, copies and downloads the full one, and opens
-// what is folded when the page is printed.
+// The page is whole without this. It sorts tables, filters, copies and downloads the full one.
 "use strict";
 (() => {
   const NOTHING = "-";
@@ -136,13 +135,4 @@
     if (table.tBodies[0].rows.length > 1) sortable(table);
   });
   document.querySelectorAll("table[data-tools]").forEach(tools);
-
-  let closed = [];
-  addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not([open])")];
-    for (const one of closed) one.open = true;
-  });
-  addEventListener("afterprint", () => {
-    for (const one of closed) one.open = false;
-  });
 })();

@@ -1,0 +1,331 @@
+"""Lines of points over sizes, as SVG written by hand, for the eye, the keyboard, paper and scripts.
+
+Each point is a link to its row of the full table and says its value, interval and runs. Places are computed
+here; the values stand beside them (`data-x`, `data-y`), so that the page's script can change an axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from reports.page.drawing import Drawing, safe
+from reports.text import tick
+
+Axis = Literal["log", "linear"]
+_LEFT, _TOP, _BOTTOM = 46.0, 26.0, 40.0
+_LETTER = 6.1
+"""Width of a letter of a direct label, in the drawing's units."""
+_LABEL_ROOM = (70.0, 175.0)
+_BETWEEN_LABELS = 13.0
+_NARROW = 26.0
+"""Labels of sizes nearer to each other than this share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One cell."""
+
+    x: float
+    y: float
+    low: float | None
+    high: float | None
+    runs: tuple[float, ...]
+    """Of each run; drawn as dots if there are several."""
+    label: str
+    """What it says on focus: the value, its interval and its runs."""
+    href: str
+    """Where it leads; empty for nowhere."""
+    hollow: bool = False
+    """Emulated."""
+    mark: str = ""
+    """Words beside a ring around it; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A series: its points by x."""
+
+    name: str
+    colour: str
+    """The name of a variable of the page's style."""
+    dash: str
+    """As SVG has it; empty for a full line."""
+    points: tuple[Point, ...]
+    plain: bool = False
+    """Without marks: of many points that are no cells."""
+    pale: bool = False
+    """Behind the others, and without a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A line across the drawing, with its name: the ideal, or the size that is chosen."""
+
+    text: str
+    x: float | None = None
+    """A vertical one."""
+    y: float | None = None
+    """A horizontal one."""
+    slope: float | None = None
+    """One through the origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What is drawn."""
+
+    name: str
+    """Unique on the page."""
+    title: str
+    y_title: str
+    x_title: str
+    lines: tuple[Line, ...]
+    rules: tuple[Rule, ...] = ()
+    missing: tuple[tuple[float, str], ...] = ()
+    """Sizes at the foot of the drawing at which something failed, and what."""
+    x_axis: Axis = "log"
+    y_axis: Axis = "linear"
+    y_from: float | None = None
+    """Lowest end of the axis; None for where the values are."""
+    width: float = 630
+    height: float = 330
+    sizes: bool = True
+    """Whether x is a size, so that each has a tick."""
+    switchable: bool = True
+    """Whether a script may change its axes: all of its lines have marks."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From a value to its place."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    axis: Axis
+
+    def at(self, value: float) -> float:
+        low, high, own = self.low, self.high, value
+        if self.axis == "log":
+            low, high, own = math.log(low), math.log(high), math.log(value)
+        share = 0.5 if high == low else (own - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+    @property
+    def data(self) -> str:
+        return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {self.axis}"
+
+
+def drawn(chart: Chart) -> Drawing:
+    """The chart as an `svg` element with a title and a description."""
+    x, y = _scales(chart)
+    parts = [*_ticks(chart, x, y), *_rules(chart, x, y), *_missing(chart, x, y)]
+    parts += _series(chart, x, y)
+    axes = f'data-x-axis="{x.data}" data-y-axis="{y.data}"' if chart.switchable else ""
+    head = (
+        f'<svg class="chart" viewBox="0 0 {chart.width:.0f} {chart.height:.0f}" role="group" '
+        f'aria-labelledby="{chart.name}-title" aria-describedby="{chart.name}-text" '
+        f"{axes}>\n"
+        f'<title id="{chart.name}-title">{safe(chart.title)}</title>\n'
+        f'<desc id="{chart.name}-text">A point is a cell and links to its row of the full table.</desc>\n'
+        f'<text class="axis" x="4" y="13">{safe(chart.y_title)}</text>\n'
+        f'<text class="axis" x="{(x.start + x.end) / 2:.0f}" y="{chart.height - 6:.0f}" '
+        f'text-anchor="middle">{safe(chart.x_title)}</text>\n'
+    )
+    return Drawing(
+        title=chart.title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=chart.width, note=chart.note
+    )
+
+
+def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten within the ends, at most `most` and at least one."""
+    span = (high - low) or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(power * times for times in (1, 2, 5, 10, 20) if span / (power * times) <= most - 1)
+    first = math.ceil(low / step - 1e-9)
+    return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """1, 2 and 5 of each decade within the ends; 1 alone where these are too many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1,)):
+        found = [digit * 10.0**decade for decade in decades for digit in digits]
+        found = [value for value in found if low <= value <= high]
+        if len(found) <= most:
+            break
+    return found if len(found) > 1 else nice_ticks(low, high)
+
+
+def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
+    points = [point for line in chart.lines for point in line.points]
+    xs = sorted({point.x for point in points} | {x for x, _ in chart.missing})
+    ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
+    ends += [rule.y for rule in chart.rules if rule.y is not None]
+    low = min(ends) if chart.y_from is None else min(chart.y_from, *ends)
+    high = max(ends)
+    if chart.y_axis == "log":
+        low, high = low / 1.15, high * 1.15
+    else:
+        room = 0.05 * ((high - low) or abs(high) or 1.0)
+        low, high = (low - room if chart.y_from is None or low < chart.y_from else low), high + room
+    letters = max((len(line.name) for line in chart.lines), default=0)
+    right = min(_LABEL_ROOM[1], max(_LABEL_ROOM[0], letters * _LETTER + 16))
+    x_low, x_high = xs[0], xs[-1]
+    if chart.x_axis == "linear":
+        x_low = min(0.0, x_low)
+    across = _Scale(x_low, x_high, _LEFT + 8, chart.width - right, chart.x_axis)
+    foot = chart.height - _BOTTOM - (12 if chart.missing else 0)
+    return across, _Scale(low, high, foot, _TOP, chart.y_axis)
+
+
+def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+    values = log_ticks(y.low, y.high) if y.axis == "log" else nice_ticks(y.low, y.high)
+    for value in values:
+        yield (
+            f'<g class="tick" data-y="{value:.6g}" transform="translate(0 {y.at(value):.1f})">'
+            f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/><text x="{_LEFT - 6:.0f}" y="3.5" text-anchor="end">'
+            f"{tick(value)}</text></g>\n"
+        )
+    foot = chart.height - _BOTTOM
+    last = math.inf
+    for size in sorted(_x_ticks(chart, x), reverse=True):
+        at = x.at(size)
+        hidden = ' class="near"' if last - at < _NARROW else ""
+        last = last if hidden else at
+        yield (
+            f'<g class="tick" data-x="{size:.6g}" transform="translate({at:.1f} 0)">'
+            f'<path d="M0 {foot:.0f}v4"/><text y="{foot + 16:.0f}" text-anchor="middle"{hidden}>'
+            f"{tick(size)}</text></g>\n"
+        )
+
+
+def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
+    if not chart.sizes:
+        return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
+    points = {point.x for line in chart.lines for point in line.points}
+    return points | {x for x, _ in chart.missing}
+
+
+def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+    for rule in chart.rules:
+        if rule.x is not None:
+            yield (
+                f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({x.at(rule.x):.1f} 0)">'
+                f'<path d="M0 {_TOP:.0f}V{chart.height - _BOTTOM:.0f}"/>'
+                f'<text x="5" y="{y.start - 6:.1f}">{safe(rule.text)}</text></g>\n'
+            )
+        elif rule.y is not None:
+            yield (
+                f'<g class="ideal" data-y="{rule.y:.6g}" transform="translate(0 {y.at(rule.y):.1f})">'
+                f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/>'
+                f'<text x="{x.end + 8:.0f}" y="3.5">{safe(rule.text)}</text></g>\n'
+            )
+        elif rule.slope is not None:
+            yield from _slope(rule, x, y)
+
+
+def _slope(rule: Rule, x: _Scale, y: _Scale) -> Iterator[str]:
+    """The ideal, as far as the drawing goes."""
+    assert rule.slope is not None
+    last = min(x.high, y.high / rule.slope)
+    first = max(x.low, y.low / rule.slope)
+    if first < last:
+        ends = " ".join(f"{x.at(at):.1f},{y.at(at * rule.slope):.1f}" for at in (first, last))
+        yield f'<polyline class="ideal" data-slope="{rule.slope:.6g}" points="{ends}"/>\n'
+
+
+def _missing(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+    """A cross at the foot for each size at which something has no result."""
+    for size, what in chart.missing:
+        yield (
+            f'<g class="gap" data-x="{size:.6g}" transform="translate({x.at(size):.1f} {y.start + 8:.1f})" '
+            f'role="img" aria-label="{safe(what)}"><path d="M-3.5 -3.5L3.5 3.5M-3.5 3.5L3.5 -3.5"/></g>\n'
+        )
+
+
+def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+    named = [line for line in chart.lines if not line.pale]
+    names = _label_places([(line.name, y.at(line.points[-1].y)) for line in named], chart)
+    yield from (_pale(line, x, y) for line in chart.lines if line.pale)
+    for line in named:
+        last = line.points[-1]
+        points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        at, place = x.at(last.x), names[line.name]
+        # A leader where the label had to leave its line, and where the line ends before the others.
+        leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
+        yield (
+            f'<g class="series" data-series="{safe(line.name)}" style="--c: var(--{line.colour})">'
+            f'<polyline points="{points}"{dash}/>{leader}'
+            f"{'' if line.plain else ''.join((*_dots(line, x, y), *_marks(line, x, y)))}"
+            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(_short(line.name))}</text>'
+            f"</g>\n"
+        )
+
+
+def _pale(line: Line, x: _Scale, y: _Scale) -> str:
+    points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
+    return f'<polyline class="pale" style="--c: var(--{line.colour})" points="{points}"/>\n'
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 26 else f"{name[:14]}...{name[-9:]}"
+
+
+def _dots(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
+    for point in line.points:
+        if len(point.runs) > 1:
+            for run in point.runs:
+                yield (
+                    f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
+                    f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
+                )
+
+
+def _held(y: _Scale, value: float) -> float:
+    """No run leaves the drawing."""
+    return y.at(min(max(value, y.low), y.high))
+
+
+def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
+    for point in line.points:
+        at = y.at(point.y)
+        ends, bar = "", ""
+        if point.low is not None and point.high is not None:
+            ends = f' data-low="{point.low:.5g}" data-high="{point.high:.5g}"'
+            bar = f'<path class="bar" d="M0 {_held(y, point.low) - at:.1f}V{_held(y, point.high) - at:.1f}"/>'
+        look = f"point{' hollow' if point.hollow else ''}"
+        ring = (
+            f'<circle class="ring" r="6.5"/><text x="-8" y="14" text-anchor="end">{point.mark}</text>'
+            if point.mark
+            else ""
+        )
+        leads = f'href="#{safe(point.href)}"' if point.href else 'tabindex="0" role="img"'
+        yield (
+            f'<a class="{look}" {leads} aria-label="{safe(point.label)}" data-x="{point.x:.6g}" '
+            f'data-y="{point.y:.6g}"{ends} transform="translate({x.at(point.x):.1f} {at:.1f})">'
+            f'{bar}<circle r="3.6"/>{ring}</a>'
+        )
+
+
+def _label_places(wanted: Sequence[tuple[str, float]], chart: Chart) -> dict[str, float]:
+    """Direct labels beside the ends of their lines, moved apart where they would cover each other."""
+    ordered = sorted(wanted, key=lambda one: one[1])
+    places: list[float] = []
+    for _, place in ordered:
+        places.append(max(place, places[-1] + _BETWEEN_LABELS) if places else max(place, _TOP - 8))
+    over = (places[-1] if places else 0.0) - (chart.height - _BOTTOM + 6)
+    for number in range(len(places) - 1, -1, -1):
+        if over <= 0:
+            break
+        places[number] -= over
+        over = 0.0 if number == 0 else places[number - 1] + _BETWEEN_LABELS - places[number]
+    return {name: place for (name, _), place in zip(ordered, places, strict=True)}

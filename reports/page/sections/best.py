@@ -1,0 +1,163 @@
+"""The best of every size, and every strategy at every size: what wins where, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from reports import fields
+from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.pieces import ties
+from reports.analysis.scaling import Curve, CurvePoint
+from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
+from reports.page.section import Block, Definition, Row, Section, Table
+from reports.page.works import works
+from reports.table import Shown, TextTable, figures, table, words
+from reports.text import NOTHING, listed, number
+from results.outcome import Evidence
+from results.plan import Scaling
+
+_MOST_TIES = 3
+_FEWEST_ROWS = 2
+"""Of a map: one strategy beside the single device stands in the table already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The fastest of one size in one piece of work."""
+
+    work: str
+    kind: Scaling
+    curve: Curve
+    point: CurvePoint
+    ties: tuple[str, ...]
+    """Others that no difference is shown to."""
+    compared: int
+    cost: CellCost | None
+
+
+def best_section(study: StudyFigures) -> Section | None:
+    """None where nothing has a figure."""
+    found = list(_best(study))
+    if not found:
+        return None
+    several = len({one.work for one in found}) > len({one.kind for one in found})
+    tables = [Table(_table(study, found, several=several), "The fastest of each size")]
+    maps = [
+        Table(heat_map(curves), f"{_short(title, curves)}: {_what(curves)}", shaded=True)
+        for title, curves in works(study)
+        if sum(bool(curve.points) for curve in curves) > _FEWEST_ROWS
+    ]
+    blocks: tuple[Block, ...] = (*tables, *([Row(tuple(maps))] if maps else []))
+    return Section(anchor="best", title="Best of each size", blocks=blocks, definitions=_DEFINITIONS)
+
+
+def _short(title: str, curves: Sequence[Curve]) -> str:
+    return f"{title}, {curves[0].key.kind}"
+
+
+def _best(study: StudyFigures) -> Iterator[Best]:
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    for title, curves in works(study):
+        points = [(curve, point) for curve in curves for point in curve.points]
+        for size in sorted({point.gpus for _, point in points}):
+            here = [pair for pair in points if pair[1].gpus == size]
+            measured = [pair for pair in here if pair[1].figures.evidence is Evidence.MEASURED] or here
+            curve, point = max(measured, key=lambda pair: pair[1].figures.samples_per_s.value)
+            yield Best(
+                work=title,
+                kind=curve.key.kind,
+                curve=curve,
+                point=point,
+                ties=tuple(
+                    other.key.label
+                    for other, one in measured
+                    if one is not point and ties(point.figures, one.figures)
+                ),
+                compared=len(measured),
+                cost=costs.get(point.figures.cell.id),
+            )
+
+
+def _table(study: StudyFigures, found: Sequence[Best], *, several: bool) -> TextTable:
+    columns: list[Shown[Best]] = [
+        figures(study.devices_word, lambda row: fields.whole(row.point.gpus), anchor="method-sizes"),
+        words("scaling", lambda row: row.kind, anchor="method-scaling"),
+        words(
+            "fastest",
+            lambda row: row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (alone)",
+        ),
+        figures("efficiency", _efficiency, anchor="method-efficiency"),
+        figures(
+            "throughput", lambda row: fields.figure(row.point.figures.throughput), anchor="method-throughput"
+        ),
+        figures("USD a million samples", _usd, anchor="method-cost"),
+        words("not told apart from", _tied, anchor="method-tie"),
+        words("runs", lambda row: runs_text(row.point.figures), anchor="method-evidence"),
+    ]
+    if several:
+        columns.insert(0, words("work", lambda row: row.work))
+    return table(found, columns)
+
+
+def _tied(row: Best) -> str:
+    return listed(row.ties, most=_MOST_TIES) if row.ties else NOTHING
+
+
+def _efficiency(row: Best) -> Field:
+    claim = row.point.efficiency
+    return NONE if claim.baseline is None else efficiency_field(claim)
+
+
+def _usd(row: Best) -> Field:
+    usd = row.cost.usd_per_million_samples if row.cost else None
+    return fields.shown(usd.value if usd else None, number, "USD")
+
+
+def heat_map(curves: Sequence[Curve]) -> TextTable:
+    """A row a series, a column a size: its efficiency; where none is claimed its throughput a device."""
+    sizes = sorted({point.gpus for curve in curves for point in curve.points})
+    columns: list[Shown[Curve]] = [words("strategy", lambda curve: curve.key.label)]
+    for size in sizes:
+        columns.append(_size_column(curves, size))
+    return table([curve for curve in curves if curve.points], columns)
+
+
+def _size_column(curves: Sequence[Curve], size: int) -> Shown[Curve]:
+    claimed = _claimed(curves)
+
+    def show(curve: Curve) -> Field:
+        point = next((one for one in curve.points if one.gpus == size), None)
+        if point is None:
+            gap = next((one for one in curve.gaps if one.gpus == size and not one.skipped), None)
+            return Field((gap.outcome or "").replace("_", " ")) if gap else NONE
+        if not claimed:
+            return fields.number(point.figures.throughput.value / size)
+        metric = point.efficiency.metric
+        return fields.shown(metric.value if metric else None, lambda share: f"{100 * share:.0f}", "ratio")
+
+    return figures(f"{size:,}", show, hint=f"on {size:,}")
+
+
+def _claimed(curves: Sequence[Curve]) -> bool:
+    return any(point.efficiency.metric is not None for curve in curves for point in curve.points)
+
+
+def _what(curves: Sequence[Curve]) -> str:
+    return "efficiency by size, %" if _claimed(curves) else "throughput of a device by size"
+
+
+_DEFINITIONS = (
+    Definition(
+        "method-tie",
+        "Not told apart",
+        Markup(
+            "The interval of the ratio of the two throughputs holds 1, or the two are less than 2 % apart; "
+            "of single runs, less than 5 %."
+        ),
+    ),
+)

@@ -1,0 +1,137 @@
+"""The first screen: what was asked, four tiles, one drawing, three sentences, and what to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from reports.analysis.budget import RESIDUAL_ABOVE
+from reports.analysis.compression import FEWEST_RUNS
+from reports.analysis.knee import PAYS_FROM
+from reports.analysis.next_run import next_run
+from reports.analysis.pieces import piece_of
+from reports.analysis.size_to_buy import sizes_to_buy
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.made_from import made_from
+from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
+from reports.analysis.verdict.scaling_sentences import cause
+from reports.analysis.verdict.verdict import verdict
+from reports.page.asked import asked, ran
+from reports.page.looks import looks
+from reports.page.scaling_charts import efficiency_chart
+from reports.page.section import (
+    Beside,
+    Block,
+    Bullets,
+    Command,
+    Definition,
+    Paragraph,
+    Points,
+    Section,
+    Tiles,
+)
+from reports.page.tiles import Shown, shown, tiles
+from reports.text import capital, listed, percent
+from results.version import VERSION
+
+NOTHING_SUCCEEDED = Markup(
+    "Nothing succeeded: no cell of this study has a figure. The reasons are under "
+    '<a href="#outcomes">Failures and skips</a>.'
+)
+
+
+def summary_section(study: StudyFigures) -> Section:
+    """The first thing on the page."""
+    every = shown(study, sizes_to_buy(study))
+    return Section(
+        anchor="summary", title="In short", blocks=tuple(_blocks(study, every)), definitions=_DEFINITIONS
+    )
+
+
+def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
+    yield Paragraph(asked(study), "finding")
+    yield Paragraph(f"{ran(study)}; page by bench {VERSION}", "plain")
+    yield Tiles(tiles(study, every))
+    if not every:
+        yield Paragraph(NOTHING_SUCCEEDED, "none")
+    first = every[0] if every else None
+    next_one = next_run(study)
+    command = (
+        [Command(f"Run next {next_one.what}, since {next_one.why}:", next_one.command)] if next_one else []
+    )
+    if first is None:
+        yield from command
+        return
+    points = Points(tuple(_sentences(study, first)))
+    piece = piece_of(study.curves, first.bought.workload, first.bought.scaling)
+    choice = first.bought.choice
+    drawing = efficiency_chart(
+        "first",
+        piece.curves if piece else (),
+        looks(study.curves),
+        study.devices_word,
+        chosen=choice.gpus if choice else None,
+        first=True,
+    )
+    title = f"{first.bought.workload}, {first.work}" if drawing else ""
+    yield Beside(drawing, title, (points, *command, Bullets(verdict(study).sentences, "folded")))
+
+
+def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
+    """Where it stops paying, why, and how sure that is."""
+    reach = _reach(study, first)
+    if reach is None:
+        yield "Where it stops paying", "One size alone was measured, so that nothing is said of scaling."
+    else:
+        who = reach.configuration.strategy
+        yield (
+            "Where it stops paying",
+            f"{capital(first.bought.scaling)} scaling with {who}: {reach.knee_text}.",
+        )
+        yield "Why", f"{capital(cause(reach))}."
+    yield "How sure", " ".join(_sure(study, first))
+
+
+def _reach(study: StudyFigures, first: Shown) -> Reach | None:
+    """Of the strategy that is chosen; else of plain data parallelism, or the best."""
+    bought = first.bought
+    if bought.choice is not None:
+        return reach_of(study, bought.workload, bought.scaling, bought.choice.strategy)
+    return (first.scaling.dense or first.scaling.largest) if first.scaling else None
+
+
+def _sure(study: StudyFigures, first: Shown) -> Iterator[str]:
+    bought = first.bought
+    if bought.confidence is not None:
+        because = f": {listed(bought.doubts)}" if bought.doubts else ""
+        yield f"{capital(bought.confidence)} confidence in the size{because}."
+    made = made_from(study, bought.workload).sentence
+    yield made or "Every figure is emulated: nothing is claimed."
+
+
+_DEFINITIONS = (
+    Definition(
+        "method-size-to-buy",
+        "Size to buy",
+        Markup(
+            "Chosen from measured, proven cells that train as plain data parallelism does; by default the "
+            "knee: growing from n to m devices pays while each added one brings at least {pays} of what each "
+            "brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. An "
+            "interval must lie below as a whole. <code>bench report --goal</code> chooses by throughput, "
+            "cost, time or efficiency. Ranks on a CPU and emulated sizes are not bought."
+        ).format(pays=percent(PAYS_FROM)),
+    ),
+    Definition(
+        "method-verdict",
+        "Why",
+        Markup(
+            "Lost: <code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the compute of the "
+            "baseline's budget and W the samples of a step, at the first size beyond the knee, else at the "
+            "largest. Below {little} of a step nothing is blamed; nor where the parts miss the step by more "
+            "than {rest} of it and by more than half of the part to be named. A part is named alone if it is "
+            "the largest in every run, by a one-sided Student's t at 95 %; else all that may be the largest "
+            "are named. Fewer than {runs} runs make no more than a seeming best."
+        ).format(little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE), runs=FEWEST_RUNS),
+    ),
+)

@@ -1,0 +1,196 @@
+"""The four tiles of the first screen: what to buy, how well it scales, what an epoch takes, what to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from reports.analysis.assumptions import study_day
+from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.figures import CellFigures
+from reports.analysis.outcomes import NOT_RUN
+from reports.analysis.size_to_buy import SizeToBuy
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
+from reports.page.section import Tile
+from reports.text import count, device_word, devices, duration, metric, number
+from results.statistics import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the first screen is about: one workload under one rule of scaling."""
+
+    bought: SizeToBuy
+    scaling: Scalability | None
+    cell: CellFigures | None
+    """The choice, or else the best at the largest size measured."""
+
+    @property
+    def work(self) -> str:
+        """`weak, batch 8`."""
+        return f"{self.bought.scaling}, batch {self.bought.batch:,}"
+
+
+def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
+    """Of all sizes to buy, in their order."""
+    found = []
+    for bought in sizes:
+        scaling = scalability(study, bought.workload, bought.scaling)
+        cell_id = bought.choice.cell_id if bought.choice else _best_id(study, scaling)
+        cell = study.cells.get(cell_id) if cell_id else None
+        found.append(Shown(bought=bought, scaling=scaling, cell=cell))
+    return found
+
+
+def tiles(study: StudyFigures, all_shown: Sequence[Shown]) -> tuple[Tile, ...]:
+    """In the order in which they are read."""
+    return (_size(all_shown), _efficiency(all_shown), _epoch(study, all_shown), _trust(study))
+
+
+def _best_id(study: StudyFigures, scaling: Scalability | None) -> str | None:
+    """The cell of the best at the largest size, or of the fastest."""
+    best = _configuration(scaling)
+    if best is None or scaling is None:
+        return None
+    for curve in study.curves:
+        if (curve.key.kind, curve.key.batch, curve.key.label) == (scaling.kind, scaling.batch, best.strategy):
+            for point in curve.points:
+                if point.gpus == best.gpus and point.figures.throughput == best.throughput:
+                    return point.figures.cell.id
+    return None
+
+
+def _configuration(scaling: Scalability | None) -> Configuration | None:
+    if scaling is None:
+        return None
+    return scaling.largest.configuration if scaling.largest else scaling.fastest
+
+
+def _size(all_shown: Sequence[Shown]) -> Tile:
+    title = "Size to buy"
+    if not all_shown:
+        return Tile(title=title, figure="none", lines=("no cell has a figure",), anchor="method-size-to-buy")
+    first = all_shown[0].bought
+    if first.choice is None:
+        return Tile(title=title, figure="none", lines=(first.absent or "",), anchor="method-size-to-buy")
+    size = f"{devices(first.choice.gpus, first.choice.device)}{' or more' if first.choice.or_more else ''}"
+    others = [f"{_named(one, all_shown)}: {one.bought.text}" for one in all_shown[1:4]]
+    lines = (f"with {first.choice.strategy}; {_named(all_shown[0], all_shown)}", first.goal, *others)
+    return Tile(title=title, figure=size, lines=lines, anchor="method-size-to-buy")
+
+
+def _named(one: Shown, among: Sequence[Shown]) -> str:
+    several = len({each.bought.workload for each in among}) > 1
+    return f"{one.bought.workload} {one.work}" if several else one.work
+
+
+def _efficiency(all_shown: Sequence[Shown]) -> Tile:
+    title, anchor = "Efficiency", "method-efficiency"
+    lines: list[str] = []
+    figure = ""
+    for one in all_shown[:4]:
+        value, against, where = _claim(one)
+        if value is None:
+            told = f"{_named(one, all_shown)}: {against}"
+        else:
+            said = metric(value)
+            told = f"{where}: {said.value} ({said.note})"
+            if not figure:
+                figure = said.value
+                told = f"{said.note}; {where}, against {against}"
+        lines.append(told)
+    return Tile(title=title, figure=figure or "not claimed", lines=tuple(lines), anchor=anchor)
+
+
+def _claim(one: Shown) -> tuple[Metric | None, str, str]:
+    """The efficiency, what it is against (or why there is none), and where."""
+    choice = one.bought.choice
+    if choice is not None:
+        where = f"{choice.strategy} on {choice.gpus:,}, {one.bought.scaling}"
+        return choice.efficiency, choice.against or "the baseline itself", where
+    best = _configuration(one.scaling)
+    if best is None:
+        return None, "every figure is emulated", ""
+    where = f"{best.strategy} on {best.gpus:,}, {one.bought.scaling}"
+    return best.efficiency, best.against or f"{where} has no baseline to be held against", where
+
+
+def _epoch(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    found = [(one, costs[one.cell.cell.id]) for one in all_shown if one.cell and one.cell.cell.id in costs]
+    if not found:
+        return Tile(title="An epoch", figure="unknown", lines=("no measured cell",), anchor="method-epoch")
+    first = found[0][1]
+    lines = [*_price(study, first), *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4])]
+    title = "An epoch" if first.epoch_ns else "A million samples"
+    lines.insert(0, f"{_samples(first)} by {_where(found[0][0], first)}{_interval(first)}")
+    return Tile(title=title, figure=_took(first), lines=tuple(lines), anchor="method-epoch")
+
+
+def _took(cost: CellCost) -> str:
+    """`3 h 20 min, 434 USD`."""
+    time = cost.epoch_ns or cost.million_samples_ns
+    usd = cost.usd_per_epoch if cost.epoch_ns else cost.usd_per_million_samples
+    return _time(time.value) + (f", {metric(usd).value}" if usd else "")
+
+
+def _time(ns: float) -> str:
+    """`21.2 h`, and below an hour as a duration."""
+    return f"{number(ns / 3.6e12)} h" if ns >= 3.6e12 else duration(ns)
+
+
+def _interval(cost: CellCost) -> str:
+    usd = cost.usd_per_epoch if cost.epoch_ns else cost.usd_per_million_samples
+    ends = metric(usd).ends if usd else None
+    return f" ({ends} USD)" if ends else ""
+
+
+def _samples(cost: CellCost) -> str:
+    return f"{cost.epoch_samples:,} samples" if cost.epoch_ns and cost.epoch_samples else "1,000,000 samples"
+
+
+def _where(one: Shown, cost: CellCost) -> str:
+    assert one.cell is not None
+    choice = one.bought.choice
+    name = choice.strategy if choice else cost.cell.strategy
+    return f"{name} on {cost.cell.gpus:,}, {one.bought.scaling}"
+
+
+def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:
+    """The price with its date and range, or why there is none."""
+    quote = cost.quote
+    if quote is None:
+        yield f"no cost: {cost.absent}"
+        return
+    price, day = quote.price, study_day(study.runs)
+    dated = f", of {price.date}" if price.date else ""
+    unit = f"USD a {device_word(cost.cell.device)} and hour"
+    told = f"{price.usd_per_gpu_hour:,.2f} {unit} ({price.place or quote.origin}{dated}"
+    if len(quote.alternatives) > 1:
+        dollars = [other.usd_per_gpu_hour for other in quote.alternatives]
+        told += f"; others {min(dollars):,.2f} to {max(dollars):,.2f}"
+    warning = quote.warning(day)
+    yield f"{told}{f'; {warning}' if warning else ''})"
+
+
+def _trust(study: StudyFigures) -> Tile:
+    proven = sum(one.proof is not None for one in study.cells.values())
+    cells, runs = len(study.cells), study.runs
+    disturbed = sum(run.disturbed for run in runs)
+    dirty = sum(bool(run.environment and run.environment.code.dirty) for run in runs)
+    not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
+    failed = len(study.failures) - not_run
+    skipped = sum(len(group.gpus) for group in study.skipped)
+    return Tile(
+        title="Trust",
+        figure=f"{proven:,} of {cells:,} proven" if cells else "nothing proven",
+        lines=(
+            f"of {count(cells, 'cell')} with figures, checked against a reference",
+            f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
+            f"failed: {count(failed, 'cell')}, {count(len(study.lost), 'run')} of others; "
+            f"not run: {not_run:,}; skipped: {count(skipped, 'point')}",
+        ),
+        anchor="method-proof",
+        alarm=proven < cells or bool(disturbed or dirty or failed),
+    )
