@@ -41,13 +41,16 @@ def causes(
     equation that holds.
     """
     by_line: dict[int, list[Disagreement]] = defaultdict(list)
-    compared = []
+    compared: list[Disagreement] = []
+    told: list[Disagreement] = []
     for finding in findings:
-        if finding.check in _ONE_ROW or (finding.check == "digits" and len(finding.lines) == 1):
+        # A note is told beside a finding of its row, never in its place.
+        if finding.is_note:
+            told.append(finding)
+        elif finding.check in _ONE_ROW or (finding.check == "digits" and len(finding.lines) == 1):
             by_line[finding.lines[0]].append(finding)
         else:
             compared.append(finding)
-    told: list[Disagreement] = []
     for finding in compared:
         line = next((line for line in finding.lines[:2] if _shares(finding, by_line.get(line, ()))), None)
         if line is None:

@@ -171,6 +171,18 @@ def test_digits_cut_off_are_a_note(clean: list[Cells], audited: Audited) -> None
     assert told(audited(clean)) == {("work", 3)}
 
 
+def test_a_note_does_not_hide_a_finding_of_its_row(
+    clean: list[Cells], row: MakeRow, audited: Audited
+) -> None:
+    clean[1] = row(4, 8_000.2)
+    # 32003 / 4 = 8000.75 is 8001 if it is rounded, and 8000 if it is cut off.
+    del clean[1]["samples/s"]
+    clean[1] |= {"tokens/s": "32003", "tokens/s/gpu": "8000"}
+    audit = audited(clean)
+    assert [note.lines for note in audit.notes] == [(3,)]
+    assert told(audit) == {("neighbours", 3)}
+
+
 def test_accumulation_that_is_no_whole_number(clean: list[Cells], audited: Audited) -> None:
     for cells in clean:
         del cells["grad_accum"]
