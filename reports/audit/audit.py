@@ -103,8 +103,8 @@ def _row_by_row(
 ) -> tuple[
     list[Disagreement], dict[Relation, list[tuple[DerivedRow, bool]]], dict[int, list[tuple[str, ...]]]
 ]:
-    """What the equations say; by equation, the rows where it holds, and whether to the digit; by line, what
-    holds."""
+    """The findings of equations; by equation, the rows that fulfil it, and whether to the digit; by line, what
+    it fulfils."""
     said: list[Disagreement] = []
     judged: dict[Relation, list[tuple[DerivedRow, bool]]] = defaultdict(list)
     agreeing: dict[int, list[tuple[str, ...]]] = {}

@@ -26,8 +26,7 @@ _ONE_ROW: frozenset[Check] = frozenset(
 )
 _ALIKE = 0.01
 _ALIKE_FLOPS = 0.10
-"""Ratios of found to expected that are this near are one cause; conventions of FLOPs are as wide as their
-tolerance."""
+"""Ratios of found to expected that are this near are one cause; of FLOPs, the tolerance of conventions."""
 
 
 def causes(
@@ -114,8 +113,7 @@ def _in_question(finding: Disagreement) -> tuple[int, ...]:
 
 
 def _by_ratio(findings: Sequence[Disagreement]) -> list[list[Disagreement]]:
-    """Findings in groups whose ratios of found to expected follow each other within 1 % (10 % of FLOPs a
-    token)."""
+    """Findings in groups whose ratios of found to expected follow each other within 1 % (FLOPs: 10 %)."""
     ordered = sorted(findings, key=_ratio)
     near = _ALIKE_FLOPS if "6 N" in ordered[0].formula else _ALIKE
     grouped = [[ordered[0]]]

@@ -96,7 +96,15 @@ _MEASURED: Mapping[str, Mapping[str, float]] = {
     "hfu": {"hfu": 1.0, "hfu_percent": 0.01},
     "flops_per_s": {"flops_per_s": 1.0, "tflops_total": 1e12},
     "flops_per_s_device": dict.fromkeys(
-        ("tflops_per_gpu", "tflops_per_s_per_gpu", "model_tflops_per_gpu", "tflops_per_gpu_per_s"), 1e12
+        (
+            "tflops_per_gpu",
+            "tflops_per_s_per_gpu",
+            "tflops_per_gpu_per_s",
+            "per_gpu_tflops_per_s",
+            "model_tflops_per_gpu",
+            "model_tflops_per_s_per_gpu",
+        ),
+        1e12,
     ),
     "efficiency": {
         name + percent: scale
@@ -191,7 +199,7 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("tok", "toks", "token"), "tokens"),
     **dict.fromkeys(("img", "imgs", "image"), "images"),
     **dict.fromkeys(("sample",), "samples"),
-    **dict.fromkeys(("tflop",), "tflops"),
+    **dict.fromkeys(("tflop", "teraflop", "teraflops"), "tflops"),
     **dict.fromkeys(("number", "no"), "num"),
     **dict.fromkeys(("pct",), "percent"),
 }

@@ -49,8 +49,7 @@ LEAST_EXACT = 8
 
 
 def repeats(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """|b / a - 1| <= 5 % for two rows that are equal but for their measured numbers; as a note, what is
-    nearer."""
+    """|b / a - 1| <= 5 % for two rows that differ in measured numbers alone; what is nearer is a note."""
     for same in groups(entries, lambda entry: entry.row.identity).values():
         if len(same) > 1:
             account.saw("repeats", REPEATED, *(entry.line for entry in same))
@@ -95,8 +94,7 @@ def _within(one: Quantity, other: Quantity, share: float) -> bool:
 
 
 def units(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """1 / 500 < x / median < 500 for the throughput a GPU x of rows of one model on one device, three or
-    more."""
+    """1 / 500 < x / median < 500 for throughput a GPU x of 3 rows or more of one model on one device."""
     there = [entry for entry in entries if entry.per_device is not None]
     for peers in groups(there, lambda entry: entry.model("precision", "hardware", "device")).values():
         if len(peers) < 3:
@@ -129,8 +127,10 @@ def _far(entry: DerivedRow, middle: float, peers: int) -> Disagreement:
 
 
 def proportions(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """q / x is that of the median row, to 0.5 %: q FLOP/s a GPU (over all devices and precisions) or MFU, x
-    throughput a GPU."""
+    """q / x is that of the median row, to 0.5 %; x is throughput a GPU, q is MFU, or FLOP/s a GPU.
+
+    MFU is compared on one device and in one precision, FLOP/s over all of them.
+    """
     for name, facts in (("flops_per_s_device", ()), ("mfu", ("precision", "hardware", "device"))):
         there = [
             entry
@@ -174,8 +174,7 @@ def _disproportionate(name: str, group: Sequence[DerivedRow], account: Account) 
 
 
 def implied_peaks(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """FLOP/s / MFU is the median row's, to 1 %, for three rows or more of one device and precision that are
-    in no catalogue."""
+    """FLOP/s / MFU is that of the median row, to 1 %, of 3 rows or more of a device without a known peak."""
     formula = "FLOP/s a GPU / MFU = one peak for a device"
     needs = ("flops_per_s_device", "mfu")
     there = [
@@ -210,8 +209,7 @@ def implied_peaks(entries: Sequence[DerivedRow], account: Account) -> Iterator[D
 
 
 def order(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """t(more) >= 0.9 t(less) for messages, and 0.95 t(less) for steps, of rows that differ in one count of
-    work alone."""
+    """t(more) >= 0.9 t(less) for messages and 0.95 t(less) for steps, of rows that differ in one count."""
     yield from _in_order(entries, "bytes", "time_s", MESSAGES, account)
     for grows in ("global_batch", "seq_len", "layers"):
         yield from _in_order(entries, grows, "step_s", SINGLE_RUN_NOISE, account)
@@ -303,8 +301,7 @@ def _odd(relation: Relation, formula: str, entry: DerivedRow, siblings: int) -> 
 
 
 def shared_digits(entries: Sequence[DerivedRow], account: Account) -> Iterator[Disagreement]:
-    """No two rows of a source share d digits of a measured number, where n^2 / 2 x 10^(1 - d) < 0.001 for n
-    rows."""
+    """No two of n rows of a source share d digits of a measured number, if n^2 / 2 x 10^(1 - d) < 0.001."""
     formula = "no two rows have the same measured number to the last of many digits"
     for same in groups(entries, lambda entry: entry.row.facts.get("source")).values():
         for name in (*SPEEDS, "time_s"):

@@ -26,8 +26,7 @@ from reports.audit.intervals import Interval, hull, significant
 NOISE_WHY = "a size measured once may be 5 % off, as in this program's own reports"
 LEAST_DOUBLING = 0.6
 FEW_DIGITS, MANY_DIGITS = 4, 5
-"""Digits from which a whole curve, or a pair of sizes, is in proportion by chance in less than 1 of 100
-cases."""
+"""Digits in which a whole curve, or two sizes, are in proportion by chance in less than 1 of 100 cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,9 @@ class Curve:
         """The configuration in words."""
         entry = self.sizes[0].entry
         facts = (text for name, text in entry.row.facts.items() if name not in ("source", "precision"))
-        return ", ".join((*facts, *entry.setting, f"line {entry.line} on", self.kind))
+        # An address says less than its length costs.
+        setting = (text for text in entry.setting if text and "/" not in text)
+        return ", ".join((*facts, *setting, f"line {entry.line} on", self.kind))
 
     def gain(self, size: Size, before: Size) -> Interval:
         """Throughput a device over that at another size; of step times alone, the most that it can be.

@@ -49,8 +49,7 @@ _KNOWN_WORDS = re.compile(
 
 @lru_cache(maxsize=4096)
 def _cards(hardware: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The catalogue's rows that a name may mean, none if it has words of no known meaning; and its whole
-    family."""
+    """The catalogue's rows that a name may mean, none if it has unknown words; and its whole family."""
     known = catalogue_name(hardware)
     if known is not None:
         return (known,), (known,)
@@ -77,8 +76,7 @@ def peaks(hardware: str, precision: str) -> Interval | None:
 
 @lru_cache(maxsize=4096)
 def highest_peak(hardware: str, precision: str) -> float | None:
-    """What no device of the family exceeds, in FLOP/s: in a format that is not named, the peak of the
-    fastest."""
+    """What no device of the family exceeds, in FLOP/s; without a known format, in its fastest."""
     _, family = _cards(hardware)
     tables = [dense_peaks(card) for card in family]
     known = [peaks[precision] for peaks in tables if precision in peaks]

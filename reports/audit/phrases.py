@@ -108,6 +108,5 @@ def precision(text: str) -> str | None:
 
 @lru_cache(maxsize=65536)
 def trains_a_part(text: str) -> bool:
-    """Whether words name a mixture of experts or adapters: a step does not use 6 FLOPs a parameter and
-    token."""
+    """Whether words name a mixture of experts or adapters, which do not take 6 FLOPs a parameter."""
     return _SPARSE.search(text) is not None

@@ -287,8 +287,7 @@ _FLOPS = Relation(
 
 
 def _model_flops(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
-    """Model FLOP/s a GPU against 6 N a token, with the attention as far as it is known; of dense models
-    alone."""
+    """Model FLOP/s a GPU against 6 N a token and the attention, of dense models alone."""
     if (
         not row.is_dense
         or "parameters" not in values

@@ -1,5 +1,4 @@
-"""A table: every recognised number of every row, in SI units, with its printed digits, and every cell that
-was not read."""
+"""A table: every recognised number in SI units, with its printed digits, and every cell not read."""
 
 from __future__ import annotations
 
@@ -265,8 +264,7 @@ def _words(found: _Cells, meant: Meaning, column: str, text: str) -> None:
 
 
 def _spelling(name: str, text: str) -> str:
-    """One spelling of a collective (`AllReduce`, `all_reduce_perf`) and of a machine (without the number of
-    devices)."""
+    """One spelling of a collective (`AllReduce`, `all_reduce_perf`) and of a machine (`8x H100`)."""
     if name == "collective" and text:
         first, *others = text.split(maxsplit=1)
         plain = re.sub(r"[\W_]", "", re.sub(r"_perf(_mpi)?$", "", first.lower()))

@@ -38,8 +38,7 @@ def lines(audit: Audit) -> Iterator[str]:
 
 
 def json_text(audit: Audit, file: str) -> str:
-    """The same as one JSON object, with the file, the version and the units; ends without a bound are
-    null."""
+    """The same as one JSON object, with file, version and units; ends without a bound are null."""
     head = {"file": file, "version": VERSION, "units": dict(QUANTITY_UNITS)}
     return json.dumps(_finite({**head, **dataclasses.asdict(audit)}), allow_nan=False)
 

@@ -4,8 +4,7 @@
 
 FOLDER holds published_scaling.csv, published_single_node.csv and published_collectives.csv. The halves are
 those of `sources.toml`, the judgements of findings those of `labels.toml`. Seeded: the same tables give the
-same
-figures.
+same figures.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ def told(found: Audit) -> Told:
 
 
 def with_efficiencies(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the scaling efficiency that follows from the throughput, as a careful author prints
-    it."""
+    """The rows with the scaling efficiency that follows from their throughput."""
     printed = []
     for row in rows:
         at = Around(row=row, siblings=rows)
