@@ -103,8 +103,7 @@ def _row_by_row(
 ) -> tuple[
     list[Disagreement], dict[Relation, list[tuple[DerivedRow, bool]]], dict[int, list[tuple[str, ...]]]
 ]:
-    """The findings of equations; by equation, the rows that fulfil it, and whether to the digit; by line, what
-    it fulfils."""
+    """The findings of equations; the rows that fulfil each, and whether to the digit; what each line fulfils."""
     said: list[Disagreement] = []
     judged: dict[Relation, list[tuple[DerivedRow, bool]]] = defaultdict(list)
     agreeing: dict[int, list[tuple[str, ...]]] = {}
