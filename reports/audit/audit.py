@@ -103,7 +103,7 @@ def _row_by_row(
 ) -> tuple[
     list[Disagreement], dict[Relation, list[tuple[DerivedRow, bool]]], dict[int, list[tuple[str, ...]]]
 ]:
-    """The findings of equations; the rows that fulfil each, and whether to the digit; what each line fulfils."""
+    """The findings of equations; the rows that fulfil each, and if to the digit; what each line fulfils."""
     said: list[Disagreement] = []
     judged: dict[Relation, list[tuple[DerivedRow, bool]]] = defaultdict(list)
     agreeing: dict[int, list[tuple[str, ...]]] = {}
