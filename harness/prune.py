@@ -1,10 +1,10 @@
-"""Old studies: which of them nothing needs any more, and their removal."""
+"""Old studies and paired comparisons: which of them nothing needs any more, and their removal."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from results.lock import study_lock
 from results.store import Study
 
 DAY_S = 86_400.0
+_CALLS = ("call.json", "*/call.json")
+"""Of a comparison, and of each comparison of a bisection."""
+_SIDES = ("[0-9]*/base", "[0-9]*/new", "*/[0-9]*/base", "*/[0-9]*/new")
+"""The studies of their pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneCandidate:
-    """One study of a folder."""
+    """One study of a folder, or one paired comparison or bisection with all of its studies."""
 
-    study: Study
+    root: Path
     age_s: float
     """Since a launch or a plan was last written."""
     size_bytes: int
@@ -46,13 +50,27 @@ class PruneCandidate:
 
 
 def candidates(folder: Path, *, keep_s: float, named: Named) -> list[PruneCandidate]:
-    """The studies in `folder`, oldest first. Raises UsageError if there is none."""
-    studies = [Study(path) for path in sorted(folder.glob("*")) if Study(path).plan_paths()]
-    if not studies:
-        raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
+    """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
+    within = {root: _studies(root) for root in sorted(folder.glob("*")) if not root.name.startswith(".")}
     now = time.time()
-    found = [_candidate(study, now, keep_s, named) for study in studies]
+    found = [
+        _candidate(root, now, keep_s, named, studies)
+        for root, studies in within.items()
+        if studies or _globbed(root, _CALLS)
+    ]
+    if not found:
+        raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
     return sorted(found, key=lambda one: one.age_s, reverse=True)
+
+
+def _studies(root: Path) -> list[Study]:
+    """A study itself, or those of a comparison or bisection."""
+    sides = _globbed(root, _SIDES) if _globbed(root, _CALLS) else []
+    return [Study(path) for path in (root, *sides) if Study(path).plan_paths()]
+
+
+def _globbed(root: Path, patterns: Sequence[str]) -> list[Path]:
+    return [path for pattern in patterns for path in root.glob(pattern)]
 
 
 def named_studies(baselines: Path, history: Path) -> Named:
@@ -67,34 +85,44 @@ def named_studies(baselines: Path, history: Path) -> Named:
     return Named(runs=frozenset(runs), studies=frozenset(studies))
 
 
-def remove(study: Study) -> None:
-    """Remove a study. It goes under another name first: what is left of an interrupted removal is no study.
+def remove(root: Path) -> None:
+    """Remove a study or a comparison. It goes under another name first: what is left of an interrupted
+    removal is none.
 
     Raises StudyBusyError if another process works on it.
     """
-    with study_lock(study.root):
-        gone = study.root.with_name(f".removed-{study.root.name}")
-        study.root.rename(gone)
+    with study_lock(root):
+        gone = root.with_name(f".removed-{root.name}")
+        root.rename(gone)
     shutil.rmtree(gone)
 
 
-def _candidate(study: Study, now: float, keep_s: float, named: Named) -> PruneCandidate:
-    age_s = now - max(path.stat().st_mtime for path in (*study.plan_paths(), *study.root.glob("launches/*")))
-    size = sum(path.stat().st_size for path in study.root.rglob("*") if path.is_file())
-    reasons = _reasons(study, age_s, keep_s, named)
-    return PruneCandidate(study=study, age_s=age_s, size_bytes=size, kept=next(reasons, None))
+def _candidate(
+    root: Path, now: float, keep_s: float, named: Named, studies: Sequence[Study]
+) -> PruneCandidate:
+    written = _globbed(root, _CALLS)
+    for study in studies:
+        written += [*study.plan_paths(), *study.root.glob("launches/*")]
+    age_s = now - max(path.stat().st_mtime for path in written)
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    reasons = _reasons(root, age_s, keep_s, named, studies)
+    return PruneCandidate(root=root, age_s=age_s, size_bytes=size, kept=next(reasons, None))
 
 
-def _reasons(study: Study, age_s: float, keep_s: float, named: Named) -> Iterator[str]:
-    if named.has(study):
+def _reasons(
+    root: Path, age_s: float, keep_s: float, named: Named, studies: Sequence[Study]
+) -> Iterator[str]:
+    if any(named.has(study) for study in studies):
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"
-    store = JobStore(study.root)
-    if any(store.ended(job.job_id) is None for job in store.jobs()):
-        yield "a job of it has not ended"
+    for study in studies:
+        store = JobStore(study.root)
+        if any(store.ended(job.job_id) is None for job in store.jobs()):
+            yield "a job of it has not ended"
     try:
-        with study_lock(study.root):
-            pass
+        for place in dict.fromkeys((root, *(study.root for study in studies))):
+            with study_lock(place):
+                pass
     except StudyBusyError:
         yield "another bench works on it"

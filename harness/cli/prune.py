@@ -18,7 +18,8 @@ import click
 def command(folder: Path, *, keep: str, yes: bool, baselines: Path, history: Path) -> int:
     """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
 
-    A study that a baseline or a night was made from stays, and so does one that works or has a live job.
+    A study that a baseline or a night was made from stays, and so does one that works or has a live job. A
+    paired comparison (ab-TIME) or a bisection goes or stays with all of its studies.
     """
     from harness.console import Console
     from harness.plan.options import read_duration_s
@@ -32,9 +33,9 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path, history: Pat
     rows = []
     for one in found:
         if one.kept is None and yes:
-            remove(one.study)
+            remove(one.root)
         fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
-        rows.append((one.study.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
+        rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
     console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
     going = [one for one in found if one.kept is None]
     if going and not yes:

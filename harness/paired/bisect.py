@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from harness.paired.sources import Repository
 from reports.gate.comparison import FAILING, Comparison, Rules, Verdict
 from reports.text import count
 from results.errors import UsageError
+from results.lock import study_lock
 from results.store import new_id
 
 _Rows = frozenset[tuple[str, str | None]]
@@ -47,6 +48,13 @@ def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
         out = folder / commit[:12]
         return PairedComparison(replace(request, base=base, new=new, out=out), rules, console).run()
 
+    with study_lock(folder):
+        return _found(request, repository, compared, good, bad)
+
+
+def _found(
+    request: PairedRequest, repository: Repository, compared: Callable[[str], Comparison], good: str, bad: str
+) -> Culprit:
     found = compared(bad)
     wanted = _failing(found)
     if not wanted:

@@ -33,6 +33,7 @@ from reports.text import count, percent
 from results import files, schemas
 from results.baseline import Baseline
 from results.errors import MachineError, UsageError
+from results.lock import study_lock
 from results.outcome import Outcome
 from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
 from results.run import RunResult
@@ -130,7 +131,7 @@ class PairedComparison:
                 spoiled_above=self._request.spoiled_above,
                 repeats=most if all(fork) else 1,
             )
-            with closing(Pairs(context)) as source:
+            with study_lock(self.folder), closing(Pairs(context)) as source:
                 return self._run_pairs(context, source)
 
     def _base(self, repository: Repository) -> SideRequest:

@@ -471,6 +471,34 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
     assert all(named.has(Study(Path("runs") / name)) for name in ("old", "new"))
 
 
+def test_a_comparison_goes_or_stays_with_all_of_its_studies(
+    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    folders = {
+        "ab-busy": "0002/new",
+        "ab-kept": "0001/base",
+        "ab-old": "0001/new",
+        "bisect-old": "abc/0001/base",
+    }
+    for name, place in folders.items():
+        study(f"runs/{name}/{place}", [10.0, 10.1, 10.2])
+        # Of a bisection each commit has a comparison of its own.
+        (runs / name / place).parents[1].joinpath("call.json").write_text("{}")
+    assert run(["baseline", "save", "main", "runs/ab-kept/0001/base"]) == 0
+    capsys.readouterr()
+    with study_lock(runs / "ab-busy"):
+        assert run(["prune", "--keep", "0s", "--yes"]) == 0
+    told = dict(re.split(r"  +", line)[::3] for line in capsys.readouterr().out.splitlines()[1:])
+    assert told == {
+        "ab-busy": "stays: another bench works on it",
+        "ab-kept": "stays: a baseline or a night was made from it",
+        "ab-old": "removed",
+        "bisect-old": "removed",
+    }
+    assert {path.name for path in runs.iterdir()} == {"ab-busy", "ab-kept"}
+
+
 def test_nothing_goes_while_a_baseline_cannot_be_read(
     study: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,60 +1,88 @@
-"""The MLP with a busy-wait in each step, `py:waiting_model:slow5`: slow-downs of a known size.
-
-Each rank calibrates its wait on itself: the share of the median of its first steps.
-"""
+"""The MLP with a known regression planted in it, `py:waiting_model:slow5`: time, memory, or its start."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 
+import torch
 from torch import Tensor, nn
 
+from harness.worker.usage import rss_bytes
 from workloads import Workload
 from workloads.build import build_workload
 
-CALIBRATED_ON = 12
-"""Steps at the start that have no wait: those of the proof and of the warm-up."""
+RECENT = 25
+"""Steps by whose median a wait is calibrated, again and again, so that it stays a share of a step."""
+START_S = 1.0
+"""By how much longer `late` builds."""
 
 
 class _Wait:
+    """A busy-wait before each forward pass, on every rank by its own steps."""
+
     def __init__(self, share: float) -> None:
         self._share = share
-        self._begun_ns: list[int] = []
-        self._wait_ns = 0
+        self._steps_ns: deque[int] = deque(maxlen=RECENT)
+        self._ended_ns: int | None = None
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         now_ns = time.perf_counter_ns()
-        if len(self._begun_ns) <= CALIBRATED_ON:
-            self._begun_ns.append(now_ns)
-            if len(self._begun_ns) > CALIBRATED_ON:
-                pairs = zip(self._begun_ns, self._begun_ns[1:], strict=False)
-                self._wait_ns = round(self._share * statistics.median(b - a for a, b in pairs))
-        while time.perf_counter_ns() < now_ns + self._wait_ns:
+        if self._ended_ns is not None:
+            self._steps_ns.append(now_ns - self._ended_ns)
+        wait_ns = round(self._share * statistics.median(self._steps_ns)) if self._steps_ns else 0
+        while time.perf_counter_ns() < now_ns + wait_ns:
             pass
+        self._ended_ns = time.perf_counter_ns()
 
 
-def _slowed(share: float) -> Workload:
+class _Hoard:
+    """Memory that is held from the second step on: a share of what the model has taken until then."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._before = rss_bytes()
+        self._steps = 0
+        self._kept: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._steps += 1
+        if self._steps == RECENT:
+            self._kept = torch.ones(round(self._share * (rss_bytes() - self._before)), dtype=torch.uint8)
+
+
+def _planted(hook: _Wait | _Hoard | None) -> Workload:
     workload = build_workload("mlp")
-    workload.module.register_forward_pre_hook(_Wait(share))
+    if hook is not None:
+        workload.module.register_forward_pre_hook(hook)
     return workload
 
 
 def plain() -> Workload:
-    return _slowed(0)
+    return _planted(_Wait(0))
 
 
 def slow2() -> Workload:
-    return _slowed(0.02)
+    return _planted(_Wait(0.02))
 
 
 def slow3() -> Workload:
-    return _slowed(0.03)
+    return _planted(_Wait(0.03))
 
 
 def slow5() -> Workload:
-    return _slowed(0.05)
+    return _planted(_Wait(0.05))
 
 
 def slow10() -> Workload:
-    return _slowed(0.10)
+    return _planted(_Wait(0.10))
+
+
+def memory10() -> Workload:
+    return _planted(_Hoard(0.10))
+
+
+def late() -> Workload:
+    time.sleep(START_S)
+    return _planted(_Wait(0))

@@ -1,0 +1,382 @@
+"""How often the gate errs, by real calls of `bench compare --ab` on the same code and on planted regressions.
+
+    python tests/reports/gate/quality.py collect LEDGER [--minutes 60] [--kinds same,slow5]
+    python tests/reports/gate/quality.py report LEDGER
+    python tests/reports/gate/quality.py cost [--rounds 6]
+
+`collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
+and the share of the cores that others took. It may be stopped at any time, and goes on with the kind that is
+furthest behind its target. All calls are the default one, on a clone of HEAD. `report` prints the tables of
+docs/gate.md, of the calls while others took at most `--others-above` of the cores; thousands of further calls
+are drawn from the recorded pairs. `cost` times pairs that are forked and pairs that are launched, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import beta
+
+from harness.paired.comparison import PairedRequest, SideRequest, read_pairs, samples_of
+from harness.paired.pair import PairContext, Pairs, SideCall
+from harness.paired.sources import Repository, temporary_folder
+from reports.gate.effect import ALPHA, Change, judge, relative_effect
+from reports.gate.paired import FEWEST_PAIRS, LOOKS, judge_pairs, paired_effect, quad_log, quads
+from results.paired import Pair, Side
+from results.store import utc_now
+
+CELL = (
+    "--gpus 2 --strategy scratch-ddp:bucket_mb=0.25:first_bucket_mb=0.25 --device cpu "
+    "--oversubscribe --quads 0"
+)
+CANARY = (
+    "--workload gpt-nano --gpus 2 --strategy scratch-ddp:bucket_mb=1 --batch-size 8 --device cpu "
+    "--oversubscribe --quads 0"
+)
+MARGIN = 0.05
+JUDGED = 2
+"""Timed metrics that share the error rate: step time and peak memory."""
+DRAWN = 5000
+"""Calls that are drawn from recorded pairs."""
+Call = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is planted in NEW, and what must be called regressed."""
+
+    metric: str
+    target: int
+    """Calls that are wanted."""
+    workload: str = "plain"
+    edit: tuple[str, str, str] | None = None
+    """A file, what stands in it once, and what stands there in NEW."""
+    options: tuple[str, ...] = ()
+
+
+KINDS = {
+    "same": Kind(metric="step_time", target=300),
+    "slow2": Kind(metric="step_time", target=30, workload="slow2"),
+    "slow3": Kind(metric="step_time", target=30, workload="slow3"),
+    "slow5": Kind(metric="step_time", target=100, workload="slow5"),
+    "slow10": Kind(metric="step_time", target=30, workload="slow10"),
+    "memory10": Kind(metric="peak_memory", target=30, workload="memory10"),
+    "late": Kind(metric="setup", target=10, workload="late", options=("--fail-above", "setup=20%")),
+    "overlap": Kind(
+        metric="early_buckets",
+        target=10,
+        edit=(
+            "strategies/scratch_ddp/reducer.py",
+            '        """Called by a parameter\'s hook in the backward pass: its gradient is complete."""\n',
+            "        return\n",
+        ),
+    ),
+    "collective": Kind(
+        metric="operations",
+        target=10,
+        edit=(
+            "strategies/scratch_ddp/model.py",
+            "        take_from_first(self._link, self._buffers.now())\n",
+            "        take_from_first(self._link, self._buffers.now())\n"
+            "        import torch\n\n"
+            "        self._link.all_reduce(torch.zeros(16))\n",
+        ),
+    ),
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    names = ("-c", "user.name=quality", "-c", "user.email=quality@example.org")
+    done = subprocess.run(["git", *names, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@contextmanager
+def cloned() -> Iterator[Path]:
+    """A clone of HEAD with a branch for each edit."""
+    source = git(Path(__file__).parent, "rev-parse", "--show-toplevel")
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "clone"
+        git(Path(folder), "clone", "--quiet", "--shared", source, str(clone))
+        git(clone, "checkout", "--quiet", "-B", "plain")
+        for name, kind in KINDS.items():
+            if kind.edit is not None:
+                file, place, becomes = kind.edit
+                text = (clone / file).read_text()
+                assert text.count(place) == 1, f"{place!r} must stand once in {file}"
+                git(clone, "checkout", "--quiet", "-B", name, "plain")
+                (clone / file).write_text(text.replace(place, becomes))
+                git(clone, "commit", "--quiet", "--all", "--message", name)
+        git(clone, "checkout", "--quiet", "plain")
+        yield clone
+
+
+def collect(ledger: Path, names: Sequence[str], minutes: float) -> None:
+    """Make calls until the time is over."""
+    end = time.monotonic() + 60 * minutes
+    with cloned() as clone:
+        while time.monotonic() < end:
+            done = Counter(call["kind"] for call in read(ledger))
+            name = min(names, key=lambda each: done[each] / KINDS[each].target)
+            line = made(name, clone)
+            with ledger.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            shown = line["verdicts"].get(KINDS[name].metric)
+            print(f"{name}: {shown}, {line['seconds']:.0f} s, others {line['others']:.0%}", flush=True)
+
+
+def made(name: str, clone: Path) -> Call:
+    """One call. Raises RuntimeError if it fails."""
+    kind, began, load = KINDS[name], time.monotonic(), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        out, found = Path(folder) / "ab", Path(folder) / "found.json"
+        words = ["compare", "--ab", "plain", "plain" if kind.edit is None else name, *kind.options]
+        words += ["--base-options", "--workload py:waiting_model:plain"]
+        words += ["--new-options", f"--workload py:waiting_model:{kind.workload}"]
+        words += ["--out", str(out), "--format", f"json={found}", "--", *CELL.split()]
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.cli", *words],
+            cwd=clone / "tests/reports/gate",
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if not found.exists():
+            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        told = json.loads(found.read_text())
+        pairs = read_pairs(out)
+        side = SideRequest(revision="plain")
+        [sample] = samples_of(out, pairs, PairedRequest(base=side, new=side)).values()
+        return {
+            "at": utc_now(),
+            "kind": name,
+            "commit": git(clone, "rev-parse", "plain"),
+            "machine": f"{platform.node()}, {os.cpu_count()} cores, torch {torch.__version__}",
+            "seconds": time.monotonic() - began,
+            "load_before": load,
+            "exit_code": done.returncode,
+            "verdicts": {each["metric"]: each["verdict"] for each in told["findings"]},
+            "logs": sample.logs,
+            "spoiled": sample.spoiled,
+            "others": sample.foreign or 0.0,
+            "forked": sample.forked,
+            "pairs": [recorded(pair) for pair in pairs],
+        }
+
+
+def recorded(pair: Pair) -> Call:
+    """What is kept of a pair: its quads, and the step times that an unpaired comparison would have had."""
+    [cell] = pair.cells
+    sides: dict[str, list[float]] = {"base": [], "new": []}
+    for block in cell.blocks:
+        sides[block.side].append(math.log(block.step_ns))
+    return {
+        "quads": [quad_log(quad) for quad in quads(cell, pair.alternation)],
+        "others": mean(block.foreign or 0.0 for block in cell.blocks) if cell.blocks else None,
+        **{f"{side}_ns": math.exp(mean(logs)) if logs else None for side, logs in sides.items()},
+    }
+
+
+def read(ledger: Path) -> list[Call]:
+    """The calls so far; a last line that was cut off is left out."""
+    calls = []
+    for line in ledger.read_text().splitlines() if ledger.exists() else []:
+        try:
+            calls.append(json.loads(line))
+        except ValueError:
+            print(f"a torn line of {ledger} is left out", file=sys.stderr)
+    return calls
+
+
+def report(ledger: Path, others_above: float) -> None:
+    """Print the tables."""
+    calls = read(ledger)
+    kept = [call for call in calls if call["others"] <= others_above]
+    print(f"{len(calls)} calls, {len(kept)} while others took at most {others_above:.0%} of the cores")
+    print(f"machines: {'; '.join(sorted({call['machine'] for call in kept}))}")
+    print("\n| planted | calls | regressed | rate, 95 % bound | unchanged | inconclusive | pairs | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, kind in KINDS.items():
+        mine = [call for call in kept if call["kind"] == name]
+        if mine:
+            verdicts = [call["verdicts"].get(kind.metric, "none") for call in mine]
+            found = (
+                f"{median(len(call['logs']) for call in mine):.0f} | {median(c['seconds'] for c in mine):.0f}"
+            )
+            print(f"{row(name, verdicts, upper=name == 'same')} | {found} |")
+    alike = [call for call in kept if call["kind"] == "same" and len(call["logs"]) >= FEWEST_PAIRS]
+    if not alike:
+        print("\nno call of the same code has enough pairs to draw from")
+        return
+    recorded = Recorded.of(alike)
+    print(f"\n{recorded}")
+    print("\n| drawn | calls | regressed | rate, 95 % bound | unchanged | inconclusive |")
+    print("|---|---|---|---|---|---|")
+    rng = np.random.default_rng(1)
+    print(row("same, paired", [drawn(rng, recorded, 0.0) for _ in range(DRAWN)], upper=True), "|")
+    print(row("same, unpaired", [unpaired(rng, alike) for _ in range(DRAWN)], upper=True), "|")
+    for percent in (2, 3, 5, 10):
+        shift = math.log1p(percent / 100)
+        print(
+            row(f"+{percent} %, paired", [drawn(rng, recorded, shift) for _ in range(DRAWN)], upper=False),
+            "|",
+        )
+
+
+def row(name: str, verdicts: Sequence[str], *, upper: bool) -> str:
+    """Of false alarms the upper bound, of what is to be found the lower one (Clopper-Pearson)."""
+    count, calls = Counter(str(verdict) for verdict in verdicts), len(verdicts)
+    hits = count["regressed"]
+    if upper:
+        bound = 1.0 if hits == calls else float(beta.ppf(0.95, hits + 1, calls - hits))
+    else:
+        bound = 0.0 if hits == 0 else float(beta.ppf(0.05, hits, calls - hits + 1))
+    rate = f"{hits / calls:.1%}, {'<=' if upper else '>='} {bound:.1%}"
+    quiet = count["unchanged"] + count["improved"]
+    return f"| {name} | {calls} | {hits} | {rate} | {quiet} | {count['inconclusive']}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the pairs of calls of the same code vary by."""
+
+    quad: float
+    """Deviation of a quad in its pair, the median over pairs."""
+    rests: Sequence[float]
+    """Of each pair, from the mean of its call; scaled to the deviation of pairs about the true mean."""
+    offsets: Sequence[float]
+    """Of each call: what all of its pairs share, scaled down by what the rests alone bring into a mean."""
+
+    @classmethod
+    def of(cls, calls: Sequence[Call]) -> Recorded:
+        logs = [np.array(call["logs"]) for call in calls]
+        rests = [
+            rest for each in logs for rest in (each - each.mean()) * math.sqrt(len(each) / (len(each) - 1))
+        ]
+        centres = np.array([each.mean() for each in logs])
+        by_chance = np.mean(np.square(rests)) * np.mean([1 / len(each) for each in logs])
+        shared = max(0.0, 1 - by_chance / max(np.mean(np.square(centres)), 1e-12))
+        within = [stdev(pair["quads"]) for call in calls for pair in call["pairs"] if len(pair["quads"]) > 1]
+        return cls(quad=median(within), rests=rests, offsets=list(centres * math.sqrt(shared)))
+
+    def __str__(self) -> str:
+        pairs, calls = (math.sqrt(np.mean(np.square(each))) for each in (self.rests, self.offsets))
+        return (
+            f"deviation of a quad {self.quad:.2%}, of a pair {pairs:.2%}, of what all pairs of a call share "
+            f"{calls:.2%}"
+        )
+
+
+def drawn(rng: np.random.Generator, recorded: Recorded, shift: float) -> Change:
+    """A call with the offset of one recorded call and the rests of any; `shift`: log(NEW / BASE).
+
+    BASE and NEW of the same code may be exchanged, and with them the signs.
+    """
+    signs = rng.choice([-1, 1], LOOKS * FEWEST_PAIRS)
+    sample = rng.choice(recorded.offsets) * signs[0] + rng.choice(recorded.rests, signs.size) * signs + shift
+    change = Change.INCONCLUSIVE
+    for look in range(1, LOOKS + 1):
+        effect = paired_effect(sample[: look * FEWEST_PAIRS], ALPHA / LOOKS / JUDGED)
+        assert effect is not None
+        change = judge_pairs(effect, MARGIN)
+        if change is not Change.INCONCLUSIVE:
+            break
+    return change
+
+
+def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> Change:
+    """An unpaired comparison of runs of two recorded calls, as if one had been measured before the other."""
+    sides = []
+    for at in rng.integers(len(calls), size=2):
+        times = [
+            pair[f"{side}_ns"] for pair in calls[at]["pairs"] for side in ("base", "new") if pair["quads"]
+        ]
+        sides.append(rng.choice(times, runs))
+    effect = relative_effect(sides[0], sides[1], ALPHA / JUDGED)
+    assert effect is not None
+    return judge(effect, MARGIN)
+
+
+def cost(rounds: int) -> None:
+    """Time pairs of the canary's cell, forked and launched in turns; prints seconds and ratios."""
+    took: dict[str, list[float]] = {"forked": [], "launched": []}
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder, temporary_folder() as (temporary, held):
+        source = Repository(Path(__file__).parent).source("NEW", ".", None, temporary)
+        call = SideCall(source=source, options=tuple(CANARY.split()))
+        sides: dict[Side, SideCall] = {"base": call, "new": call}
+
+        def context(name: str, repeats: int) -> PairContext:
+            (temporary / name).mkdir()
+            return PairContext(
+                sides=sides,
+                folder=Path(folder) / name,
+                temporary=temporary / name,
+                held=held,
+                spoiled_above=1.0,
+                repeats=repeats,
+            )
+
+        forked, launched = Pairs(context("forked", rounds + 2)), Pairs(context("launched", 1))
+        with closing(forked), closing(launched):
+            began = time.monotonic()
+            forked.run(1, "blocks")
+            print(f"first pair, with its launches: {time.monotonic() - began:.1f} s", flush=True)
+            for number in range(2, rounds + 2):
+                order = ("forked", "launched") if number % 2 else ("launched", "forked")
+                for name in order:
+                    began = time.monotonic()
+                    pair = (forked if name == "forked" else launched).run(number, "blocks")
+                    if name == "launched":
+                        launched.close()
+                    took[name].append(time.monotonic() - began)
+                    assert pair.forked == (name == "forked")
+                print(f"{took['forked'][-1]:.1f} s forked, {took['launched'][-1]:.1f} s launched", flush=True)
+    ratios = [one / other for one, other in zip(took["launched"], took["forked"], strict=True)]
+    print(f"{utc_now()}, {platform.node()}, {os.cpu_count()} cores, load {load:.1f} before")
+    for name, seconds in took.items():
+        print(f"{name}: median {median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f}")
+    print(f"ratio: median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("ledger", type=Path)
+    collecting.add_argument("--minutes", type=float, default=60)
+    collecting.add_argument("--kinds", default=",".join(KINDS))
+    reporting = commands.add_parser("report")
+    reporting.add_argument("ledger", type=Path)
+    reporting.add_argument("--others-above", type=float, default=0.25, help="a share of the cores")
+    commands.add_parser("cost").add_argument("--rounds", type=int, default=6)
+    given = parser.parse_args()
+    if given.command == "collect":
+        collect(given.ledger, given.kinds.split(","), given.minutes)
+    elif given.command == "report":
+        report(given.ledger, given.others_above)
+    else:
+        cost(given.rounds)
+
+
+if __name__ == "__main__":
+    main()
