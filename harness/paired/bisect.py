@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.console import Console
 from harness.matrix import RUNS
-from harness.paired.comparison import PairedComparison, PairedRequest
+from harness.paired.comparison import PairedComparison, PairedRequest, Row
 from harness.paired.sources import Repository
 from reports.gate.comparison import FAILING, Comparison, Rules, Verdict
 from reports.text import count
-from results.errors import UsageError
+from results.errors import MachineError, UsageError
 from results.lock import study_lock
 from results.store import new_id
-
-_Rows = frozenset[tuple[str, str | None]]
-"""Subjects and metrics that fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +29,8 @@ class Culprit:
 def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
     """Compare commits between GOOD (`request.base`) and BAD (`request.new`) with GOOD until one is left.
 
-    A commit is bad if something fails that fails in BAD. One that cannot be compared, or does not tell, is
-    skipped. Raises UsageError if GOOD is no ancestor of BAD.
+    A commit is bad if something fails that fails in BAD. One that does not build, cannot be compared or does
+    not tell is skipped. Raises UsageError if GOOD is no ancestor of BAD.
     """
     repository = Repository(Path.cwd())
     good, bad = (repository.commit(side.revision) for side in (request.base, request.new))
@@ -41,45 +38,51 @@ def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
         raise UsageError(f"{request.base.revision} is no ancestor of {request.new.revision}: give GOOD first")
     folder = request.out or RUNS / f"bisect-{new_id()}"
 
-    def compared(commit: str) -> Comparison:
+    def compared(commit: str, asked: frozenset[Row] | None = None) -> Comparison:
         console.note(f"commit {repository.title(commit)}")
         new = replace(request.new, revision=commit)
         base = replace(request.base, revision=good)
         out = folder / commit[:12]
-        return PairedComparison(replace(request, base=base, new=new, out=out), rules, console).run()
+        return PairedComparison(
+            replace(request, base=base, new=new, out=out, asked=asked), rules, console
+        ).run()
 
     with study_lock(folder):
-        return _found(request, repository, compared, good, bad)
-
-
-def _found(
-    request: PairedRequest, repository: Repository, compared: Callable[[str], Comparison], good: str, bad: str
-) -> Culprit:
-    found = compared(bad)
-    wanted = _failing(found)
-    if not wanted:
-        return Culprit(comparison=found, sentence=f"{request.new.revision} is not worse: there is no culprit")
-    goods, skipped = [good], list[str]()
-    while candidates := repository.between(goods, bad, skipped):
-        tried = compared(candidates[0])
-        if wanted & _failing(tried):
-            bad, found = candidates[0], tried
-        elif _says_nothing(tried, wanted):
-            skipped.append(candidates[0])
-        else:
-            goods.append(candidates[0])
+        found = compared(bad)
+        wanted = _failing(found)
+        if not wanted:
+            return Culprit(
+                comparison=found, sentence=f"{request.new.revision} is not worse: there is no culprit"
+            )
+        goods, skipped = [good], list[str]()
+        while candidates := repository.between(goods, bad, skipped):
+            try:
+                tried = compared(candidates[0], wanted)
+            except (UsageError, MachineError) as error:
+                # BAD could be compared: this commit does not build, or refuses the options.
+                console.warn(f"{candidates[0][:12]} is skipped: {error}")
+                skipped.append(candidates[0])
+                continue
+            if wanted & _failing(tried):
+                bad, found = candidates[0], tried
+            elif _says_nothing(tried, wanted):
+                skipped.append(candidates[0])
+            else:
+                goods.append(candidates[0])
     return Culprit(comparison=found, sentence=_sentence(repository, bad, goods, skipped))
 
 
-def _failing(found: Comparison) -> _Rows:
+def _failing(found: Comparison) -> frozenset[Row]:
     return frozenset((f.key, f.metric) for f in found.findings if f.verdict in FAILING)
 
 
-def _says_nothing(found: Comparison, wanted: _Rows) -> bool:
-    """Whether something that fails in BAD could not be judged here, or nothing could."""
-    dull = (Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE)
+def _says_nothing(found: Comparison, wanted: frozenset[Row]) -> bool:
+    """Whether something that fails in BAD could not be judged here, or a cell has no figures."""
     return any(
-        f.verdict in dull and (f.metric is None or (f.key, f.metric) in wanted) for f in found.findings
+        f.verdict is not Verdict.NEW
+        if f.metric is None
+        else f.verdict is Verdict.INCONCLUSIVE and (f.key, f.metric) in wanted
+        for f in found.findings
     )
 
 

@@ -18,6 +18,7 @@ from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
+from reports.gate.metrics import EXACT
 from reports.gate.paired import (
     FEWEST_PAIRS,
     LOOKS,
@@ -40,6 +41,8 @@ from results.run import RunResult
 from results.store import new_id
 
 SIDES: tuple[Side, Side] = ("base", "new")
+Row = tuple[str, str | None]
+"""A subject's key and a metric."""
 MOST_LOST = FEWEST_PAIRS
 """Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
 OWN_OPTIONS = (
@@ -78,6 +81,8 @@ class PairedRequest:
     """After which no further pair begins."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
+    asked: frozenset[Row] | None = None
+    """What alone the verdict is wanted of; None: of every step time."""
 
 
 class PairedComparison:
@@ -178,10 +183,15 @@ class PairedComparison:
         samples = samples_of(self.folder, pairs, self._request).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
+        asked = self._request.asked
+        if asked is not None and all(metric is None or metric in EXACT for _, metric in asked):
+            # Neither counters nor failures vary.
+            return True
         counted = min(len(sample.logs) for sample in samples)
         if counted % FEWEST_PAIRS or not counted:
             return False
-        open_ = [f for f in found.findings if f.metric == "step_time" and f.verdict is Verdict.INCONCLUSIVE]
+        times = [f for f in found.findings if f.metric == "step_time"]
+        open_ = [f for f in times if f.verdict is Verdict.INCONCLUSIVE]
         return not open_ or counted >= self._request.looks * FEWEST_PAIRS
 
     def _add_pair(self, source: Pairs) -> None:

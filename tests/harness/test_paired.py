@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import run
 from harness.console import Console
 from harness.paired.bisect import bisect
 from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest
@@ -92,36 +93,74 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> N
 
 
 @pytest.mark.slow
-def test_a_real_pair_alternates_and_names_the_counter_that_changed(
-    bench: Bench, repository: Path, tmp_path: Path
+def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_changed(
+    bench: Bench,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    commit(repository, {"model.py": "this is no Python"})
+    bad = commit(repository, {"model.py": MODEL.format(layers=TWO)})
+    first = Repository(repository).title(git(repository, "rev-parse", "main~2"))
     before, there = everything(repository), temporary_folders()
-    done = bench(
-        *("compare", "--ab", "main~1", "main", "--others-above", "100%", "--out", str(tmp_path / "ab")),
-        *("--format", f"json={tmp_path / 'found.json'}", "--", *CELL, *QUICK),
-        cwd=repository,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "parameters of py:model:build" in done.stdout
+    out = tmp_path / "bisect"
+    monkeypatch.chdir(repository)
+    # The fewest quads: what they say is not the subject.
+    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    words = ["--others-above", "100%", "--out", str(out), "--format", f"json={tmp_path / 'found.json'}"]
+    code = run(["compare", "--bisect", "main~3", "main", *words, "--", *CELL, *QUICK])
+    told, warned = capsys.readouterr()
+    assert code == 1, told + warned
+    assert f"the first bad commit is {first}" in told
+    # The one that does not build is skipped, if it was asked for.
+    assert not (out / git(repository, "rev-parse", "main~1")[:12]).exists() or "is skipped" in warned
     found = json.loads((tmp_path / "found.json").read_text())
     changed = {finding["metric"]: finding for finding in found["findings"]}["parameters"]
     # 16 weights and a bias; 16 x 16 weights and 16 biases more.
     assert (changed["verdict"], changed["base"], changed["new"]) == ("changed", [17], [17 + 16 * 17])
-    pair = schemas.PAIR.read(tmp_path / "ab" / "0001" / "pair.json")
+    folder = out / bad[:12]
+    pair = schemas.PAIR.read(folder / "0001" / "pair.json")
     sides = [block.side for block in pair.cells[0].blocks]
     assert len(sides) >= 4 * FEWEST_QUADS
     assert sides == ["base", "new", "new", "base"] * (len(sides) // 4)
     for side in ("base", "new"):
-        [result] = runs_of(pair, study_of(tmp_path / "ab", pair, side).results())
+        study = study_of(folder, pair, side)
+        [result] = runs_of(pair, study.results())
         assert result.outcome == "ok"
         # The records of the runs have the blocks that the driver timed.
-        [*records] = study_of(tmp_path / "ab", pair, side).rank_records(result.cell_id, result.run_id)
+        [*records] = study.rank_records(result.cell_id, result.run_id)
         walls = [max(ns) for ns in zip(*(record.blocks_ns for record in records), strict=True)]
         assert walls == [block.ns for block in pair.cells[0].blocks if block.side == side]
     # A counter decides at once; the user's repository is as it was, and no work tree is left.
-    assert not (tmp_path / "ab" / "0002").exists()
+    assert not (folder / "0002").exists()
     assert everything(repository) == before
     assert temporary_folders() <= there
+    again = bench("compare", "--again", str(folder), cwd=repository)
+    assert again.returncode == 1
+    assert "parameters of py:model:build, ddp, 2 x 8: changed, 17 to 289" in again.stdout
+    assert "forked from warm ranks" in again.stdout
+
+
+@pytest.mark.slow
+def test_whole_launches_alternate_where_they_are_asked_to(
+    bench: Bench, repository: Path, tmp_path: Path
+) -> None:
+    done = bench(
+        *("compare", "--ab", "main~1", "main", "--alternate", "launches", "--out", str(tmp_path / "ab")),
+        *("--", *CELL, *QUICK, "--budget", "1s"),
+        cwd=repository,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "whole launches of both sides alternated" in done.stdout
+    pair = schemas.PAIR.read(tmp_path / "ab" / "0001" / "pair.json")
+    assert [block.side for block in pair.cells[0].blocks] == ["base", "new"]
+    [base, new] = [
+        runs_of(pair, study_of(tmp_path / "ab", pair, side).results())[0] for side in ("base", "new")
+    ]
+    assert base.step_ns is not None
+    assert pair.cells[0].blocks[0].ns == round(base.step_ns.value)
+    assert str(new.started_at) > str(base.started_at)
 
 
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
