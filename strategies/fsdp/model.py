@@ -35,6 +35,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import WHOLE
 from strategies.collectives.link import Link
+from strategies.devices import device_of
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.device_grid import DeviceGrid
 from strategies.fsdp.facts import Fsdp2Facts
@@ -243,7 +244,7 @@ def _prefetch(units: Sequence[FSDPModule], depth: int, device: torch.device) -> 
     for place, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(list(units[place + 1 : place + 1 + depth]))
         unit.set_modules_to_backward_prefetch(list(units[max(0, place - depth) : place][::-1]))
-        if device.type == "cpu":
+        if device_of(device).kind == "cpu":
             # torch gathers beside the computation by itself on accelerators alone.
             unit._set_unshard_async_op(True)
 

@@ -1,0 +1,393 @@
+"""Cells of GPUs on a simulated device with streams, over a group that answers as NCCL does."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.worker.control import Control
+from harness.worker.log import RankLog
+from harness.worker.rank import Rank
+from harness.worker.recorder import Recorder
+from harness.worker.run import RankContext, RunInProgress
+from harness.worker.watchdog import Watchdog
+from results.cell import Cell, StepPolicy
+from results.environment import CodeVersion
+from results.launch import Launch, Slot
+from results.outcome import Evidence
+from results.plan import Placement
+from results.record import StepColumns
+from results.store import Study
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES, group_layout
+from strategies.collectives.link import Link
+from strategies.collectives.scatter import start_reduce_scatter
+from strategies.ddp.hook import Hook
+from strategies.exchange.lane import open_lane
+from strategies.refusal import refusal
+from strategies.training.observer import Phase
+
+Ranks = Callable[..., list[Any]]
+Fields = dict[str, Any]
+DEVICE = torch.device("cpu", 0)
+"""`streams` says why."""
+POLICY = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
+
+
+def streams() -> ModuleType:
+    path = Path(__file__).parents[1] / "streams.py"
+    if "simulated_streams" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("simulated_streams", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["simulated_streams"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["simulated_streams"]
+
+
+def run_cells(rank: int, folder: str, cells: list[Fields]) -> list[Fields]:
+    """On a rank: the records of whole runs of cells, one after another in one worker."""
+    found = []
+    with ExitStack() as stack:
+        exchange = streams().open_nccl_like()
+        simulation = stack.enter_context(streams().simulated_device())
+        # Some steps in which every operation is recorded show what twenty do.
+        stack.enter_context(patch("harness.worker.recorder.RECORDED_STEPS", 2))
+        control = Control(DEVICE, exchange.backend)
+        for number, fields in enumerate(cells):
+            began = time.perf_counter()
+            record = _run_cell(rank, Path(folder) / f"{number}", fields, exchange, control)
+            found.append(
+                {name: getattr(record, name) for name in record.__struct_fields__}
+                | {"seconds": time.perf_counter() - began}
+            )
+            simulation.transfers.clear()
+            if record.outcome != "ok":
+                # As a worker does: other ranks may wait in a collective.
+                return found
+        exchange.reset()
+        # Those that cells split off have been destroyed.
+        assert set(streams().NcclLike.open) == {exchange.backend}
+    return found
+
+
+def cell_of(size: int, fields: Fields) -> Cell:
+    base = {"dataset": "synthetic", "gpus": size, "device": "cuda", "backend": "nccl", "steps": POLICY}
+    groups = group_layout(fields["strategy"], size, fields.get("node_size"))
+    return Cell(model_parallel=groups.model_parallel, **base | fields)
+
+
+def _run_cell(rank: int, folder: Path, fields: Fields, exchange: Any, control: Control) -> Any:
+    size = dist.get_world_size()
+    cell = cell_of(size, fields)
+    folder.mkdir(parents=True, exist_ok=True)
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=size),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.EMULATED,
+        slots=(),
+        code=CodeVersion(code_hash="h"),
+        source_folder=str(Path(__file__).parent),
+    )
+    with ExitStack() as stack:
+        log = RankLog(folder / f"{rank}.jsonl", rank, Watchdog(900))
+        stack.callback(log.close)
+        around = RankContext(
+            study=Study(folder),
+            launch=launch,
+            evidence=Evidence.EMULATED,
+            rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
+            device=DEVICE,
+            cores=(0,),
+            pinned=(),
+            exchange=exchange,
+            control=control,
+            log=log,
+        )
+        slot = Slot(cell_id=cell.id, run_id="r", repeat=1)
+        errors = io.StringIO()
+        with redirect_stderr(errors):
+            record = RunInProgress(around, slot, cell).execute()
+        if record.reason is not None:
+            print(errors.getvalue()[-3000:], file=sys.stderr)
+        return record
+
+
+MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 2, "optimizer": "sgd:lr=0.05"}
+CELLS: list[Fields] = [
+    MLP | {"strategy": "ddp:bucket_mb=0.05"},
+    MLP | {"strategy": "scratch-ddp:bucket_mb=0.05:first_bucket_mb=0.01", "accumulation": 2},
+    MLP | {"strategy": "local-sgd:2"},
+    MLP | {"strategy": "zero1"},
+    GPT | {"strategy": "fsdp"},
+    GPT | {"strategy": "fsdp:prefetch=1", "accumulation": 2},
+    GPT | {"strategy": "zero2"},
+    GPT | {"strategy": "zero3"},
+    GPT | {"strategy": "hsdp"},
+    GPT | {"strategy": "manual:reshard.checkpoint*2+keep"},
+    GPT | {"strategy": "scratch-fsdp:stage=1", "clip_norm": 0.1},
+    GPT | {"strategy": "scratch-fsdp:stage=2", "accumulation": 2},
+    GPT | {"strategy": "scratch-fsdp:stage=3"},
+    GPT | {"strategy": "scratch-fsdp:offload=cpu"},
+    GPT | {"strategy": "tp"},
+    GPT | {"strategy": "pipeline:gpipe:microbatches=2"},
+    MLP | {"strategy": "ddp", "collective": "hierarchical"},
+    MLP | {"strategy": "scratch-ddp", "collective": "hierarchical", "node_size": 1},
+    MLP | {"strategy": "ddp", "compression": "topk:0.1"},
+    MLP | {"strategy": "ddp", "compression": "torch-powersgd:2"},
+    MLP | {"strategy": "ddp", "compression": "powersgd:2"},
+    MLP | {"strategy": "local-sgd:2", "compression": "topk:0.1"},
+    *(
+        MLP
+        | {
+            "strategy": "scratch-ddp:bucket_mb=0.05",
+            "compression": compression,
+            "optimizer": "sgd:lr=0.05:momentum=0",
+        }
+        for compression in (
+            "fp16",
+            "bf16",
+            "topk:0.1",
+            "randomk:0.1",
+            "powersgd:2",
+            "int8",
+            "signsgd",
+            "dgc:0.1",
+        )
+    ),
+]
+
+
+def test_all_that_is_offered_on_gpus_has_a_cell() -> None:
+    for catalog, field in (
+        (STRATEGIES, "strategy"),
+        (COMPRESSIONS, "compression"),
+        (COLLECTIVES, "collective"),
+    ):
+        used = {fields[field].partition(":")[0] for fields in CELLS if field in fields}
+        kinds = [kind for kind in catalog.all_facts if getattr(kind, "on_cuda", None) is None]
+        offered = {entry.name for kind in kinds for entry in kind.entries()}
+        assert offered - used <= {"single", "auto", "none", "default"}
+    for fields in CELLS:
+        cell = cell_of(2, fields)
+        assert refusal(cell) is None, fields
+
+
+@pytest.mark.slow
+def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks: Ranks, tmp_path: Path) -> None:
+    """With recorder and quads, and in one start of workers: what one cell leaves behind meets the next."""
+    results = ranks(2, run_cells, str(tmp_path), CELLS, timeout_s=400)
+    for rank, records in enumerate(results):
+        for fields, record in zip(CELLS, records, strict=False):
+            assert (record["outcome"], record["reason"]) == ("ok", None), (rank, fields)
+            assert record["clock"] == "cuda-event"
+            assert record["quads"].on_first_ns
+            recorded = record["recorded"]
+            assert recorded.operations.step
+            assert recorded.blocked_ns is None
+            assert min(recorded.operations.duration_ns) >= 0
+            assert rank or record["proof"].method == "serial-simulation"
+        assert len(records) == len(CELLS)
+
+
+def simulated() -> Any:
+    return streams().simulated_device()
+
+
+def _double(values: torch.Tensor) -> None:
+    values.mul_(2)
+
+
+def test_a_lane_waits_for_what_it_is_given_and_who_takes_it_waits_for_the_lane() -> None:
+    with simulated():
+        lane, values = open_lane(DEVICE), torch.ones(4, device=DEVICE)
+        pending = lane.run(lambda: _double(values))
+        with pytest.raises(
+            streams().UnorderedError, match=r"aten\.add_.* before aten\.mul_.* on a lane is done"
+        ):
+            values.add_(1)
+        pending.wait()
+        assert values.tolist() == [2, 2, 2, 2]
+
+
+def test_memory_of_a_lane_is_ordered_with_both_streams() -> None:
+    with simulated():
+        lane, values = open_lane(DEVICE), torch.ones(4, device=DEVICE)
+        with lane.memory():
+            values.mul_(3)
+        assert values.tolist() == [3, 3, 3, 3]
+
+
+def test_who_waits_for_the_future_of_a_hook_has_its_stream_wait_for_the_lane() -> None:
+    class Bucket:
+        def __init__(self) -> None:
+            self.values = torch.ones(4, device=DEVICE)
+
+        def buffer(self) -> torch.Tensor:
+            return self.values
+
+    class Doubled:
+        def average(self, bucket: Any) -> None:
+            bucket.buffer().mul_(2)
+
+    with simulated():
+        bucket: Any = Bucket()
+        link: Any = SimpleNamespace(announce_bucket=lambda: None)
+        Hook(Doubled(), link, DEVICE).run(bucket).wait()
+        assert bucket.values.tolist() == [2, 2, 2, 2]
+
+
+def link_calls(rank: int) -> list[list[float]]:
+    """On a rank: what every call of a link comes to, touched as its caller may touch it."""
+    found = []
+    exchange = streams().open_nccl_like()
+    with simulated():
+        link = Link(exchange)
+
+        def own() -> torch.Tensor:
+            return torch.arange(4.0, device=DEVICE) + 10 * rank
+
+        for call in (
+            lambda values: link.all_reduce(values),
+            lambda values: link.largest(values),
+            lambda values: link.broadcast(values, 1),
+        ):
+            values = own()
+            call(values)
+            found.append(values.tolist())
+        found.append(link.all_gather(own()).flatten().tolist())
+        found.append(link.all_to_all(own().view(2, 2)).flatten().tolist())
+        found.append(link.reduce_scatter(own().view(2, 2)).tolist())
+        found.append(start_reduce_scatter(link, own()).wait().tolist())
+        values = own()
+        if rank == 0:
+            link.send(values, 1).wait()
+        else:
+            link.receive(values, 0).wait()
+        found.append(values.tolist())
+        exchange.reset()
+    return found
+
+
+def test_every_call_of_a_link_is_waited_for(ranks: Ranks) -> None:
+    first, second = ranks(2, link_calls)
+    total = [10.0, 12.0, 14.0, 16.0]
+    assert first[:4] == [total, [10, 11, 12, 13], [10, 11, 12, 13], [0, 1, 2, 3, 10, 11, 12, 13]]
+    assert second[:4] == first[:4]
+    assert (first[4], second[4]) == ([0, 1, 10, 11], [2, 3, 12, 13])
+    assert (first[5], second[5]) == (total[:2], total[2:])
+    assert (first[6], second[6]) == (total[:2], total[2:])
+    assert first[7] == second[7] == [0, 1, 2, 3]
+
+
+def refused(rank: int) -> list[str]:
+    """On a rank: what the group says to calls that NCCL does not take, and to touches before a wait."""
+    said = []
+    exchange = streams().open_nccl_like()
+    with simulated() as simulation:
+        group = exchange.backend
+
+        def ask(call: Callable[[], object]) -> None:
+            try:
+                said.append(str(call()))
+            except AssertionError as error:
+                said.append(str(error))
+
+        ask(lambda: group.allreduce([torch.ones(3)]))
+        ask(lambda: group.allreduce([torch.ones(3, dtype=torch.int16, device=DEVICE)]))
+        ask(lambda: group.allreduce([torch.ones(4, 2, device=DEVICE).t()]))
+        values = torch.ones(3, device=DEVICE)
+        work = group.allreduce([values])
+        ask(work.is_completed)
+        ask(values.tolist)
+        ask(lambda: values.zero_())
+        ask(group.shutdown)
+        work.wait()
+        ask(values.tolist)
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        ask(lambda: group.allreduce([values], options))
+        ask(values.tolist)
+        # Who reads has waited, and who writes to what is still read has not.
+        sent = torch.ones(3, device=DEVICE)
+        gathered = torch.empty(6, device=DEVICE)
+        work = group._allgather_base(gathered, sent)
+        ask(lambda: sent.sum().tolist())
+        ask(lambda: sent.zero_())
+        work.wait()
+        ask(gathered.tolist)
+        simulation.errors.clear()
+    return said
+
+
+def test_the_group_takes_what_nccl_takes_and_shows_what_came_to_who_waited(ranks: Ranks) -> None:
+    for said in ranks(2, refused):
+        expected = [
+            "allreduce: (3,) lies in the host's memory",
+            "allreduce: NCCL has no torch.int16",
+            "allreduce: tensors must be contiguous and dense",
+            "is_completed() says of a transfer on a device whether it has begun",
+            "tolist on the current stream touches (3,) before allreduce",
+            "aten.zero_.default on the current stream touches (3,) before allreduce",
+            "the group was destroyed while allreduce was under way",
+            "[2.0, 2.0, 2.0]",
+            "None",
+            "[4.0, 4.0, 4.0]",
+            "3.0",
+            "aten.zero_.default on the current stream touches (3,) before _allgather_base",
+            "[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]",
+        ]
+        assert len(said) == len(expected)
+        for found, begin in zip(said, expected, strict=True):
+            assert found.startswith(begin)
+
+
+def recorded(rank: int) -> tuple[list[int], int]:
+    """On a rank: when the recorder says that two sums ended, and when they could begin; in ns of the step."""
+    exchange = streams().open_nccl_like()
+    with simulated() as simulation:
+        group, go = exchange.backend, threading.Event()
+        gloo, clock = group._gloo, SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
+
+        def held(*arguments: Any) -> Any:
+            assert go.wait(60)
+            return gloo.allreduce(*arguments)
+
+        group._gloo = SimpleNamespace(allreduce=held)
+        recorder = exchange.traffic.recorder = Recorder(clock, DEVICE)  # type: ignore[arg-type]
+        values = [torch.ones(4, device=DEVICE) for _ in range(2)]
+        recorder.begins(Phase.BACKWARD)
+        for tensor in values:
+            exchange.allreduce([tensor]).wait()
+        assert not any(transfer.ended.is_set() for transfer in simulation.transfers)
+        began_ns = time.perf_counter_ns() - recorder._start.at_ns
+        go.set()
+        recorder.step_done(values[0])
+        Control(DEVICE).synchronize()
+        columns = StepColumns(**{name: [1] for name in StepColumns.__struct_fields__})
+        operations = recorder.take(columns).operations
+        exchange.traffic.recorder, group._gloo = None, gloo
+        assert [tensor.tolist() for tensor in values] == [[2.0] * 4] * 2
+    rows = zip(operations.issued_ns, operations.duration_ns, strict=True)
+    return [issued_ns + took_ns for issued_ns, took_ns in rows], began_ns
+
+
+def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns(ranks: Ranks) -> None:
+    for ended_ns, began_ns in ranks(2, recorded):
+        assert len(ended_ns) == 2
+        assert min(ended_ns) >= began_ns
