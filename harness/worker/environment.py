@@ -12,6 +12,7 @@ import torch
 from harness.device import cpu_model, driver_version, nccl_settings
 from harness.packages import with_packages
 from harness.worker.rank import Rank
+from harness.worker.usage import started_by
 from results.cell import Cell
 from results.environment import Environment
 from results.launch import JobVariables, Launch
@@ -33,7 +34,7 @@ def probe(
         allocation=allocation(launch.job_variables),
         device_uuid=device_uuid(device) if cuda else None,
         cpu_model=cpu_model(),
-        cores=len(os.sched_getaffinity(os.getppid())),
+        cores=len(os.sched_getaffinity(started_by().pid)),
         threads=torch.get_num_threads(),
         code=with_packages(launch.code, [cell]),
         driver=driver_version() if cuda else None,

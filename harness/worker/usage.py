@@ -150,8 +150,15 @@ def _own_s(cores: frozenset[int], starter: psutil.Process) -> float:
     return total
 
 
+def started_by() -> psutil.Process:
+    """What started this rank: torchrun. For a process that was forked from a rank, what started that one."""
+    own, parent = psutil.Process(), psutil.Process(os.getppid())
+    forked = parent.cmdline() == own.cmdline()
+    return (parent.parent() or parent) if forked else parent
+
+
 def _starter() -> psutil.Process:
     """What started all ranks on this host: torchrun, or what started one torchrun for each virtual node."""
-    agent = psutil.Process(os.getppid())
+    agent = started_by()
     parent = agent.parent()
     return parent if parent is not None and "harness.launch.nodes" in parent.cmdline() else agent

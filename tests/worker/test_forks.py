@@ -8,17 +8,20 @@ import sys
 SCRIPT = """
 import os, sys, threading
 from harness.worker.forks import STOPPED, obstacle, run_of_this_process
+from harness.worker.usage import _starter
 
 def codes(*asked):
     mine = run_of_this_process(range(len(asked)))
     if os.getpid() != rank:
         print("child", mine, flush=True)
+        # Else the other ranks would be foreign to it.
+        assert _starter().pid == starter
         if asked[mine] < 0:
             os.kill(os.getpid(), -asked[mine])
         os._exit(asked[mine])
     print("rank", mine, flush=True)
 
-rank = os.getpid()
+rank, starter = os.getpid(), os.getppid()
 print(obstacle())
 codes(0, 0)
 codes(0, STOPPED, 0)
