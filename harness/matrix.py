@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from harness.plan.launchers import DEFAULT
 from harness.plan.limit import Limit
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
-from harness.plan.request import make_request
+from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
 from harness.studies import warn_of_losses
@@ -59,18 +59,21 @@ class Matrix:
         )
         self._call = self._launcher.accept(call)
         folder = study_file.parent if study_file else Path()
-        self._request = self._requested(options, folder.resolve())
+        self._requests = self._requested(options, folder.resolve())
+        self._request = self._requests[0]
+        """What all of them have in common, whatever the setting."""
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
-        self._root = Path(options.out) if options.out else RUNS / study_name(self._request, name=self._name)
+        self._root = Path(options.out) if options.out else RUNS / study_name(*self._requests, name=self._name)
         self._check()
         self._check_extras()
 
-    def _requested(self, options: StudyFile, folder: Path) -> Request:
+    def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
         hosts = self._call.hosts
-        request = make_request(options, machine_has_cuda=hosts.has_gpus, source_folder=folder)
-        if request.gpus_per_node is None and hosts.gpus_per_node is not None:
-            return msgspec.structs.replace(request, gpus_per_node=hosts.gpus_per_node)
-        return request
+        requests = make_requests(options, machine_has_cuda=hosts.has_gpus, source_folder=folder)
+        if requests[0].gpus_per_node is None and hosts.gpus_per_node is not None:
+            per_node = hosts.gpus_per_node
+            return tuple(msgspec.structs.replace(one, gpus_per_node=per_node) for one in requests)
+        return requests
 
     def _check(self) -> None:
         """Refuse what the launcher cannot do, and tell what it has no use for."""
@@ -126,12 +129,14 @@ class Matrix:
         study = Study.for_planning(self._root)
         warn_of_losses(study, self._console)
         self._warn_of_other_work(study)
-        plan = self._plan(study)
+        plans = self._plans(study)
+        plan = _as_one(plans)
         code = with_packages(code_version(), plan.cells)
         conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
         for sentence in uncounted(study.results(), plan, conditions):
             self._console.note(sentence)
-        self._call.show(study, plan, code)
+        for each in self._to_run(plans):
+            self._call.show(study, each, code)
         self._check_own_code(plan)
 
     def _check_own_code(self, plan: Plan) -> None:
@@ -160,36 +165,48 @@ class Matrix:
         """
         # Once before anything is written: a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
-        plan = self._plan(study)
-        code = with_packages(code_version(), plan.cells)
-        self._call.check(study, plan, code)
+        plans = self._plans(study)
+        code = with_packages(code_version(), _as_one(plans).cells)
+        for each in self._to_run(plans):
+            self._call.check(study, each, code)
         with study_lock(self._root) as lock, signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
             warn_of_losses(study, self._console)
             self._warn_of_other_work(study)
-            plan = self._kept_plan(study)
-            exit_code = self._call.run(study, plan, code, lock)
-            if exit_code is not None:
-                return exit_code or self._without_cells(plan)
+            plans = self._kept_plans(study)
+            plan = _as_one(plans)
+            codes = [self._call.run(study, each, code, lock) for each in self._to_run(plans)]
+            ended = [exit_code for exit_code in codes if exit_code is not None]
+            if ended:
+                return max(ended) or self._without_cells(plan)
             results = study.collect()
         return self._finish(study, plan, results, report=report)
 
-    def _plan(self, study: Study) -> Plan:
+    def _to_run(self, plans: Sequence[Plan]) -> Sequence[Plan]:
+        return [_as_one(plans)] if self._call.runs_plans_as_one else plans
+
+    def _plans(self, study: Study) -> list[Plan]:
+        """Of each setting."""
         earlier = study.plans()
         if self._name is not None and earlier and earlier[0].study != self._name:
             raise UsageError(
                 f"{study.root} holds the study {earlier[0].study!r}, not {self._name!r}; choose another "
                 f"folder with --out, or extend that one with --name {earlier[0].study}"
             )
-        return expand(
-            self._request,
-            study=earlier[0].study if earlier else self._name or study.name,
-            created_at=utc_now(),
-            earlier=earlier,
-            limit=self._limit(),
-            link_obstacle=self._link_obstacle(),
-        )
+        made: list[Plan] = []
+        for request in self._requests:
+            made.append(
+                expand(
+                    request,
+                    study=earlier[0].study if earlier else self._name or study.name,
+                    created_at=utc_now(),
+                    earlier=(*earlier, *made),
+                    limit=self._limit(),
+                    link_obstacle=self._link_obstacle(),
+                )
+            )
+        return made
 
     def _warn_of_other_work(self, study: Study) -> None:
         """Tell that the study has other workloads than this call: a name that was taken already."""
@@ -230,9 +247,11 @@ class Matrix:
         )
         return 1
 
-    def _kept_plan(self, study: Study) -> Plan:
-        """The plan of this call: the one that is kept already, if nothing new was asked for."""
-        plan = self._plan(study)
+    def _kept_plans(self, study: Study) -> list[Plan]:
+        """The plans of this call: those that are kept already, where nothing new was asked for."""
+        return [self._kept(study, plan) for plan in self._plans(study)]
+
+    def _kept(self, study: Study, plan: Plan) -> Plan:
         for kept in reversed(study.plans()):
             if (kept.request, kept.cells, kept.series, kept.skips) == (
                 plan.request,
@@ -257,6 +276,17 @@ class Matrix:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"
             self._console.note(f"{incomplete}: {bench_call('status', study.root)}")
         return max(int(missing > 0), self._without_cells(plan))
+
+
+def _as_one(plans: Sequence[Plan]) -> Plan:
+    """Everything of the plans of one call, by the request of the first."""
+    cells = {cell.id: cell for plan in plans for cell in plan.cells}
+    return msgspec.structs.replace(
+        plans[0],
+        cells=tuple(cells.values()),
+        series=tuple(series for plan in plans for series in plan.series),
+        skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),
+    )
 
 
 def _run_options(options: StudyFile) -> RunOptions:

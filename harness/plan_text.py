@@ -15,8 +15,9 @@ from harness.plan.expand import choices
 from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
+from harness.plan.study_file import SETTINGS
 from harness.plan.surroundings import MIB, SHARE
-from reports.text import count, devices, devices_word, duration
+from reports.text import count, devices, devices_word, duration, listed
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
 from results.launch import Launch
@@ -55,7 +56,8 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {_sizes(plan)}, "
-        f"{' and '.join(request.scalings)} scaling, {request.precision}, {request.dataset} data",
+        f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, "
+        f"{_all_of(plan, 'dataset')} data",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
@@ -105,7 +107,7 @@ def plan_tables(
     for text in plan_summary(study, plan, launches, earlier):
         console.result(text)
     workers = devices_word({plan.request.device})
-    axes = _told_axes(plan.cells)
+    axes = [*_told_axes(plan.cells), *_varied(plan.cells)]
     console.result("\ncells")
     console.table(
         ["cell", "workload", *axes, workers, "micro-batch", "accumulation", "global batch"],
@@ -223,15 +225,31 @@ def _axes(request: Request) -> str:
     return "".join(f"{lead}{', '.join(values)}" for lead, values in axes.items())
 
 
+def _all_of(plan: Plan, field: str) -> str:
+    """What the cells have of a setting: `fp32 and bf16`."""
+    found = dict.fromkeys(str(getattr(cell, field)) for cell in plan.cells)
+    return listed(list(found) or [getattr(plan.request, field)])
+
+
 def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
     """The strategy, and what else says how gradients travel in some row."""
     told = [axis for axis, default in _DEFAULTS.items() if any(getattr(row, axis) != default for row in rows)]
     return ["strategy", *told]
 
 
+def _varied(cells: Sequence[Cell]) -> list[str]:
+    """The settings in which cells of one workload differ, but for those that have a column anyway."""
+    found: dict[tuple[str, str], set[object]] = {}
+    for cell in cells:
+        for name in SETTINGS:
+            found.setdefault((name, cell.workload), set()).add(getattr(cell, name))
+    varied = {name for (name, _), values in found.items() if len(values) > 1}
+    return [name for name in SETTINGS if name in varied and name != "accumulation"]
+
+
 def _cell_row(cell: Cell, axes: Sequence[str]) -> list[str]:
     figures = (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)
-    named = [getattr(cell, axis) for axis in axes]
+    named = [str(getattr(cell, axis)) for axis in axes]
     return [cell.id, cell.workload, *named, *(str(figure) for figure in figures)]
 
 

@@ -31,6 +31,8 @@ INTERRUPTED = 130
 class CampaignCall(LauncherCall):
     """A call that runs what is left of the plan, one launch after another, and stays until it is done."""
 
+    runs_plans_as_one = True
+
     def __init__(self, call: MatrixCall) -> None:
         self._call = call
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))

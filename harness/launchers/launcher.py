@@ -46,6 +46,8 @@ class LauncherCall(ABC):
     """What a launcher makes of one call."""
 
     hosts: WorkerHosts
+    runs_plans_as_one: ClassVar[bool] = False
+    """Whether the plans of several settings are run as one, which no file holds; else one after another."""
 
     @abstractmethod
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:

@@ -20,13 +20,13 @@ _NOT_WORK = ("repeats", "source_folder")
 """More repeats go on in the same study; where its files lie does not make it another one."""
 
 
-def study_name(request: Request, *, name: str | None = None) -> str:
-    """The name of the study's folder: `name` if given, else one over the request.
+def study_name(request: Request, *others: Request, name: str | None = None) -> str:
+    """The name of the study's folder: `name` if given, else one over the requests.
 
     Raises UsageError if `name` would not make a plain folder name.
     """
     if name is None:
-        return default_name(request)
+        return default_name(request, *others)
     if not _GOOD.fullmatch(name):
         raise UsageError(
             f"--name {name!r} is no plain folder name; write letters, digits and . _ + -, a letter or digit "
@@ -67,18 +67,22 @@ def plain_name(stem: str) -> str:
     return _slug(stem)[:100] or "study"
 
 
-def default_name(request: Request) -> str:
-    """Such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads, counts, and 6 hex digits over the request."""
+def default_name(request: Request, *others: Request) -> str:
+    """Such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads and counts, which the requests have in common,
+    and 6 hex digits over all of them."""
     workloads = "+".join(sorted(_slug(text) for text in request.workloads))[:60].rstrip("+-.")
     first, last = min(request.gpus), max(request.gpus)
     counts = f"g{first}" if first == last else f"g{first}-{last}"
-    return f"{workloads}-{counts}-{_digest(request)}"
+    return f"{workloads}-{counts}-{_digest(request, *others)}"
 
 
-def _digest(request: Request) -> str:
+def _digest(*requests: Request) -> str:
     """Over the fields that differ from their default, so that a new field does not rename old calls."""
-    given = {key: value for key, value in differing_fields(request).items() if key not in _NOT_WORK}
-    return hashlib.sha256(msgspec.json.encode(given, order="sorted")).hexdigest()[:6]
+    texts = []
+    for request in requests:
+        given = {key: value for key, value in differing_fields(request).items() if key not in _NOT_WORK}
+        texts.append(msgspec.json.encode(given, order="sorted"))
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:6]
 
 
 def _slug(text: str) -> str:

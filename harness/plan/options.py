@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
+from results.cell import MemoryFormat, Precision
 from results.errors import GpuCountsError, UsageError
 from results.gpus import GpuCounts
 from results.plan import Scaling
@@ -75,11 +76,22 @@ DURATION = Kind(
     "seconds or a time like 90s, 30m, 2h", "TIME", str, lambda value, where: (read_duration_s(value, where),)
 )
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
+PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
+MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
 SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(Scaling))
+
+
+def _joined(kind: Kind) -> Meta:
+    """For the JSON Schema: a text is choices joined by commas."""
+    one = f"\\s*({'|'.join(kind.choices)})\\s*"
+    return Meta(extra_json_schema={"pattern": f"^{one}(,{one})*$"})
+
 
 Names = Annotated[str | list[str] | None, NAMES]
 Counts = Annotated[int | str | list[int | str] | None, COUNTS]
 Gpus = Annotated[int | str | list[int | str] | None, GPUS]
+Precisions = Annotated[str | list[str] | None, PRECISIONS, _joined(PRECISIONS)]
+MemoryFormats = Annotated[str | list[str] | None, MEMORY_FORMATS, _joined(MEMORY_FORMATS)]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
 Duration = Annotated[float | str | None, DURATION]
 Text = Annotated[str | None, TEXT]

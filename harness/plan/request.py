@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from harness.plan.options import Counts, Gpus, Names, read_counts, read_duration_s, read_gpus, read_names
-from harness.plan.study_file import BY_NAME, StudyFile, check_values
+from harness.plan.study_file import BY_NAME, StudyFile, check_values, combinations
 from results.cell import (
     BASELINE_STRATEGY,
     DEFAULT_COLLECTIVE,
@@ -52,6 +52,17 @@ _CATALOGS = {
 }
 
 
+def make_requests(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> tuple[Request, ...]:
+    """A request for each setting that `options` name: one value each of those of `SETTINGS`, in every
+    combination. Raises as `make_request` does."""
+    check_values(options, lambda name: BY_NAME[name].flag)
+    made = (
+        make_request(one, machine_has_cuda=machine_has_cuda, source_folder=source_folder)
+        for one in combinations(options)
+    )
+    return tuple(dict.fromkeys(made))
+
+
 def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> Request:
     """What `options` ask for, with the defaults of everything they leave out.
 
@@ -59,10 +70,12 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
     the value and the rule, and SpecError and GpuCountsError, which are UsageErrors.
     """
     check_values(options, lambda name: BY_NAME[name].flag)
+    options, *others = combinations(options)
+    assert not others, "of several settings make_requests makes several"
     device = _device(options, machine_has_cuda)
     workloads = _canonical(WORKLOADS, options.workload, default_workloads(device))
     include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
-    dataset = DATASETS.parse(options.dataset or SYNTHETIC).text
+    dataset = DATASETS.parse(cast(str, options.dataset or SYNTHETIC)).text
     named = [*workloads, *(pattern.workload for pattern in include if pattern.workload is not None)]
     _require_fit(dataset, named)
     given = {name: getattr(options, name) for name in _AS_THEY_ARE}
@@ -80,7 +93,7 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
         device=device,
         backend=_backend(options, device),
         activation_checkpointing=_checkpointing(options),
-        optimizer=OPTIMIZERS.parse(options.optimizer).text if options.optimizer else None,
+        optimizer=OPTIMIZERS.parse(cast(str, options.optimizer)).text if options.optimizer else None,
         steps=_steps(options),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
         clip_norm=None if options.clip_norm is None else float(options.clip_norm),

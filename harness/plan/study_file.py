@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,16 +14,18 @@ from harness.plan.options import (
     Counts,
     Duration,
     Gpus,
+    MemoryFormats,
     Names,
     Number,
     PlanOption,
+    Precisions,
     Scalings,
     Switch,
     Text,
     Whole,
     option,
 )
-from results.cell import Backend, MemoryFormat, Precision
+from results.cell import Backend
 from results.plan import Pattern
 from results.strict_yaml import FileKind, Where
 
@@ -48,14 +52,12 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     scaling: Annotated[Scalings, option("weak keeps the batch per replica, strong the global batch")] = None
     repeats: Annotated[Whole, option("runs of each cell", ge=1, le=1000)] = None
-    dataset: Annotated[Text, option("synthetic, digits or text[:PATH]")] = None
+    dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own")] = None
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, option("where it runs")] = None
     backend: Annotated[Backend | None, option("what moves gradients")] = None
-    precision: Annotated[
-        Precision | None, option("arithmetic of forward and backward; fp32 means no TF32")
-    ] = None
-    accumulation: Annotated[Whole, option("micro-batches added up before one update", ge=1)] = None
-    optimizer: Annotated[Text, option("such as sgd:lr=0.1 or adamw; the workload's own if left out")] = None
+    precision: Annotated[Precisions, option("arithmetic of forward and backward; fp32 means no TF32")] = None
+    accumulation: Annotated[Counts, option("micro-batches added up before one update", ge=1)] = None
+    optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw; the workload's own if left out")] = None
     clip_norm: Annotated[Number, option("global gradient norm to clip at", gt=0)] = None
     activation_checkpointing: Annotated[Switch, option("recompute activations in backward")] = None
     selective_checkpointing: Annotated[
@@ -66,8 +68,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         option("MiB that each rank may take beyond the idle worker: a smaller device than there is", ge=1),
     ] = None
     compile: Annotated[Switch, option("compile the model with torch.compile")] = None
-    memory_format: Annotated[MemoryFormat | None, option("layout of images in memory")] = None
-    seed: Annotated[Whole, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
+    memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
+    seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
     gpus_per_node: Annotated[Whole, option("devices of one node; all on one if left out", ge=1)] = None
     node_size: Annotated[Whole, option("ranks of one virtual node; under a link 1 if left out", ge=1)] = None
     budget: Annotated[Duration, option("time after which a run stops measuring: 20s, 2m", ge=0)] = None
@@ -141,7 +143,17 @@ OPTIONS = tuple(
     if field.name not in ("include", "exclude")
 )
 """The options that are flags as well."""
+SETTINGS = ("dataset", "precision", "accumulation", "optimizer", "memory_format", "seed")
+"""Options of which several values make several settings: a plan for each combination of them."""
 BY_NAME = {known.name: known for known in OPTIONS}
+
+
+def combinations(options: StudyFile) -> Iterator[StudyFile]:
+    """The options with one value of each setting, in every combination; the last setting changes first."""
+    given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
+    each = [BY_NAME[name].kind.items(value, BY_NAME[name].flag) for name, value in given.items()]
+    for values in product(*each):
+        yield msgspec.structs.replace(options, **dict(zip(given, values, strict=True)))
 
 
 def merge(file: StudyFile, flags: StudyFile) -> StudyFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,30 @@ def test_status_show_and_collect_tell_the_same_story(small_study: Small, bench) 
 
 def _close(value: float) -> object:
     return pytest.approx(value, rel=1e-9)
+
+
+def test_several_settings_are_run_beside_each_other_and_told_apart(
+    bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    call = (
+        "matrix --workload mlp --gpus 1 --batch-size 8 --repeats 1 --device cpu --budget 0 --quads 0".split()
+    )
+    settings = ("--precision", "fp32,bf16", "--seed", "0,1", "--out", "study")
+    shown = bench(*call, *settings, "--dry-run")
+    assert "fp32 and bf16, synthetic data" in shown.stdout
+    assert "4 cells x 1 repeat; 0 points skipped; 4 of 4 runs to do" in shown.stdout
+    # One launch: cells of several settings lie beside each other in time.
+    assert shown.stdout.count("torch.distributed.run") == 1
+    done = bench(*call, *settings)
+    assert done.returncode == 0, done.stderr
+    plans = Study(tmp_path / "study").plans()
+    assert [(plan.request.precision, plan.request.seed) for plan in plans] == [
+        *(("fp32", seed) for seed in (0, 1)),
+        *(("bf16", seed) for seed in (0, 1)),
+    ]
+    assert [len(plan.cells) for plan in plans] == [1, 1, 1, 1]
+    told = bench("export", "study", "--format", "markdown").stdout
+    assert "precision=bf16, seed=1" in told
+    again = bench(*call, *settings)
+    assert "0 of 4 runs to do" in again.stderr
+    assert len(Study(tmp_path / "study").plans()) == 4

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import command
-from harness.plan.options import COUNTS, DURATION, GPUS, NAMES, SCALINGS, PlanOption
+from harness.plan.options import COUNTS, DURATION, GPUS, NAMES, PlanOption
 from harness.plan.request import make_request
 from harness.plan.study_file import (
     BY_NAME,
@@ -309,7 +309,7 @@ def values(option: PlanOption) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind.choices:
         chosen = st.sampled_from(kind.choices)
-        return chosen | st.lists(chosen, min_size=1) if kind is SCALINGS else chosen
+        return chosen | st.lists(chosen, min_size=1) if kind.metavar else chosen
     if kind is GPUS:
         return st.integers(1, 4096) | st.sampled_from(["1..8", "8..64:8", [1, "2..4"]])
     if kind is COUNTS:
