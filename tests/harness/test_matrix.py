@@ -12,6 +12,7 @@ import pytest
 
 from results.store import Study
 
+QUICK = ("--device", "cpu", "--batch-size", "8", "--budget", "0")
 Small = tuple[Study, subprocess.CompletedProcess[str]]
 
 
@@ -151,9 +152,7 @@ def _close(value: float) -> object:
 def test_several_settings_are_run_beside_each_other_and_told_apart(
     bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    call = (
-        "matrix --workload mlp --gpus 1 --batch-size 8 --repeats 1 --device cpu --budget 0 --quads 0".split()
-    )
+    call = ("matrix", "--workload", "mlp", "--gpus", "1", "--strategy", "single", "--repeats", "1", *QUICK)
     settings = ("--precision", "fp32,bf16", "--seed", "0,1", "--out", "study")
     shown = bench(*call, *settings, "--dry-run")
     assert "fp32 and bf16, synthetic data" in shown.stdout
