@@ -45,8 +45,10 @@ def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, pat
         console.result(f"{study.name}:")
         print_headline(study, console)
         console.result()
-    for finding in compare(studies).findings:
-        console.result(finding)
+    shared = compare(studies)
+    for finding in (*shared.findings, *(f"Not compared: {text}." for text in shared.unlike)):
+        for line in textwrap.wrap(finding, console.width, break_on_hyphens=False):
+            console.result(line)
     _tell(written, console)
 
 
@@ -64,7 +66,7 @@ def write_figures(
 ) -> Path:
     """Write the drawings as files: into `figures` beside a study's own page, else `PAGE.figures`; a folder a
     study where there are several."""
-    from reports.page.paper import figure_files
+    from reports.page.paper import figure_files, shared_figure_files
 
     folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
     number = 0
@@ -72,6 +74,10 @@ def write_figures(
         target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
         for one in figure_files(study, forms, style):
             files.replace(target / one.name, one.data)
+            number += 1
+    if len(studies) > 1:
+        for one in shared_figure_files(studies, forms, style):
+            files.replace(folder / one.name, one.data)
             number += 1
     console.result(f"figures: {count(number, 'file')} in {folder}")
     return folder

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import SINGLE_RUN_NOISE, Curve, CurvePoint, scaled
+from results.cell import StepPolicy
 from results.outcome import Evidence
 from results.plan import Scaling
 from results.statistics import ratio_of_runs
@@ -24,6 +25,13 @@ class Piece:
     """Those with a figure; one at least."""
     others: int
     """Pieces of the same workload and rule (other batches, settings, links)."""
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """What is done, by which rule and over which network: the same in two studies of equal work."""
+        key = self.curves[0].key
+        setting = tuple(pair for pair in key.setting if pair[0] not in StepPolicy.__struct_fields__)
+        return key.workload, key.kind, key.batch, setting, key.link
 
     @property
     def measured(self) -> list[Named]:
@@ -46,10 +54,13 @@ def pieces(curves: Iterable[Curve]) -> list[Piece]:
     found: dict[tuple[object, ...], list[Curve]] = {}
     for curve in curves:
         if curve.points:
-            key = curve.key
-            work = (key.workload, key.kind, key.batch, key.setting, key.link)
-            found.setdefault(work, []).append(curve)
+            found.setdefault(_work(curve), []).append(curve)
     return [Piece(curves=tuple(those), others=0) for those in found.values()]
+
+
+def _work(curve: Curve) -> tuple[object, ...]:
+    key = curve.key
+    return key.workload, key.kind, key.batch, key.setting, key.link
 
 
 def _worth(curves: Iterable[Curve]) -> tuple[int, float]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from reports.analysis.scaling import CurvePoint, Efficiency
+from reports.analysis.side_by_side import SideBySide, compare
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.page.rows import CellRow, cell_rows
@@ -24,7 +25,10 @@ def json_document(studies: Sequence[StudyFigures]) -> str:
     """The document as indented text; the same studies give the same bytes. What is unknown is null."""
     head: Json = {"schema": SCHEMA, "schema_version": VERSION, "writer": WRITER}
     # msgspec writes what JSON has no number for (infinity) as null.
-    data = msgspec.json.encode(head | {"studies": [_study(study) for study in studies]})
+    document = head | {"studies": [_study(study) for study in studies]}
+    if len(studies) > 1:
+        document["comparison"] = _comparison(compare(studies))
+    data = msgspec.json.encode(document)
     return msgspec.json.format(data, indent=2).decode() + "\n"
 
 
@@ -42,6 +46,29 @@ def _study(study: StudyFigures) -> Json:
         "cells": [_cell(row) for row in cell_rows(study)],
         "skipped": [
             {"gpus": group.gpus, **_fields(group.skip, without=("gpus",))} for group in study.skipped
+        ],
+    }
+
+
+def _comparison(found: SideBySide) -> Json:
+    return {
+        "findings": found.findings,
+        "unlike": found.unlike,
+        "cells": [
+            {
+                "id": entry.figures.cell.id,
+                "study": entry.study,
+                "first": shared.entries[0].study,
+                "first_id": shared.cell.id,
+                "ratio": entry.ratio,
+                "change": entry.change,
+                "absent": entry.absent,
+                "differs": entry.differs,
+                "disturbed": [one.runs for one in entry.disturbed],
+                "runs": [one.of for one in entry.disturbed],
+            }
+            for shared in found.cells
+            for entry in shared.entries[1:]
         ],
     }
 

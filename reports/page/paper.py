@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any, Literal
 
@@ -21,7 +22,10 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from reports.analysis.losses import LossGroup, loss_group
 from reports.analysis.pieces import Piece, pieces
 from reports.analysis.scaling import Curve, CurvePoint
+from reports.analysis.side_by_side import CellInStudy, compare
 from reports.analysis.study import StudyFigures
+from results.cell import Cell
+from results.label import label
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -51,6 +55,12 @@ STYLES: dict[Style, _Look] = {
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe & Ito, Color Universal Design (2008), as on the page."""
 MUTED = "#6b7480"
+_DASHES = ("-", "--", "-.", ":")
+"""By the study, where several share axes."""
+_MOST_LINES = 9
+"""Lines of a drawing: more are not told apart. The page has all."""
+_ROWS = 12
+"""Rows of a drawing of ratios."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
@@ -63,21 +73,83 @@ class FigureFile:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A curve as it is drawn."""
+
+    curve: Curve
+    name: str
+    colour: str
+    mark: str
+    dash: str = "-"
+
+
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
     """Every drawing of a study in every form; none where nothing has a figure."""
     taken: dict[str, int] = {}
     for piece in pieces(study.curves):
         stem = _stem(piece, taken)
-        drawn: dict[str, Callable[[Axes], None]] = {
-            "throughput": lambda axes, piece=piece: _throughput(axes, piece),  # type: ignore[misc]
-            "efficiency": lambda axes, piece=piece: _efficiency(axes, piece),  # type: ignore[misc]
-        }
+        lines = _styled([(curve, curve.key.label, "-") for curve in piece.curves])
+        yield from _curve_files(stem, lines, forms, style)
         losses = loss_group(piece.curves)
         if losses is not None:
-            drawn["losses"] = lambda axes, losses=losses: _losses(axes, losses)  # type: ignore[misc]
-        for what, draw in drawn.items():
-            for form in forms:
-                yield FigureFile(name=f"{stem}-{what}.{form}", data=_file(draw, form, STYLES[style]))
+            yield from _files(f"{stem}-losses", partial(_losses, group=losses), forms, style)
+
+
+def shared_figure_files(
+    studies: Sequence[StudyFigures], forms: Sequence[FileForm], style: Style
+) -> Iterator[FigureFile]:
+    """What several studies share, on the same axes: curves of equal work, and ratios of matched cells."""
+    found: dict[tuple[object, ...], list[tuple[StudyFigures, Piece]]] = {}
+    for study in studies:
+        for piece in pieces(study.curves):
+            found.setdefault(piece.work, []).append((study, piece))
+    taken: dict[str, int] = {}
+    for those in found.values():
+        if len(those) > 1:
+            named = [
+                (curve, f"{curve.key.label}, {study.name}", _DASHES[studies.index(study) % len(_DASHES)])
+                for study, piece in those
+                for curve in piece.curves
+            ]
+            yield from _curve_files(_stem(those[0][1], taken), _styled(named), forms, style)
+    judged = [
+        (shared.cell, entry)
+        for shared in compare(studies).cells
+        for entry in shared.entries[1:]
+        if entry.ratio is not None
+    ]
+    for number in range(0, len(judged), _ROWS):
+        part = judged[number : number + _ROWS]
+        name = "ratios" if number == 0 else f"ratios-{number // _ROWS + 1}"
+        yield from _files(name, partial(_ratios, rows=part), forms, style)
+
+
+def _styled(named: Sequence[tuple[Curve, str, str]]) -> list[_Line]:
+    """A colour and a mark for each way of training; of many lines the fastest."""
+    labels = list(dict.fromkeys(curve.key.label for curve, *_ in named))
+    looks = dict(zip(labels, zip(cycle(_COLOURS), cycle(_MARKS), strict=False), strict=False))
+    lines = [
+        _Line(curve=curve, name=name, colour=colour, mark=mark, dash=dash)
+        for curve, name, dash in named
+        for colour, mark in [looks[curve.key.label]]
+    ]
+    kept = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
+    return [line for line in lines if line in kept[:_MOST_LINES]]
+
+
+def _curve_files(
+    stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style
+) -> Iterator[FigureFile]:
+    yield from _files(f"{stem}-throughput", lambda axes: _throughput(axes, lines), forms, style)
+    yield from _files(f"{stem}-efficiency", lambda axes: _efficiency(axes, lines), forms, style)
+
+
+def _files(
+    stem: str, draw: Callable[[Axes], None], forms: Sequence[FileForm], style: Style
+) -> Iterator[FigureFile]:
+    for form in forms:
+        yield FigureFile(name=f"{stem}.{form}", data=_file(draw, form, STYLES[style]))
 
 
 def _stem(piece: Piece, taken: dict[str, int]) -> str:
@@ -119,69 +191,83 @@ def _file(draw: Callable[[Axes], None], form: FileForm, look: _Look) -> bytes:
         return file.getvalue()
 
 
-def _throughput(axes: Axes, piece: Piece) -> None:
-    _lines(axes, piece, lambda point: point.figures.throughput)
+def _throughput(axes: Axes, lines: Sequence[_Line]) -> None:
+    _draw(axes, lines, lambda point: point.figures.throughput)
     axes.set_yscale("log")
-    axes.set_ylabel(f"throughput ({piece.curves[0].points[0].figures.throughput.unit})")
-    _finish(axes, piece)
+    axes.set_ylabel(f"throughput ({lines[0].curve.points[0].figures.throughput.unit})")
+    _finish(axes, lines)
 
 
-def _efficiency(axes: Axes, piece: Piece) -> None:
-    _lines(axes, piece, lambda point: point.efficiency.metric, scale=100)
+def _efficiency(axes: Axes, lines: Sequence[_Line]) -> None:
+    _draw(axes, lines, lambda point: point.efficiency.metric, scale=100)
     axes.axhline(100, color=MUTED, linewidth=0.7, linestyle=(0, (6, 2, 1, 2)), zorder=1)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("efficiency (%)")
-    _finish(axes, piece)
+    _finish(axes, lines)
 
 
-def _lines(
-    axes: Axes, piece: Piece, metric: Callable[[CurvePoint], Metric | None], *, scale: float = 1.0
+def _draw(
+    axes: Axes, lines: Sequence[_Line], metric: Callable[[CurvePoint], Metric | None], *, scale: float = 1.0
 ) -> None:
-    """A line a strategy: measured points filled, emulated ones hollow; bars are the intervals."""
-    for curve, colour, mark in zip(piece.curves, cycle(_COLOURS), cycle(_MARKS), strict=False):
-        found = [(point, one) for point in curve.points if (one := metric(point)) is not None]
+    """Measured points filled, emulated ones hollow; bars are the intervals."""
+    for line in lines:
+        found = [(point, one) for point in line.curve.points if (one := metric(point)) is not None]
         if not found:
             continue
-        sizes = [point.gpus for point, _ in found]
-        values = [scale * one.value for _, one in found]
-        ends = [
-            (one.value if one.low is None else one.low, one.value if one.high is None else one.high)
-            for _, one in found
-        ]
-        errors = [
-            [value - scale * low for value, (low, _) in zip(values, ends, strict=True)],
-            [scale * high - value for value, (_, high) in zip(values, ends, strict=True)],
-        ]
         emulated = any(point.figures.evidence is Evidence.EMULATED for point, _ in found)
+        short = line.name if len(line.name) <= 40 else f"{line.name[:37]}..."
         axes.errorbar(
-            sizes,
-            values,
-            yerr=errors,
-            color=colour,
-            marker=mark,
-            markerfacecolor="none" if emulated else colour,
-            linestyle=":" if emulated else "-",
+            [point.gpus for point, _ in found],
+            [scale * one.value for _, one in found],
+            yerr=_errors([one for _, one in found], scale),
+            color=line.colour,
+            marker=line.mark,
+            markerfacecolor="none" if emulated else line.colour,
+            linestyle=":" if emulated else line.dash,
             capsize=1.5,
-            label=_name(curve, emulated=emulated),
+            label=f"{short} (emulated)" if emulated else short,
         )
 
 
-def _name(curve: Curve, *, emulated: bool) -> str:
-    name = curve.key.label
-    short = name if len(name) <= 40 else f"{name[:37]}..."
-    return f"{short} (emulated)" if emulated else short
+def _errors(metrics: Sequence[Metric], scale: float) -> list[list[float]]:
+    """Below and above each value, 0 without an interval."""
+    below = [0.0 if one.low is None else scale * (one.value - one.low) for one in metrics]
+    above = [0.0 if one.high is None else scale * (one.high - one.value) for one in metrics]
+    return [below, above]
 
 
-def _finish(axes: Axes, piece: Piece) -> None:
-    sizes = sorted({point.gpus for curve in piece.curves for point in curve.points})
+def _finish(axes: Axes, lines: Sequence[_Line]) -> None:
+    points = [point for line in lines for point in line.curve.points]
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator([*map(float, sizes)]))
+    axes.xaxis.set_major_locator(FixedLocator(sorted({float(point.gpus) for point in points})))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    device = piece.curves[0].points[0].figures.cell.device
-    axes.set_xlabel("GPUs" if device == "cuda" else "ranks (CPU)")
+    axes.set_xlabel("GPUs" if points[0].figures.cell.device == "cuda" else "ranks (CPU)")
     axes.grid(axis="y", linewidth=0.4)
     axes.legend()
+
+
+def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
+    """A row a matched cell: times as fast as in the first study, with its interval; hollow: not judged."""
+    for place, (_, entry) in enumerate(rows):
+        assert entry.ratio is not None
+        colour = {"faster": _COLOURS[2], "slower": _COLOURS[1]}.get(entry.change or "", MUTED)
+        axes.errorbar(
+            [entry.ratio.value],
+            [place],
+            xerr=_errors([entry.ratio], 1.0),
+            color=colour,
+            marker="o",
+            markerfacecolor="none" if entry.change is None else colour,
+            linestyle="none",
+            capsize=1.5,
+        )
+    axes.axvline(1, color=MUTED, linewidth=0.7, zorder=1)
+    names = [f"{label(cell)} on {cell.gpus:,}, {entry.study}" for cell, entry in rows]
+    axes.set_yticks(range(len(rows)), [one if len(one) <= 40 else f"{one[:37]}..." for one in names])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("times as fast as in the first study")
+    axes.grid(axis="x", linewidth=0.4)
 
 
 def _losses(axes: Axes, group: LossGroup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import reports
 from harness.cli import run
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import FRAMES
+from reports.page.json_document import json_document
 from reports.page.latex import escaped, latex
-from reports.page.paper import FORMS, STYLES, figure_files
+from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
 from results.errors import UsageError
 
 
@@ -124,6 +126,44 @@ def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
     # TrueType, and no date.
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
+
+
+@pytest.fixture
+def two(new_study, tmp_path) -> list[StudyFigures]:
+    """The same series twice, of half the step time in the second, and one that differs in its batch."""
+    made = []
+    for name, factor, batch in (("before", 1.0, 16), ("after", 0.5, 32)):
+        planted = new_study(tmp_path / name)
+        cells = planted.series("weak", "ddp", [2, 4], batch=8)
+        other = planted.series("weak", "fsdp", [2], batch=batch)
+        planted.plan()
+        for cell in (*cells, *other):
+            planted.runs(cell, [factor * ms for ms in (10.0, 11.0, 12.0)])
+        made.append(analysed(planted))
+    return made
+
+
+def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
+    files = {one.name: one.data for one in shared_figure_files(two, ("svg",), "paper")}
+    # The batch of fsdp differs: its curves share no axes, and it has no ratio.
+    assert files.keys() == {
+        "gpt-nano-weak-b8-throughput.svg",
+        "gpt-nano-weak-b8-efficiency.svg",
+        "ratios.svg",
+    }
+
+
+def test_the_json_of_two_studies_has_the_ratio_of_each_matched_cell_and_names_unlike_work(two) -> None:
+    found = json.loads(json_document(two))["comparison"]
+    assert [(one["id"], one["first"], one["study"], one["change"]) for one in found["cells"]] == [
+        (cell.cell.id, "before", "after", "faster")
+        for cell in two[0].cells.values()
+        if cell.cell.strategy == "ddp"
+    ]
+    assert [one["ratio"]["value"] for one in found["cells"]] == pytest.approx([2.0, 2.0])
+    [unlike] = found["unlike"]
+    assert unlike.startswith("gpt-nano, fsdp on 2: micro_batch 16 in before, 32 in after")
+    assert "comparison" not in json.loads(json_document(two[:1]))
 
 
 def test_the_command_writes_them_beside_the_page(small, tmp_path: Path, capsys) -> None:
