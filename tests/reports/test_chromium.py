@@ -91,13 +91,15 @@ class Browser:
                 assert "error" not in got, got
                 return got["result"]
 
-    def open(self, page: Path, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
+    def open(
+        self, page: Path, *, width: int = 1280, dark: bool = False, scripts: bool = True, anchor: str = ""
+    ) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.complaints.clear()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.resize(width)
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=f"{page.as_uri()}{anchor}")
         while self._next().get("method") != "Page.loadEventFired":
             pass
 
@@ -392,6 +394,63 @@ def test_on_paper_are_first_screen_curves_failures_and_environment(chromium: Bro
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", data)) <= 8
     width, height = map(float, re.search(rb"/MediaBox\s*\[0 0 (\S+) (\S+)\]", data).groups())
     assert width > height
+
+
+def press_switch(browser: Browser, name: str) -> None:
+    browser.read(
+        f"[...document.querySelectorAll('.switches button')].find((b) => b.textContent === {name!r}).click()"
+    )
+
+
+def test_a_point_is_reached_by_keyboard_says_what_it_is_and_leads_to_its_row(
+    chromium: Browser, page: Path
+) -> None:
+    chromium.open(page)
+    chromium.read("document.querySelector('.tiles > :last-child a').focus()")
+    chromium.press("Tab")
+    told = chromium.read("document.activeElement.getAttribute('aria-label')")
+    assert told == "ddp on 2 ranks (CPU): 80.0 % (69.2 to 91.7, range of 3); 3 measured"
+    assert chromium.read("document.querySelector('.tip').textContent") == told
+    assert chromium.read("document.querySelector('.tip').offsetHeight") > 0
+    chromium.press("Enter")
+    row = "document.querySelector(location.hash.split('~')[0])"
+    assert chromium.read(f"{row}.tagName") == "TR"
+    assert 0 <= chromium.read(f"{row}.getBoundingClientRect().top") <= 900
+
+
+def test_series_and_axes_are_switched_and_stand_in_the_address(
+    chromium: Browser, page: Path, tmp_path: Path
+) -> None:
+    chromium.open(page)
+    shown = """[...document.querySelectorAll('.series')].filter(
+        (one) => getComputedStyle(one).display !== 'none').length"""
+    every = chromium.read(shown)
+    press_switch(chromium, "ddp")
+    assert chromium.read(shown) < every
+    assert "off=ddp" in chromium.read("location.hash")
+    press_switch(chromium, "ddp")
+    assert chromium.read(shown) == every
+    place = "document.querySelector('.s-summary .point').getAttribute('transform')"
+    before = chromium.read(place)
+    choose = "(() => {{ const one = document.querySelector('.switches select[name={}]'); one.value = '{}'; "
+    choose += "one.dispatchEvent(new Event('change')); }})()"
+    chromium.read(choose.format("y", "log"))
+    assert chromium.read(place) != before
+    assert "y=log" in chromium.read("location.hash")
+    moved = chromium.read(place)
+    chromium.read(choose.format("y", ""))
+    assert (
+        chromium.read(place) == pytest.approx(before) or chromium.read(place).split()[0] == before.split()[0]
+    )
+    # The same view from its address.
+    again = tmp_path / "again.html"
+    again.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    chromium.open(again, anchor="#curves~y=log&columns=network&filter=weak")
+    assert chromium.complaints == []
+    assert chromium.read(place) == moved
+    assert chromium.read("document.querySelector('[value=network]').checked") is True
+    assert chromium.read("document.querySelector('#table [role=status]').textContent") == "6 of 8 rows shown"
+    assert abs(chromium.read("document.querySelector('#curves').getBoundingClientRect().top")) < 100
 
 
 def test_the_first_tab_stop_leads_past_the_navigation(chromium: Browser, page: Path) -> None:

@@ -1,14 +1,27 @@
-// The page is whole without this. It sorts tables, filters, copies and downloads the full one.
+// The page is whole without this. It sorts tables, filters, copies and downloads the full one, shows what a
+// point says, switches series and axes, and keeps all of that in the address, so that a view can be sent.
 "use strict";
 (() => {
   const NOTHING = "-";
-  const order = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+  const letters = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const said = (element) => element.textContent.replace(/\s+/g, " ").trim();
 
   function made(tag, properties, ...children) {
     const element = Object.assign(document.createElement(tag), properties);
     element.append(...children);
     return element;
+  }
+
+  // The address: #ANCHOR~name=value&...
+  const parts = () => location.hash.slice(1).split("~");
+  const state = new URLSearchParams(parts()[1] ?? "");
+  const address = () => `#${parts()[0]}${state.size ? `~${state}` : ""}`;
+  const write = () => address() !== (location.hash || "#") && history.replaceState(null, "", address());
+
+  function keep(name, value) {
+    if (value) state.set(name, value);
+    else state.delete(name);
+    write();
   }
 
   // Numbers before words, in the direction asked for; nothing is last in both.
@@ -21,8 +34,7 @@
 
   function compare(a, b, way) {
     if (a.rank !== b.rank) return a.rank - b.rank;
-    if (a.rank === 0) return way * (a.number - b.number);
-    return a.rank === 1 ? way * order.compare(a.text, b.text) : 0;
+    return way * (a.rank === 0 ? a.number - b.number : letters.compare(a.text, b.text));
   }
 
   function sortable(table) {
@@ -32,13 +44,14 @@
 
     function sort(head, place) {
       const next = { ascending: "descending", descending: null }[head.ariaSort];
-      const state = next === undefined ? "ascending" : next;
+      const order = next === undefined ? "ascending" : next;
       for (const other of heads) other.removeAttribute("aria-sort");
-      if (state) head.setAttribute("aria-sort", state);
-      const way = state === "descending" ? -1 : 1;
+      if (order) head.setAttribute("aria-sort", order);
+      const way = order === "descending" ? -1 : 1;
       const keyed = rows.map((row) => ({ row, key: key(row, place) }));
-      if (state) keyed.sort((a, b) => compare(a.key, b.key, way));
+      if (order) keyed.sort((a, b) => compare(a.key, b.key, way));
       body.append(...keyed.map((one) => one.row));
+      if (table.dataset.tools) keep("sort", order && `${head.dataset.title}|${order}`);
     }
 
     // The words of a head become the button, and its link to the definition a question mark beside them.
@@ -70,27 +83,10 @@
     return [heads, ...rows.map((row) => [...row.cells].map(plain))];
   }
 
-  function quoted(text) {
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  }
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-  function copyOldWay(text) {
-    const area = made("textarea", { value: text });
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
-
-  async function copy(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-      return true;
-    } catch {
-      return copyOldWay(text);
-    }
-  }
+  // Undefined where the page is served without encryption.
+  const copy = (text) => Promise.resolve(navigator.clipboard?.writeText(text).then(() => true)).catch(() => false);
 
   function download(text) {
     const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
@@ -111,6 +107,7 @@
         row.hidden = !words.every((word) => texts[place].includes(word));
       });
       const left = rows.filter((row) => !row.hidden).length;
+      keep("filter", box.value);
       count.textContent = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows shown`;
     }
 
@@ -124,15 +121,137 @@
       download(shown(table).map((row) => row.map(quoted).join(",")).join("\n") + "\n");
     });
     box.addEventListener("input", filter);
+    box.value = state.get("filter") ?? "";
     filter();
     table.closest(".scroll").before(
       made("div", { className: "tools" }, made("label", {}, "Filter ", box), copier, saver, count),
     );
   }
 
+  // What a head, a radio button and the sorted order were in the address.
+  function restored(table) {
+    const [title, order] = (state.get("sort") ?? "").split("|");
+    const head = [...table.tHead.rows[0].cells].find((one) => one.dataset.title === title);
+    for (let times = order === "descending" ? 2 : 1; head && times; times--) head.click();
+    for (const radio of table.closest(".columns").querySelectorAll("[type=radio]")) {
+      if (radio.value === state.get("columns")) radio.checked = true;
+      radio.addEventListener("change", () => keep("columns", radio.value));
+    }
+  }
+
+  // Drawings: the values stand in data-x and data-y, the ends of the axes in data-x-axis and data-y-axis.
+  const SPACE = 13, NEAR = 26;
+
+  function scale(svg, name, values) {
+    const [low, high, start, end, drawn] = svg.dataset[`${name}Axis`].split(" ");
+    const kind = state.get(name) ?? drawn;
+    const log = kind === "log";
+    const first = log && Number(low) <= 0 ? Math.min(...values.filter((one) => one > 0)) : Number(low);
+    const to = (value) => (log ? Math.log(value) : value);
+    const span = to(Number(high)) - to(first);
+    return (value) => Number(start) + ((to(value) - to(first)) / span) * (Number(end) - Number(start));
+  }
+
+  function named(svg) {
+    const found = [...svg.querySelectorAll(".series:not(.off)")].map((series) => {
+      const last = [...series.querySelectorAll(".point")].at(-1);
+      const [x, y] = last.getAttribute("transform").match(/[-\d.]+/g).map(Number);
+      return { x, y, name: series.querySelector(".name"), leader: series.querySelector(".leader") };
+    });
+    let place = -Infinity;
+    for (const one of found.sort((a, b) => a.y - b.y)) {
+      place = Math.max(one.y, place + SPACE);
+      const at = Number(one.name.getAttribute("x"));
+      one.name.setAttribute("y", place + 3.5);
+      one.leader.setAttribute("d", `M${one.x + 5} ${one.y}L${at - 2} ${place}`);
+    }
+  }
+
+  function redraw(svg) {
+    const numbers = (name) => [...svg.querySelectorAll(`.point[data-${name}]`)].map((one) => Number(one.dataset[name]));
+    const x = scale(svg, "x", numbers("x"));
+    const y = scale(svg, "y", numbers("y"));
+    for (const one of svg.querySelectorAll("[data-x], [data-y]")) {
+      const [oldX, oldY] = one.getAttribute("transform").match(/[-\d.]+/g).map(Number);
+      const newX = "x" in one.dataset ? x(Number(one.dataset.x)) : oldX;
+      const newY = "y" in one.dataset ? y(Number(one.dataset.y)) : oldY;
+      const there = Number.isFinite(newX + newY);
+      one.style.display = there ? "" : "none";
+      if (there) one.setAttribute("transform", `translate(${newX} ${newY})`);
+      if ("low" in one.dataset) {
+        const ends = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)) - newY);
+        one.querySelector(".bar").setAttribute("d", `M0 ${ends[0]}V${ends[1]}`);
+      }
+    }
+    for (const series of svg.querySelectorAll(".series")) {
+      const at = (one) => `${x(Number(one.dataset.x))},${y(Number(one.dataset.y))}`;
+      series.querySelector("polyline").setAttribute("points", [...series.querySelectorAll(".point")].map(at).join(" "));
+    }
+    for (const line of svg.querySelectorAll("[data-slope]")) line.style.display = state.get("x") || state.get("y") ? "none" : "";
+    let last = Infinity;
+    for (const tick of [...svg.querySelectorAll(".tick[data-x]")]) {
+      const at = x(Number(tick.dataset.x));
+      tick.querySelector("text").classList.toggle("near", last - at < NEAR);
+      if (last - at >= NEAR) last = at;
+    }
+    named(svg);
+  }
+
+  const charts = [...document.querySelectorAll(".chart[data-x-axis]")];
+  const gone = () => (state.get("off") ?? "").split("|").filter(Boolean);
+
+  function drawn() {
+    const off = gone();
+    const all = (selector, act) => document.querySelectorAll(selector).forEach(act);
+    all(".series", (one) => one.classList.toggle("off", off.includes(one.dataset.series)));
+    all(".switches button", (one) => one.setAttribute("aria-pressed", String(!off.includes(one.textContent))));
+    all(".switches select", (one) => (one.value = state.get(one.name) ?? ""));
+    charts.forEach(redraw);
+  }
+
+  function switches(place) {
+    const names = new Set(charts.flatMap((svg) => [...svg.querySelectorAll(".series")].map((one) => one.dataset.series)));
+    const buttons = [...names].map((name) => made("button", { type: "button" }, name));
+    for (const button of buttons) {
+      button.addEventListener("click", () => {
+        const [name, off] = [button.textContent, gone()];
+        drawn(keep("off", (off.includes(name) ? off.filter((one) => one !== name) : [...off, name]).join("|")));
+      });
+    }
+    const axes = [["x", "sizes"], ["y", "values"]].map(([name, words]) => {
+      const options = [["", "as drawn"], ["linear", "linear"], ["log", "log"]];
+      const select = made("select", { name }, ...options.map(([value, text]) => made("option", { value }, text)));
+      select.addEventListener("change", () => drawn(keep(name, select.value)));
+      return made("label", {}, `${words} `, select);
+    });
+    place.append(made("div", { className: "switches" }, ...buttons, ...axes));
+  }
+
+  // What a point says, for the eye; a screen reader reads its label.
+  const tip = made("div", { className: "tip", ariaHidden: "true", hidden: true });
+
+  function tell(point) {
+    tip.hidden = !point;
+    if (!point) return;
+    tip.textContent = point.getAttribute("aria-label");
+    const box = point.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(box.left + scrollX, scrollX + innerWidth - tip.offsetWidth - 12))}px`;
+    tip.style.top = `${box.top + scrollY - tip.offsetHeight - 8}px`;
+  }
+
   document.querySelectorAll("table").forEach((table) => {
     for (const head of table.tHead.rows[0].cells) head.dataset.title = said(head);
     if (table.tBodies[0].rows.length > 1) sortable(table);
   });
-  document.querySelectorAll("table[data-tools]").forEach(tools);
+  const full = document.querySelectorAll("table[data-tools]");
+  full.forEach(restored);
+  full.forEach(tools);
+  const place = document.querySelector(".s-summary figure") ?? document.querySelector(".s-curves figure");
+  if (place && charts.length) switches(place);
+  if (state.get("x") || state.get("y") || state.get("off")) drawn();
+  document.body.append(tip);
+  for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => tell(event.target.closest?.(".point")));
+  addEventListener("keydown", (event) => event.key === "Escape" && tell(null));
+  addEventListener("hashchange", write);
+  if (parts().length > 1) document.getElementById(parts()[0])?.scrollIntoView();
 })();
