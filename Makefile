@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted soak lint types contracts perf perf-gate reference format constraints clean
+.PHONY: demo test quick planted soak resume lint types contracts perf perf-gate reference format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -34,6 +34,12 @@ soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 SOAK_LEDGER=soak-$(SEED).jsonl SOAK_ROUNDS=$(ROUNDS) SOAK_SEED=$(SEED) \
 	  $(BIN)/pytest -q tests/slurm/test_soak.py -m slow; \
 	$(BIN)/python tests/slurm/soak_table.py soak-$(SEED).jsonl
+
+# Training runs killed at random moments and resumed, for SECONDS_OF_KILLS; the same command goes on with the next ones.
+SECONDS_OF_KILLS ?= 600
+resume: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/strategies/resume_soak.py --seconds $(SECONDS_OF_KILLS) --seed $(SEED) \
+	  --ledger resume-$(SEED).jsonl
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -19,7 +19,7 @@ def write_once(path: Path, data: bytes) -> None:
     """
     with _errors(path), _temporary(path, data) as temporary:
         _link(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -63,7 +63,8 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have what is in a folder, by name, on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from results.baseline import Baseline
 from results.cell import Cell
+from results.checkpoint import Checkpoint
 from results.job import Job, JobEnd, Submission
 from results.launch import Attempt, Launch
 from results.paired import Pair, PairedCall
@@ -14,7 +15,7 @@ from results.schema import Schema
 from results.thresholds import Thresholds
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
-# thresholds, pair and paired-call are unreleased.
+# thresholds, pair, paired-call and checkpoint are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -49,3 +50,4 @@ BASELINE = Schema("baseline", 1, Baseline)
 THRESHOLDS = Schema("thresholds", 1, Thresholds)
 PAIR = Schema("pair", 1, Pair)
 PAIRED_CALL = Schema("paired-call", 1, PairedCall)
+CHECKPOINT = Schema("checkpoint", 1, Checkpoint)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from strategies.build import parallelize
     from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+    from strategies.saving.checkpoints import CheckpointWarning, Resumed, Saving
     from strategies.training.loss import BatchLoss
     from strategies.training.observer import Phase, SilentObserver, StepObserver
     from strategies.training.parallel import ParallelModel
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchLoss",
+    "CheckpointWarning",
     "ExchangeSettings",
     "GradientExchange",
     "ParallelModel",
     "Phase",
+    "Resumed",
+    "Saving",
     "ScaledFeedback",
     "SilentObserver",
     "StepObserver",
@@ -34,6 +38,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointWarning": "strategies.saving.checkpoints",
+    "Resumed": "strategies.saving.checkpoints",
+    "Saving": "strategies.saving.checkpoints",
     "BatchLoss": "strategies.training.loss",
     "ExchangeSettings": "strategies.exchange.gradient_exchange",
     "GradientExchange": "strategies.exchange.gradient_exchange",

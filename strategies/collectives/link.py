@@ -142,6 +142,20 @@ class Link:
         own: Split = getattr(self._group, "split_into", self._new_groups)
         return Link(own(parts))
 
+    def beside(self) -> Link:
+        """A link between the same ranks through host memory, whose messages meet none of this one's, so that
+        another thread may use it; collective."""
+        known = dist.distributed_c10d._world.pg_map
+        ranks = dist.get_process_group_ranks(self._group) if self._group in known else None
+        if ranks is None and self._size != dist.get_world_size():
+            raise UsageError(
+                f"a group of {self._size} of {dist.get_world_size()} ranks that torch has not registered "
+                f"cannot save: give one that torch.distributed.new_group has made"
+            )
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        assert isinstance(group, ProcessGroup)
+        return Link(group)
+
     def _new_groups(self, parts: Sequence[Sequence[int]]) -> ProcessGroup:
         groups = [
             dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts

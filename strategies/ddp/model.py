@@ -95,11 +95,13 @@ class DdpModel(ParallelModel):
         named = dict(self.bare.named_parameters())
         gradients = {value: value.grad for value in named.values()}
         self._ddp.module = _Rehearsal([named[name] for name in order])
+        # torch would look for the buffers in the rehearsal, which has none.
+        broadcasts, self._ddp.broadcast_buffers = self._ddp.broadcast_buffers, False
         try:
             with torch.enable_grad():
                 self._ddp(torch.zeros((), device=next(iter(gradients)).device)).backward()
         finally:
-            self._ddp.module = self.bare
+            self._ddp.module, self._ddp.broadcast_buffers = self.bare, broadcasts
             for value, gradient in gradients.items():
                 value.grad = gradient
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -40,6 +41,7 @@ from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.device_grid import DeviceGrid
 from strategies.fsdp.facts import Fsdp2Facts
 from strategies.tensor_parallel.model import TensorSplit
+from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
@@ -90,6 +92,22 @@ class FsdpModel(ParallelModel):
         ]
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._units, prefetch, device)
+
+    def owned(self) -> Iterator[Owned]:
+        for name, parameter in self.bare.named_parameters():
+            yield Owned(parameter, tuple(self._boxes(name, cast(DTensor, parameter))))
+
+    def _boxes(self, name: str, parameter: DTensor) -> Iterator[tuple[Box, View]]:
+        """torch splits the first dimension into pieces of equal size, of which the last ones may be empty."""
+        link, length = self._grid.shard, parameter.shape[0]
+        size = math.ceil(length / link.size)
+        rows = range(min(length, link.rank * size), min(length, (link.rank + 1) * size))
+        if self._split is None:
+            boxes = iter([rows_of(name, tuple(parameter.shape), rows)] if rows else [])
+        else:
+            boxes = self._split.boxes(name, parameter, rows)
+        for box, view in boxes:
+            yield box, partial(_view_of_local, view)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
@@ -247,6 +265,10 @@ def _prefetch(units: Sequence[FSDPModule], depth: int, device: torch.device) -> 
         if device_of(device).kind == "cpu":
             # torch gathers beside the computation by itself on accelerators alone.
             unit._set_unshard_async_op(True)
+
+
+def _view_of_local(view: View, values: Tensor) -> Tensor:
+    return view(_local(values))
 
 
 def _local(gradient: Tensor) -> Tensor:

@@ -111,6 +111,11 @@ class LocalSgdModel(ParallelModel):
         self._parameters.load_state_dict(cast(State, state["parameters"]))
         self._statistics.load_state_dict(cast(State, state["statistics"]))
 
+    def start_from(self, steps: int) -> None:
+        self._steps, self._alone = steps, 0
+        self._parameters.start_from(dict(self.named_parameters()))
+        self._statistics.start_from(dict(self.bare.named_buffers()))
+
     def _average_gradients(self) -> None:
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         # A parameter that no replica used gets no gradient: by one of zero momentum and decay would move it.

@@ -35,6 +35,7 @@ from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
 from strategies.training.loss import Batch, BatchLoss
@@ -98,6 +99,9 @@ class PipelineModel(ParallelModel):
         if self._copies is not None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
+
+    def owned(self) -> Iterator[Owned]:
+        return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective over the pipeline, as the three below.

@@ -21,6 +21,7 @@ from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
 from strategies.devices import device_of
 from strategies.exchange.buckets import Piece
+from strategies.training.boxes import Box, Owned, View, rectangles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +147,28 @@ class FlatParameters:
             return value
         return self._sharding.link.all_gather(value.detach().to(self._sharding.device)).view(-1)
 
+    def owned(self) -> Owned:
+        """The shard, and what it has of each parameter: a range of elements, which is some rectangles."""
+        length, start = self.shard.numel(), self._sharding.link.rank * self.shard.numel()
+        boxes: list[tuple[Box, View]] = []
+        for piece in self.pieces:
+            first = max(start, piece.offset)
+            stop = min(start + length, piece.offset + piece.numel)
+            place = first - start
+            for offsets, sizes in rectangles(piece.shape, first - piece.offset, stop - piece.offset):
+                boxes.append((Box(piece.name, tuple(piece.shape), offsets, sizes), _range(place, sizes)))
+                place += math.prod(sizes)
+        return Owned(self.shard, tuple(boxes))
+
     def part(self, value: object, piece: Piece) -> object:
         """One parameter's part of what `gathered` gave."""
         if not isinstance(value, Tensor) or value.shape != self._whole.shape:
             return value
         return piece.of(value)
+
+
+def _range(place: int, sizes: tuple[int, ...]) -> View:
+    return lambda values: values[place : place + math.prod(sizes)].view(sizes)
 
 
 class Averaging:

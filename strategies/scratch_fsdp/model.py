@@ -32,6 +32,7 @@ from strategies.collectives.link import Link
 from strategies.scratch_fsdp.facts import ScratchFsdp
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
+from strategies.training.boxes import Owned
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
 from strategies.training.layout_modules import layout_module
@@ -128,6 +129,12 @@ class ScratchFsdpModel(ParallelModel):
         super().load_strategy_state(state)
         # The shards have been put back as well.
         self._schedule.outdate()
+
+    def start_from(self, steps: int) -> None:
+        self._schedule.outdate()
+
+    def owned(self) -> Iterator[Owned]:
+        return (flat.owned() for flat in self._flats)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         shards = [(shard.grad, 1) for shard in self.parameters() if shard.grad is not None]

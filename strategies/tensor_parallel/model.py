@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
+from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.clipping import clip_shards
 from strategies.training.layout_modules import layout_module
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
@@ -50,6 +52,26 @@ class Slicing:
         """This rank's part, in memory of its own."""
         pieces = [piece.chunk(link.size, self.dim)[link.rank] for piece in whole.chunk(self.parts, self.dim)]
         return torch.cat(pieces, self.dim)
+
+    def boxes(self, name: str, part: Tensor, link: Link, rows: range) -> Iterator[tuple[Box, View]]:
+        """Where the rows `rows` of this rank's part lie in the whole; the views are of these rows."""
+        shape = list(part.shape)
+        shape[self.dim] *= link.size
+        length = part.shape[self.dim] // self.parts
+        for index in range(self.parts):
+            inner = range(index * length, (index + 1) * length)
+            kept = range(max(inner.start, rows.start), min(inner.stop, rows.stop)) if self.dim == 0 else inner
+            if not kept or not rows:
+                continue
+            offsets, sizes = [0] * part.dim(), list(part.shape)
+            offsets[0], sizes[0] = rows.start, len(rows)
+            first = index * length * link.size + link.rank * length
+            offsets[self.dim], sizes[self.dim] = first + kept.start - inner.start, len(kept)
+            start = kept.start - rows.start if self.dim == 0 else kept.start
+            yield (
+                Box(name, tuple(shape), tuple(offsets), tuple(sizes)),
+                partial(torch.narrow, dim=self.dim, start=start, length=len(kept)),
+            )
 
     def whole(self, part: Tensor, link: Link) -> Tensor:
         """The parts of all ranks put together; collective."""
@@ -82,6 +104,14 @@ class TensorSplit:
         """How many of the link's ranks have the same of a parameter."""
         return 1 if name in self._slicings else self.link.size
 
+    def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
+        """Where rows of this rank's part of a parameter lie in the whole of it."""
+        slicing = self._slicings.get(name)
+        if slicing is None and rows:
+            yield rows_of(name, tuple(part.shape), rows)
+        elif slicing is not None:
+            yield from slicing.boxes(name, part, self.link, rows)
+
     def whole(self, name: str, value: Tensor) -> Tensor:
         """A value laid out as the parameter `name` is, put together; collective if that is split."""
         slicing = self._slicings.get(name)
@@ -99,6 +129,11 @@ class TensorParallelModel(ParallelModel):
         for tensor in (*module.parameters(), *module.buffers()):
             take_from_first(link, [tensor])
         self._split = TensorSplit(module, setting.layout, link)
+
+    def owned(self) -> Iterator[Owned]:
+        for name, parameter in self.bare.named_parameters():
+            rows = range(parameter.shape[0] if parameter.dim() else 1)
+            yield Owned(parameter, tuple(self._split.boxes(name, parameter, rows)))
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""

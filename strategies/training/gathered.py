@@ -6,12 +6,14 @@ import hashlib
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from strategies.collectives.link import Link
 
+T = TypeVar("T")
 Values = Mapping[str, object]
 """Of one name: tensors, and whatever can be pickled, by key."""
 
@@ -70,12 +72,16 @@ def _outlines(
     own: Mapping[str, Values], link: Link, device: torch.device, copied: Collection[str]
 ) -> list[dict[str, Values]]:
     """Of each rank: its values, with outlines in the place of its tensors."""
-    text = pickle.dumps(
-        {
-            name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
-            for name, values in own.items()
-        }
-    )
+    mine: dict[str, Values] = {
+        name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
+        for name, values in own.items()
+    }
+    return gathered_objects(mine, link, device)
+
+
+def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
+    """What each rank has given, pickled on its way, in the order of ranks; collective."""
+    text = pickle.dumps(value)
     sizes = link.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
     # Messages of one size: filled up to the longest.
     message = torch.frombuffer(bytearray(text.ljust(max(sizes), b"\0")), dtype=torch.uint8).to(device)

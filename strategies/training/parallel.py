@@ -18,6 +18,7 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.facts import StrategyFacts
+from strategies.training.boxes import Owned, whole
 from strategies.training.loss import Batch, Loss, loss_of
 from strategies.training.observer import Phase, StepObserver
 from strategies.training.optimizer import build_optimizer
@@ -127,9 +128,19 @@ class ParallelModel:
         """The optimizer that a spec text names, over the parameters that this rank updates."""
         return build_optimizer(text, self.parameters())
 
+    def owned(self) -> Iterator[Owned]:
+        """The parameters of this rank, each once, and where they lie in those of the bare model: what a
+        checkpoint is made of. All ranks together have every element of the whole model."""
+        for name, parameter in self.bare.named_parameters():
+            yield whole(name, parameter)
+
+    def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """What of an optimizer of `build_optimizer` updates parameters on this rank."""
+        return optimizer
+
     def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
         """This rank's part of the state of an optimizer of `build_optimizer`, by parameter; not copied."""
-        return optimizer.state
+        return self.local_optimizer(optimizer).state
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Whole state of an optimizer of `build_optimizer` by the names of the bare model's parameters; not
@@ -189,6 +200,10 @@ class ParallelModel:
         """Go on from a `strategy_state` of the same rank."""
         if self.gradient_exchange is not None:
             self.gradient_exchange.load_state_dict(cast(State, state["exchange"]))
+
+    def start_from(self, steps: int) -> None:
+        """The parameters have been replaced, alike on all ranks, and `steps` count as taken: go on from them,
+        with residuals and buckets as at the start. Collective."""
 
 
 def _state_keys(module: nn.Module) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from strategies.build import lay_out, require_layout
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings
+from strategies.saving.attachable import require_attachable
+from strategies.saving.checkpoints import Checkpoints, Resumed, Saving
+from strategies.saving.state import Stateful, from_plain, laid_out, restore, state_of, to_plain
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.found_layout import found_layout
@@ -111,6 +115,11 @@ class Trainer:
         self.gradient_norm: Tensor | None = None
         """The global norm of the last step's gradients, averaged and not yet clipped: a scalar. None without
         `clip_norm`; a huge `clip_norm` measures it and clips nothing."""
+        self.steps = 0
+        """Updates so far, those that an overflow left out among them."""
+        self.attached: dict[str, Stateful] = {}
+        """What `attach` was given."""
+        self._checkpoints: Checkpoints | None = None
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
         layout = found_layout(module) if layout is None else layout
@@ -159,6 +168,66 @@ class Trainer:
         self._feedback.end()
         self.model.updated()
         self.optimizer.zero_grad()
+        self.steps += 1
+
+    def attach(self, **objects: Stateful) -> None:
+        """Name objects whose state belongs to the run: a schedule of torch.optim.lr_scheduler, a loader.
+
+        They have `state_dict` and `load_state_dict`, and are saved and loaded with the trainer; to step a
+        schedule stays with the loop. Raises UsageError for one without these methods, and for a schedule of
+        another optimizer or without steps.
+        """
+        for name, each in objects.items():
+            require_attachable(name, each, self.optimizer)
+        self.attached |= objects
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that this rank goes on from, in host memory: `torch.save` takes it, and `torch.load`
+        with `weights_only`. Collective with `ddp` after its first step.
+
+        It differs from rank to rank, and goes back into the same rank of a trainer with the same strategy.
+        """
+        return to_plain(state_of(self), laid_out(self), 0 if self.link is None else self.link.rank)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict` of the same rank: bit for bit on the same machine, as buckets are formed
+        by a rehearsal. Collective. Raises UsageError for the state of another rank, strategy or model."""
+        rank = 0 if self.link is None else self.link.rank
+        restore(self, from_plain(state, self, rank), exact=True)
+
+    def save(
+        self,
+        folder: Path | str,
+        *,
+        keep: int | None = None,
+        metric: float | None = None,
+        asynchronous: bool = False,
+    ) -> Saving:
+        """Write a checkpoint `step-...` into `folder`, which all ranks can reach; collective.
+
+        It counts when all of it is on the disk; then all but the last `keep` (None: all stay) and the one
+        with the least `metric` are removed. With `asynchronous` training goes on when the state has been
+        copied to host memory, and `wait` of the result, or the next save, waits for the disk.
+
+        A full disk, or parameters that are not finite, give a CheckpointWarning and no checkpoint; the last
+        one stays. Raises UsageError if the folder's newest checkpoint is of another run.
+        """
+        return self._saved().save(Path(folder), keep=keep, metric=metric, asynchronous=asynchronous)
+
+    def resume(self, folder: Path | str, *, step: int | Literal["best"] | None = None) -> Resumed | None:
+        """Go on from the newest whole checkpoint in `folder`, or that of `step`; None if there is none.
+
+        Collective.
+        On the same number of ranks with the same strategy it continues bit for bit on the same machine. On
+        others parameters and the optimizer's state are equal, and residuals and random states start anew.
+        Raises UsageError for a checkpoint of another model or optimizer, StoreError where none is whole.
+        """
+        return self._saved().resume(Path(folder), step)
+
+    def _saved(self) -> Checkpoints:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self)
+        return self._checkpoints
 
     def full_state_dict(self, *, rank: int | None = None) -> dict[str, Tensor]:
         """The whole model in host memory: `bare_module.load_state_dict(...)` takes it; collective.

@@ -11,12 +11,12 @@ parameters, where a reduce-scatter and an all-gather would be two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from results.errors import UsageError
@@ -56,9 +56,9 @@ class Zero1Model(DdpModel):
             **options,
         )
 
-    def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
+    def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         own: torch.optim.Optimizer = cast(ZeroRedundancyOptimizer, optimizer).optim
-        return own.state
+        return own
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Collective: of each parameter the rank that updates it tells the others."""

@@ -13,6 +13,7 @@ from results import schemas
 from results.baseline import Acceptance, Baseline, Subject
 from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell, StepPolicy
+from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
@@ -534,6 +535,19 @@ PAIRED_CALL = PairedCall(
     base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
     new=PairedSide(revision=".", commit=None, python="/usr/bin/python3", options=()),
 )
+CHECKPOINT = Checkpoint(
+    step=200,
+    session="0a1b2c3d4e5f6071",
+    laid_out=LaidOut(strategy="ddp", compression="topk:0.01", collective="default", ranks=2, node_size=2),
+    optimizer="AdamW",
+    own_replicas=False,
+    conditions={"torch": "2.13.0+cpu", "device": "cpu", "CPU kernels": "AVX512", "threads": "1"},
+    files={
+        ".metadata": FileSum(bytes=4343, sha256="b8f9"),
+        "__0_0.distcp": FileSum(bytes=49360, sha256="8da1"),
+    },
+    metric=0.25,
+)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -561,6 +575,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "thresholds-1": (schemas.THRESHOLDS, THRESHOLDS),
     "pair-1": (schemas.PAIR, PAIR),
     "paired-call-1": (schemas.PAIRED_CALL, PAIRED_CALL),
+    "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

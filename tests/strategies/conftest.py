@@ -92,6 +92,12 @@ def replicas() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def resuming() -> ModuleType:
+    """Runs that stop and go on: their training, and how two are compared."""
+    return _load("resuming")
+
+
+@pytest.fixture(scope="session")
 def split_models() -> ModuleType:
     """What strategies that split a model are tested with: Transformers, their training, the plain loop."""
     return _load("split_models")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
@@ -13,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from strategies.compression.base import State
 from strategies.ddp.hook import BucketLayout
-from strategies.exchange.buckets import Piece
+from strategies.exchange.buckets import Piece, pieces_of
 
 RAMP_STEPS = 2
 """Dense ones at the start: the fewest that torch allows, as it forms buckets anew after the first step."""
@@ -71,12 +72,16 @@ class TorchPowerSgd:
             name: {index: values.clone() for index, values in getattr(self._state, name).items()}
             for name in _PER_BUCKET
         }
+        drawn = self._state.rng.get_state(legacy=False)["state"]
         return {
             **buckets,
-            "pieces": dict(self._pieces),
+            "pieces": {
+                index: [[piece.name, list(piece.shape)] for piece in pieces]
+                for index, pieces in self._pieces.items()
+            },
             "loose": {name: error.clone() for name, error in self._loose.items()},
             "iter": self._state.iter,
-            "rng": self._state.rng.get_state(),
+            "rng": {"key": [int(word) for word in drawn["key"]], "pos": int(drawn["pos"])},
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -88,11 +93,18 @@ class TorchPowerSgd:
         for name in _PER_BUCKET:
             kept = cast("dict[int, Tensor]", state[name])
             setattr(self._state, name, {index: values.clone() for index, values in kept.items()})
-        self._pieces = dict(cast("dict[int, tuple[Piece, ...]]", state["pieces"]))
+        named = cast("dict[int, list[tuple[str, list[int]]]]", state["pieces"])
+        self._pieces = {
+            index: pieces_of((name, torch.Size(shape)) for name, shape in pieces)
+            for index, pieces in named.items()
+        }
         loose = cast("dict[str, Tensor]", state["loose"])
         self._loose = {name: error.clone() for name, error in loose.items()}
         self._state.iter = cast(int, state["iter"])
-        self._state.rng.set_state(cast("dict[str, Any]", state["rng"]))
+        drawn = cast("dict[str, Any]", state["rng"])
+        words = {"key": np.array(drawn["key"], dtype=np.uint32), "pos": drawn["pos"]}
+        # It draws whole numbers alone, of which none is kept for later.
+        self._state.rng.set_state({"bit_generator": "MT19937", "state": words, "has_gauss": 0, "gauss": 0.0})
 
     def _errors(self) -> dict[str, Tensor]:
         errors = dict(self._loose)

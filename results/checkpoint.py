@@ -1,0 +1,43 @@
+"""What a checkpoint says of itself, in the last of its files: where this is there, all of it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FileSum(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file of a checkpoint must be, byte for byte."""
+
+    bytes: int
+    sha256: str
+
+
+class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model was distributed: what is each rank's own is loaded where all of it is equal."""
+
+    strategy: str
+    """Its canonical text; so are the two below."""
+    compression: str
+    collective: str
+    ranks: int
+    node_size: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a training run after one of its steps."""
+
+    step: int
+    """Updates so far."""
+    session: str
+    """Of the trainer that has written it: a random text, new for each start."""
+    laid_out: LaidOut
+    optimizer: str
+    """The name of its class."""
+    own_replicas: bool
+    """Whether each rank's parameters are in it, as replicas differ between two averages."""
+    conditions: dict[str, str]
+    """Version of torch, kind of CPU, threads, ...: where one differs, training need not go on bit for bit."""
+    files: dict[str, FileSum]
+    """By name."""
+    metric: float | None = None
+    """What the best is told by: less is better."""

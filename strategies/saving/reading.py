@@ -1,0 +1,162 @@
+"""What a rank goes on from, read from a checkpoint: the same boxes, or others of the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from results.errors import SchemaError, UsageError
+from strategies.saving.planners import BoxLoadPlanner, CarefulReader
+from strategies.saving.run_folder import Kept
+from strategies.saving.state import Plain, RankState, loaded
+from strategies.training.boxes import Box
+
+if TYPE_CHECKING:
+    from strategies.training.trainer import Trainer
+
+
+def read_state(trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> RankState:
+    """The state of `rank`; if it is not the same rank of the same layout, without what was another's own.
+
+    Raises UsageError for a checkpoint of another model, SchemaError for one of another origin.
+    """
+    return _Reading(trainer, kept, rank, exact=exact).state()
+
+
+class _Reading:
+    def __init__(self, trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> None:
+        self._kept, self._rank, self._exact = kept, rank, exact
+        self._reader = CarefulReader(kept.path)
+        self._metadata = self._reader.read_metadata()
+        _require_own_files(self._metadata, kept)
+        self._boxes = [box for owned in trainer.model.owned() for box, _ in owned.boxes]
+        self._names = set(trainer.model.state_keys.values()) | {box.name for box in self._boxes}
+
+    def state(self) -> RankState:
+        replicas = self._replicas()
+        for prefix in replicas:
+            self._require_model(f"{prefix}parameters/")
+        parameters = self._mean(replicas, "parameters/")
+        kinds = sorted({kind for kind, _ in self._optimizer_keys(replicas[0])})
+        optimizer = {kind: self._mean(replicas, f"optimizer/{kind}/") for kind in kinds}
+        own = f"own/{self._rank}"
+        ranks = [self._rank] if self._exact else list(range(self._kept.manifest.laid_out.ranks))
+        blobs = self._read({}, [*(f"shared/{rank}" for rank in ranks), *([own] if self._exact else [])])
+        shared = [self._plain(blobs[f"shared/{rank}"]) for rank in ranks]
+        return RankState(
+            parameters=parameters,
+            optimizer=optimizer,
+            shared=shared[0] if self._exact else _merged(shared, averaged=len(replicas) > 1),
+            own=self._plain(blobs[own]) if self._exact else {},
+        )
+
+    def _replicas(self) -> list[str]:
+        """Where the parameters are that this rank goes on from: those of all replicas, if their mean is."""
+        if not self._kept.manifest.own_replicas:
+            return [""]
+        ranks = [self._rank] if self._exact else range(self._kept.manifest.laid_out.ranks)
+        return [f"replicas/{rank}/" for rank in ranks]
+
+    def _require_model(self, prefix: str) -> None:
+        known = self._metadata.state_dict_metadata
+        for box in self._boxes:
+            found = known.get(prefix + box.name)
+            shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+            if shape != box.shape:
+                has = "does not have it" if shape is None else f"has it with the shape {list(shape)}"
+                raise UsageError(
+                    f"{self._kept.path} is of another model: this one has {box.name} {list(box.shape)}, and "
+                    f"the checkpoint {has}; build the model that was saved"
+                )
+        for key in known:
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and name not in self._names:
+                raise UsageError(
+                    f"{self._kept.path} is of another model: it has {name}, which this one has not; build "
+                    f"the model that was saved"
+                )
+
+    def _optimizer_keys(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Kind and parameter of what lies as the parameters do."""
+        start = f"{prefix}optimizer/"
+        for key in self._metadata.state_dict_metadata:
+            if key.startswith(start):
+                kind, _, name = key.removeprefix(start).partition("/")
+                yield kind, name
+
+    def _mean(self, replicas: list[str], what: str) -> dict[Box, Tensor]:
+        """This rank's boxes, one replica in memory at a time. The mean of equal numbers is the number."""
+        first = self._boxes_of(replicas[0] + what)
+        total = {box: torch.zeros_like(value) for box, value in first.items()} if len(replicas) > 1 else {}
+        for prefix in replicas[1:]:
+            for box, value in self._boxes_of(prefix + what).items():
+                if value.is_floating_point():
+                    total[box] += (value - first[box]) / len(replicas)
+        return {box: value + total[box] for box, value in first.items()} if total else first
+
+    def _boxes_of(self, prefix: str) -> dict[Box, Tensor]:
+        wanted: dict[str, dict[Box, Tensor]] = {}
+        for box in self._boxes:
+            kept = self._metadata.state_dict_metadata.get(prefix + box.name)
+            if isinstance(kept, TensorStorageMetadata):
+                tensor = torch.empty(box.sizes, dtype=kept.properties.dtype)
+                wanted.setdefault(prefix + box.name, {})[box] = tensor
+        self._read(wanted, [])
+        return {box: value for boxes in wanted.values() for box, value in boxes.items()}
+
+    def _read(self, tensors: dict[str, dict[Box, Tensor]], blobs: list[str]) -> dict[str, bytes]:
+        planner = BoxLoadPlanner(tensors, blobs)
+        planner.set_up_planner({}, self._metadata)
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        plan = planner.create_local_plan()
+        try:
+            self._reader.read_data(plan, planner).wait()
+        except OSError:
+            raise
+        except Exception as error:  # whatever pickle says of it
+            raise self._foreign(error) from error
+        return planner.blobs
+
+    def _plain(self, data: bytes) -> Plain:
+        try:
+            plain: Plain = loaded(data)
+        except Exception as error:  # whatever pickle says of it
+            raise self._foreign(error) from error
+        return plain
+
+    def _foreign(self, error: Exception) -> SchemaError:
+        return SchemaError(
+            f"{self._kept.path} holds other things than numbers, texts and tensors, which loading refuses: "
+            f"it is of another origin, and nothing of it was run ({str(error).partition(chr(10))[0]})"
+        )
+
+
+def _require_own_files(metadata: Metadata, kept: Kept) -> None:
+    for info in (metadata.storage_data or {}).values():
+        if Path(info.relative_path).name not in kept.manifest.files or "/" in str(info.relative_path):
+            raise SchemaError(f"{kept.path} names {info.relative_path}, which is no file of it")
+
+
+def _merged(shared: list[Plain], *, averaged: bool) -> Plain:
+    """Of all ranks: by name what the first has that has it; of buffers of replicas that differ the mean."""
+    merged: Plain = dict(shared[0])
+    for part in ("counts", "buffers"):
+        merged[part] = {name: value for each in reversed(shared) for name, value in each[part].items()}
+    if averaged:
+        merged["buffers"] = {
+            name: _mean_of([each["buffers"][name] for each in shared]) for name in merged["buffers"]
+        }
+    return merged
+
+
+def _mean_of(values: list[Any]) -> Tensor:
+    first: Tensor = values[0]
+    if not first.is_floating_point() or not bool(first.isfinite().all()):
+        return first
+    differences = [(value - first) / len(values) for value in values[1:]]
+    return first + torch.stack(differences).sum(dim=0) if differences else first

@@ -1,0 +1,146 @@
+"""The folder of a run's checkpoints: which are whole, which is next, and which may go. Without torch.
+
+A checkpoint is a folder `step-000000200` with a `checkpoint.json` in it. It is written as `.step-...tmp`
+beside it and renamed when all of it is on the disk, so that a kill at any moment leaves no half of one under
+its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.checkpoint import Checkpoint, FileSum
+from results.errors import SchemaError, StoreError, UsageError
+from results.files import sync_folder, write_once
+from results.schemas import CHECKPOINT
+
+MANIFEST = "checkpoint.json"
+METADATA = ".metadata"
+"""torch.distributed.checkpoint's own list of what is where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that is there."""
+
+    path: Path
+    manifest: Checkpoint
+
+
+class RunFolder:
+    """The checkpoints of one run. Only rank 0 changes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def place(self, step: int) -> Path:
+        return self.path / f"step-{step:09d}"
+
+    def kept(self) -> list[Kept]:
+        """Those with a manifest that can be read, by step."""
+        found = []
+        for path in sorted(self.path.glob("step-*")):
+            try:
+                found.append(self.read(path))
+            except (SchemaError, StoreError):
+                continue
+        return found
+
+    def read(self, path: Path) -> Kept:
+        """Raises SchemaError for a damaged or newer one, StoreError for one that cannot be read."""
+        return Kept(path, CHECKPOINT.read(path / MANIFEST))
+
+    def begin(self, step: int, session: str, allowed: Collection[tuple[int, str]]) -> Path:
+        """An empty folder for a checkpoint under way.
+
+        `allowed` are the steps and sessions of checkpoints that this trainer wrote or goes on from. Raises
+        UsageError if the newest one is another, or if there is one of this step: nothing is written over.
+        """
+        newest = next((kept.manifest for kept in reversed(self.kept())), None)
+        if newest is not None and (newest.step, newest.session) not in allowed:
+            raise UsageError(
+                f"{self.path} has a checkpoint of step {newest.step} that this run neither wrote nor went "
+                f"on from: resume({str(self.path)!r}) to go on from it, stop the other run, or save elsewhere"
+            )
+        if self.place(step).exists():
+            raise UsageError(
+                f"{self.place(step)} exists and is never written over: move it away, or save elsewhere"
+            )
+        temporary = self.path / f".step-{step:09d}.{session}.{secrets.token_hex(4)}.tmp"
+        try:
+            temporary.mkdir(parents=True)
+        except OSError as error:
+            raise StoreError(f"cannot make {temporary}: {error.strerror}; {advice(self.path)}") from error
+        return temporary
+
+    def finish(self, temporary: Path, manifest: Checkpoint) -> Path:
+        """The folder under way becomes a checkpoint: after its last file, by one rename."""
+        path = self.place(manifest.step)
+        write_once(temporary / MANIFEST, CHECKPOINT.encode(manifest))
+        sync_folder(temporary)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            raise StoreError(f"cannot rename {temporary} to {path}: {error.strerror}") from error
+        sync_folder(self.path)
+        return path
+
+    def forget(self, keep: int | None) -> None:
+        """Remove what was never finished, and all checkpoints but the last `keep` and that with the best
+        metric."""
+        for path in self.path.glob(".step-*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+        if keep is None:
+            return
+        kept = self.kept()
+        best = best_of(kept)
+        for old in kept[:-keep]:
+            if old is not best:
+                # Out of its name first: a kill in the middle leaves no half of it there.
+                going = old.path.with_name(f".{old.path.name}.{secrets.token_hex(4)}.tmp")
+                old.path.rename(going)
+                shutil.rmtree(going, ignore_errors=True)
+
+
+def best_of(kept: Collection[Kept]) -> Kept | None:
+    """The one with the least metric, the later of equal ones; None without one."""
+    measured = [
+        (each.manifest.metric, -each.manifest.step, each) for each in kept if each.manifest.metric is not None
+    ]
+    return min(measured, key=lambda found: found[:2])[2] if measured else None
+
+
+def sum_of(path: Path) -> FileSum:
+    """Of a file as it can be read now."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileSum(bytes=path.stat().st_size, sha256=digest)
+
+
+def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> str | None:
+    """What is wrong with the named files of a checkpoint, in words; None if nothing is."""
+    for name in names:
+        # A name is a file of this folder, whoever has written it.
+        if Path(name).name != name:
+            return f"{name} is no file of a checkpoint"
+        try:
+            found = sum_of(path / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != files[name]:
+            return f"{name} ({found.bytes} bytes) is not what was written ({files[name].bytes} bytes)"
+    return None
+
+
+def advice(folder: Path) -> str:
+    """What to do about a folder that cannot be written to."""
+    try:
+        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    except OSError:
+        return "check the folder"
+    return f"{free / 2**30:.1f} GiB are free there: free some space, or save to another folder"

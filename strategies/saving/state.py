@@ -1,0 +1,277 @@
+"""All that a training run goes on from, of one rank: taken from a trainer, and put into one."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from results.checkpoint import LaidOut
+from results.errors import UsageError
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+from strategies.devices import device_of
+from strategies.training.boxes import Box, Owned
+
+if TYPE_CHECKING:
+    from strategies.training.trainer import Trainer
+
+Plain = dict[str, Any]
+"""What torch loads with `weights_only`: numbers, texts, tensors, and lists and dictionaries of them."""
+_FORMAT = 1
+
+
+class Stateful(Protocol):
+    """A schedule, a loader's position: whatever else a run goes on from."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """Of one rank at one moment, in host memory; no part of it is shared with the trainer."""
+
+    parameters: dict[Box, Tensor]
+    optimizer: dict[str, dict[Box, Tensor]]
+    """By the optimizer's key (`exp_avg`): what lies as the parameters do."""
+    shared: Plain = field(default_factory=dict)
+    """What another number of ranks can go on from: counts of the optimizer by parameter, buffers."""
+    own: Plain = field(default_factory=dict)
+    """What this rank alone goes on from: residuals and buckets, random states, schedule and data."""
+
+
+def laid_out(trainer: Trainer) -> LaidOut:
+    settings = trainer.settings
+    return LaidOut(
+        strategy=STRATEGIES.facts(settings.strategy).spec.text,
+        compression=COMPRESSIONS.facts(settings.compression).spec.text,
+        collective=COLLECTIVES.facts(settings.collective).spec.text,
+        ranks=1 if trainer.link is None else trainer.link.size,
+        node_size=settings.node_size,
+    )
+
+
+@torch.no_grad()
+def state_of(trainer: Trainer) -> RankState:
+    """A copy of the state. Collective where a strategy forms its buckets anew.
+
+    Raises UsageError if the state of something attached cannot be loaded without running code.
+    """
+    model = trainer.model
+    strategy = model.strategy_state()
+    state = model.local_state(trainer.optimizer)
+    parameters: dict[Box, Tensor] = {}
+    laid_alike: dict[str, dict[Box, Tensor]] = {}
+    counts: dict[str, Plain] = {}
+    for owned in model.owned():
+        parameters |= {box: _copy(view(owned.parameter.detach())) for box, view in owned.boxes}
+        for key, value in state.get(owned.parameter, {}).items():
+            if isinstance(value, Tensor) and _lies_alike(key, value, owned):
+                found = {box: _copy(view(value)) for box, view in owned.boxes}
+                laid_alike[key] = laid_alike.get(key, {}) | found
+            else:
+                for box, _ in owned.boxes:
+                    counts.setdefault(box.name, {})[key] = _plain(value)
+    return RankState(
+        parameters=parameters,
+        optimizer=laid_alike,
+        shared={
+            "counts": counts,
+            "buffers": {name: _copy(value) for name, value in model.bare.named_buffers()},
+            "groups": [
+                {key: _plain(value) for key, value in group.items() if key != "params"}
+                for group in trainer.optimizer.param_groups
+            ],
+            "scaler": trainer.scaler.state_dict(),
+            "steps": trainer.steps,
+            "attached": {name: _attached(name, each) for name, each in trainer.attached.items()},
+        },
+        own={"strategy": _plain(strategy), "random": _random_state(trainer)},
+    )
+
+
+def _lies_alike(key: str, value: Tensor, owned: Owned) -> bool:
+    # Of a parameter that is one number the count of its steps has its shape as well.
+    return value.shape == owned.parameter.shape and key != "step"
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True).contiguous()
+
+
+def _plain(value: Any) -> Any:
+    """A copy, with tensors in host memory."""
+    if isinstance(value, Tensor):
+        return _copy(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _attached(name: str, each: Stateful) -> Any:
+    state = each.state_dict()
+    try:
+        return loaded(dumped(state))
+    except Exception as error:  # whatever pickle says of it
+        raise UsageError(
+            f"the state of {name!r} cannot be saved, as loading it would run code: have its state_dict give "
+            f"numbers, texts, tensors, and lists and dictionaries of them ({error})"
+        ) from error
+
+
+def dumped(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def loaded(data: bytes) -> Any:
+    """Raises pickle.UnpicklingError for what is more than plain data."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _random_state(trainer: Trainer) -> Plain:
+    state: Plain = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    on_device = device_of(trainer.device).random_state()
+    if on_device is not None:
+        state["device"] = on_device.cpu()
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        state["numpy"] = [str(kind), torch.from_numpy(np.asarray(keys).astype("int64")), *map(float, rest)]
+    return state
+
+
+def _restore_random(trainer: Trainer, state: Plain) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "device" in state:
+        device_of(trainer.device).set_random_state(state["device"])
+    if "numpy" in state:
+        import numpy as np
+
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        drawn = (kind, keys.numpy().astype("uint32"), int(position), int(has_gauss), cached)
+        np.random.set_state(drawn)
+
+
+@torch.no_grad()
+def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
+    """Go on from `state`, in place: with `exact` as the same rank of the same layout, else without what was
+    another rank's own."""
+    model, shared = trainer.model, state.shared
+    if exact:
+        # First: what forms buckets may take a step of its own.
+        model.load_strategy_state(state.own["strategy"])
+    _restore_optimizer(trainer, state)
+    for owned in model.owned():
+        for box, view in owned.boxes:
+            view(owned.parameter).copy_(state.parameters[box])
+    for name, buffer in model.bare.named_buffers():
+        if name in shared["buffers"]:
+            buffer.copy_(shared["buffers"][name])
+    trainer.scaler.load_state_dict(shared["scaler"])
+    trainer.steps = shared["steps"]
+    if not exact:
+        model.start_from(trainer.steps)
+    for name, each in trainer.attached.items():
+        if name in shared["attached"]:
+            each.load_state_dict(shared["attached"][name])
+    if exact:
+        _restore_random(trainer, state.own["random"])
+
+
+def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
+    optimizer, local = trainer.optimizer, trainer.model.local_optimizer(trainer.optimizer)
+    groups = state.shared["groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise UsageError(
+            f"the checkpoint's optimizer has {len(groups)} groups of parameters and this one "
+            f"{len(optimizer.param_groups)}: build the same groups"
+        )
+    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        group.update(_plain(kept))
+    kept_state = trainer.model.local_state(optimizer)
+    kept_state.clear()
+    updated = {id(parameter) for group in local.param_groups for parameter in group["params"]}
+    for owned in trainer.model.owned():
+        if id(owned.parameter) in updated and (found := _state_of(owned, state)):
+            kept_state[owned.parameter] = found
+
+
+def _state_of(owned: Owned, state: RankState) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, values in state.optimizer.items():
+        there = [(box, view) for box, view in owned.boxes if box in values]
+        if there:
+            tensor = torch.zeros_like(owned.parameter, dtype=values[there[0][0]].dtype)
+            for box, view in there:
+                view(tensor).copy_(values[box])
+            found[key] = tensor
+    counted = next((box.name for box, _ in owned.boxes if box.name in state.shared["counts"]), None)
+    if counted is not None:
+        found |= _plain(state.shared["counts"][counted])
+    return found
+
+
+def to_plain(state: RankState, where: LaidOut, rank: int) -> Plain:
+    """As one dictionary that torch saves, and loads with `weights_only`."""
+    return {
+        "format": _FORMAT,
+        "laid_out": [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank],
+        "parameters": {box.text: value for box, value in state.parameters.items()},
+        "optimizer": {
+            key: {box.text: value for box, value in values.items()} for key, values in state.optimizer.items()
+        },
+        "shared": state.shared,
+        "own": state.own,
+    }
+
+
+def from_plain(plain: Mapping[str, Any], trainer: Trainer, rank: int) -> RankState:
+    """Raises UsageError for the state of another layout, rank or model."""
+    where = laid_out(trainer)
+    mine = [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank]
+    if plain.get("format") != _FORMAT or list(plain["laid_out"]) != mine:
+        raise UsageError(
+            f"the state is of {plain.get('laid_out')}, and this is {mine}: state_dict goes on as the same "
+            f"rank of the same strategy alone; save(folder) and resume(folder) go on as another"
+        )
+    boxes = {box.text: box for owned in trainer.model.owned() for box, _ in owned.boxes}
+    require_alike({text: tuple(value.shape) for text, value in plain["parameters"].items()}, boxes)
+    return RankState(
+        parameters={boxes[text]: value for text, value in plain["parameters"].items()},
+        optimizer={
+            key: {boxes[text]: value for text, value in values.items()}
+            for key, values in plain["optimizer"].items()
+        },
+        shared=plain["shared"],
+        own=plain["own"],
+    )
+
+
+def require_alike(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Box]) -> None:
+    """Raises UsageError if what was saved is not of this model."""
+    for text, box in wanted.items():
+        if found.get(text) != box.sizes:
+            kept = f"has it as {list(found[text])}" if text in found else "has none"
+            raise UsageError(
+                f"the state is of another model: this one has {text} {list(box.sizes)}, and the state "
+                f"{kept}; build the model that was saved"
+            )
+    for text in found:
+        if text not in wanted:
+            raise UsageError(
+                f"the state is of another model: it has {text}, which this one has not; build the "
+                f"model that was saved"
+            )

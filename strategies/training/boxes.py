@@ -1,0 +1,88 @@
+"""Where the tensors of a rank lie in the whole parameters of the bare model: rectangles, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of the whole of a parameter."""
+
+    name: str
+    """Of the parameter, as the bare model has it."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The name, with the rectangle behind it where that is not the whole: `weight[0:4,0:8]`."""
+        if self.sizes == self.shape:
+            return self.name
+        ends = zip(self.offsets, self.sizes, strict=True)
+        return f"{self.name}[{','.join(f'{start}:{start + size}' for start, size in ends)}]"
+
+
+View = Callable[[Tensor], Tensor]
+"""From a tensor that lies on the rank as a parameter does to the part of it that a box has, in its sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A parameter that this rank updates, and what of the whole ones it has."""
+
+    parameter: Tensor
+    """The key of its state in the optimizer."""
+    boxes: tuple[tuple[Box, View], ...]
+
+
+def whole(name: str, parameter: Tensor) -> Owned:
+    """A parameter that the rank has all of."""
+    shape = tuple(parameter.shape)
+    return Owned(parameter, ((Box(name, shape, (0,) * len(shape), shape), _same),))
+
+
+def rows_of(name: str, shape: tuple[int, ...], rows: range) -> tuple[Box, View]:
+    """Rows of a parameter that are all that the rank has of it."""
+    if not shape:
+        return Box(name, (), (), ()), _same
+    offsets, sizes = (rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:])
+    return Box(name, shape, offsets, sizes), _same
+
+
+def _same(values: Tensor) -> Tensor:
+    return values
+
+
+def rectangles(
+    shape: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and sizes of rectangles that are, one after another, the elements `start` to `stop` of a tensor
+    of `shape`, counted row by row."""
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:  # within one row
+        yield from _in_row(shape, last, start - last * row, stop - last * row)
+        return
+    yield from _in_row(shape, first - 1, start - (first - 1) * row, row) if start < first * row else ()
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    yield from _in_row(shape, last, 0, stop - last * row)
+
+
+def _in_row(
+    shape: Sequence[int], row: int, start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for offsets, sizes in rectangles(shape[1:], start, stop):
+        yield (row, *offsets), (1, *sizes)

@@ -1,0 +1,79 @@
+"""What a save takes of training: how long it blocks, beside training or not, and the steps beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from strategies import Trainer, TrainSettings
+
+Ranks = Callable[..., list[Any]]
+BOUND = 0.15
+"""Of a synchronous save, what an asynchronous one may block."""
+
+
+def costs(rank: int, strategy: str, width: int, rounds: int, folder: Path) -> dict[str, float]:
+    """Medians in seconds: a synchronous save, what an asynchronous one blocks, until it is on the disk, a step
+    beside it, and one alone."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)])
+    settings = TrainSettings(strategy=strategy, optimizer="adamw")
+    trainer = Trainer(module, F.mse_loss, device=torch.device("cpu"), settings=settings)
+    x = torch.randn(16, width)
+
+    def seconds(work: Callable[[], object]) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def step() -> Tensor:
+        return trainer.step(iter([(x, x)]))
+
+    found: dict[str, list[float]] = {
+        name: [] for name in ("synchronous", "blocked", "written", "beside", "alone")
+    }
+    for number in range(rounds + 1):
+        step()
+        taken = {"synchronous": seconds(lambda: trainer.save(folder, keep=1)), "alone": seconds(step)}
+        start = time.perf_counter()
+        taken["blocked"] = seconds(lambda: trainer.save(folder, keep=1, asynchronous=True))
+        taken["beside"] = seconds(step)
+        trainer.save(folder, keep=1).wait()
+        taken["written"] = time.perf_counter() - start
+        if number:  # the first takes its memory from the system
+            for name, value in taken.items():
+                found[name].append(value)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "scratch-fsdp"])
+def test_what_a_save_blocks(
+    ranks: Ranks, benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path, strategy: str
+) -> None:
+    width, rounds = amount(1600, brief=200), amount(5, brief=1)
+    measured = benchmark.pedantic(
+        lambda: ranks(2, costs, strategy, width, rounds, tmp_path, timeout_s=300), rounds=1
+    )
+    worst = {name: max(each[name] for each in measured) for name in measured[0]}
+    share = worst["blocked"] / worst["synchronous"]
+    benchmark.extra_info.update({**worst, "share": share})
+    values = 8 * width * (width + 1)
+    print(
+        f"\n{strategy}, {values / 1e6:.1f} M parameters with AdamW, 2 ranks: a save takes "
+        f"{worst['synchronous']:.2f} s, an asynchronous one blocks {worst['blocked']:.2f} s ({share:.0%}); a step "
+        f"{worst['alone']:.2f} s, beside a save {worst['beside']:.2f} s"
+    )
+    if amount(1, brief=0):
+        assert share <= BOUND

@@ -1,0 +1,337 @@
+"""Checkpoints that are torn, of another model or origin, or in the way: a sentence with the fix each."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
+from strategies import CheckpointWarning, Trainer, TrainSettings
+from strategies.saving.run_folder import RunFolder, sum_of
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+
+
+def opened(*, width: int = 4, **settings: Any) -> Trainer:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))
+    return Trainer(module, F.mse_loss, device=CPU, settings=TrainSettings(**settings))
+
+
+def trained(trainer: Trainer, steps: int = 1) -> Trainer:
+    for _ in range(steps):
+        trainer.step(iter([(torch.ones(5, 3), torch.zeros(5, 2))]))
+    return trainer
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder with checkpoints of the steps 1 and 2."""
+    trainer = opened()
+    for _ in range(2):
+        trained(trainer).save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def steps_of(run: Path) -> list[int]:
+    return [kept.manifest.step for kept in RunFolder(run).kept()]
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """The manifest, changed."""
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    change(manifest)
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
+
+
+def newest(run: Path) -> Path:
+    return run / "step-000000002"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+TEARS: dict[str, Callable[[Path], object]] = {
+    "a flipped bit": lambda path: flip(path / "__0_0.distcp"),
+    "half of a file": lambda path: os.truncate(path / "__0_0.distcp", 100),
+    "a lost file": lambda path: (path / "__0_0.distcp").unlink(),
+    "a flipped bit in the list": lambda path: flip(path / ".metadata"),
+    "half of a manifest": lambda path: os.truncate(path / "checkpoint.json", 100),
+    "no manifest": lambda path: (path / "checkpoint.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run: Path, tear: str) -> None:
+    TEARS[tear](newest(run))
+    trainer = opened()
+    with pytest.warns(CheckpointWarning, match="step-000000002 is not whole"):
+        resumed = trainer.resume(run)
+    assert resumed is not None
+    assert (resumed.step, trainer.steps) == (1, 1)
+    with pytest.raises(StoreError):
+        trainer.resume(run, step=2)
+
+
+def test_a_folder_without_any_whole_checkpoint_says_so(run: Path) -> None:
+    for path in run.glob("step-*"):
+        (path / ".metadata").unlink()
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(StoreError, match="has no checkpoint that is whole: resume from a copy"),
+    ):
+        opened().resume(run)
+
+
+def test_nothing_to_resume_is_none(tmp_path: Path) -> None:
+    assert opened().resume(tmp_path / "run") is None
+    with pytest.raises(StoreError, match="no checkpoint of step 7; those that are whole: none"):
+        opened().resume(tmp_path / "run", step=7)
+
+
+def test_a_newer_checkpoint_is_refused_and_not_passed_over(run: Path) -> None:
+    rewrite(newest(run), lambda manifest: manifest.update(schema_version=99))
+    with pytest.raises(NewerSchemaError):
+        opened().resume(run)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"width": 5},
+            r"is of another model: this one has 0\.weight \[5, 3\], and the checkpoint has it with the shape",
+        ),
+        ({"optimizer": "adamw"}, "was trained by SGD, and this trainer has AdamW: use the same optimizer"),
+    ],
+)
+def test_another_model_or_optimizer_is_refused(run: Path, other: dict[str, Any], message: str) -> None:
+    trainer = opened(**other)
+    before = trainer.full_state_dict()
+    with pytest.raises(UsageError, match=message):
+        trainer.resume(run)
+    torch.testing.assert_close(trainer.full_state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_layer_that_this_model_lacks_is_named(run: Path) -> None:
+    trainer = Trainer(nn.Sequential(nn.Linear(3, 4)), F.mse_loss, device=CPU, settings=TrainSettings())
+    with pytest.raises(UsageError, match=r"it has 1\.bias|it has 1\.weight"):
+        trainer.resume(run)
+
+
+def test_conditions_that_differ_are_told_and_training_goes_on(run: Path) -> None:
+    rewrite(newest(run), lambda manifest: manifest["conditions"].update(torch="2.11.0"))
+    with pytest.warns(
+        CheckpointWarning, match=r"torch was 2\.11\.0, and is .*: what follows need not be bit for bit"
+    ):
+        resumed = opened().resume(run)
+    assert resumed is not None
+    assert resumed.exact
+
+
+class Evil:
+    """Would make a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+def planted(run: Path, where: str, evil: Evil) -> None:
+    """Code in a checkpoint whose checksums are right, as whoever sends it would make them."""
+    path = newest(run)
+    if where == "list":
+        (path / ".metadata").write_bytes(pickle.dumps(evil))
+    else:
+        data = (path / "__0_0.distcp").read_bytes()
+        metadata = pickle.loads((path / ".metadata").read_bytes())
+        for index, info in metadata.storage_data.items():
+            if index.fqn.startswith("own/" if where == "blob" else "parameters/"):
+                info.offset, torn = len(data), path / "evil"
+                torch.save({"own": evil}, torn)
+                info.length = torn.stat().st_size
+                data += torn.read_bytes()
+                torn.unlink()
+        (path / "__0_0.distcp").write_bytes(data)
+        (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    sums = {name: sum_of(path / name) for name in ("__0_0.distcp", ".metadata")}
+    files = {name: {"bytes": each.bytes, "sha256": each.sha256} for name, each in sums.items()}
+    rewrite(path, lambda manifest: manifest.update(files=files))
+
+
+@pytest.mark.parametrize("where", ["list", "blob", "tensor"])
+def test_code_in_a_checkpoint_is_not_run(run: Path, tmp_path: Path, where: str) -> None:
+    planted(run, where, Evil(tmp_path / "made"))
+    trainer = opened()
+    with pytest.raises(SchemaError, match="nothing of it was run"):
+        trainer.resume(run)
+    assert not (tmp_path / "made").exists()
+    assert trainer.steps == 0
+
+
+def test_two_runs_in_one_folder_are_told_apart(run: Path) -> None:
+    fresh = trained(opened(), 3)
+    with pytest.raises(UsageError, match="neither wrote nor went on from: resume"):
+        fresh.save(run)
+    one, two = opened(), opened()
+    for trainer in (one, two):
+        trainer.resume(run)
+    assert trained(one).save(run).wait() is not None
+    with pytest.raises(UsageError, match="checkpoint of step 3 that this run neither wrote"):
+        trained(two, 2).save(run)
+    assert steps_of(run) == [1, 2, 3]
+
+
+def test_a_step_that_is_saved_twice_is_written_once(run: Path) -> None:
+    trainer = opened()
+    trainer.resume(run)
+    trained(trainer)
+    first = trainer.save(run).wait()
+    assert first is not None
+    written = (first / "checkpoint.json").stat().st_mtime_ns
+    assert trainer.save(run).wait() == first
+    assert (first / "checkpoint.json").stat().st_mtime_ns == written
+
+
+def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run: Path, tmp_path: Path) -> None:
+    trainer = opened()
+    trainer.resume(run, step=1)
+    with pytest.raises(UsageError, match="checkpoint of step 2"):
+        trained(trainer, 5).save(run)
+    assert trainer.save(tmp_path / "branch").wait() is not None
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    trainer = opened()
+    for metric in (5.0, 1.0, 3.0, float("nan"), 4.0):
+        trained(trainer).save(tmp_path, keep=2, metric=metric)
+    assert steps_of(tmp_path) == [2, 4, 5]
+    resumed = opened().resume(tmp_path, step="best")
+    assert resumed is not None
+    assert resumed.step == 2
+    with pytest.raises(UsageError, match="keep is at least 1"):
+        trainer.save(tmp_path, keep=0)
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(run: Path) -> None:
+    trainer = opened()
+    trainer.resume(run)
+    left = run / ".step-000000003.abc.tmp"
+    left.mkdir()
+    (left / "__0_0.distcp").write_bytes(b"half")
+    trained(trainer).save(run)
+    assert not left.exists()
+    assert steps_of(run) == [1, 2, 3]
+
+
+def test_parameters_that_are_not_finite_leave_the_last_checkpoint(run: Path) -> None:
+    trainer = opened()
+    trainer.resume(run)
+    trained(trainer)
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(float("nan"))
+    with pytest.warns(
+        CheckpointWarning, match=r"0\.weight is not finite after step 3: the last checkpoint stays"
+    ):
+        assert trainer.save(run, keep=1).wait() is None
+    assert steps_of(run) == [1, 2]
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """The system refuses to write more to any file, as to a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_told_and_training_goes_on(run: Path, asynchronous: bool) -> None:
+    trainer = opened()
+    trainer.resume(run)
+    trained(trainer)
+    with small_files(1000), pytest.warns(CheckpointWarning, match="GiB are free there: free some space"):
+        assert trainer.save(run, keep=1, asynchronous=asynchronous).wait() is None
+    assert steps_of(run) == [1, 2]
+    assert not list(run.glob(".*"))
+    trained(trainer)
+    assert trainer.save(run, keep=1).wait() is not None
+    assert steps_of(run) == [4]
+
+
+def full_on_one(rank: int, run: Path) -> tuple[bool, list[int]]:
+    """On two ranks of which one cannot write: what a save gives."""
+    settings = TrainSettings(strategy="scratch-fsdp")
+    torch.manual_seed(0)
+    trainer = Trainer(nn.Linear(300, 20), F.mse_loss, device=CPU, settings=settings)
+    trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
+    trainer.save(run)
+    trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with small_files(1000 if rank == 1 else 2**30):
+            failed = trainer.save(run).wait() is None
+    trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
+    return failed, steps_of(run)
+
+
+def test_a_disk_that_is_full_for_one_rank_is_known_to_all(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, full_on_one, tmp_path) == [(True, [1]), (True, [1])]
+
+
+class Position:
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
+
+
+def test_what_cannot_be_attached_says_why() -> None:
+    trainer, schedules = opened(), torch.optim.lr_scheduler
+    with pytest.raises(UsageError, match=r"data \(list\) has no state_dict"):
+        trainer.attach(data=[])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"is of another optimizer: make it with trainer\.optimizer"):
+        trainer.attach(schedule=schedules.StepLR(opened().optimizer, 2))
+    with pytest.raises(UsageError, match=r"schedule \(CosineAnnealingLR\) has no steps \(T_max=0\)"):
+        trainer.attach(schedule=schedules.CosineAnnealingLR(trainer.optimizer, 0))
+
+
+def test_a_state_that_would_run_code_is_not_saved(tmp_path: Path) -> None:
+    trainer = opened()
+    trainer.attach(data=Position({"made": Evil(tmp_path / "made")}))
+    with pytest.raises(UsageError, match="the state of 'data' cannot be saved, as loading it would run code"):
+        trainer.save(tmp_path / "run")
+
+
+def test_a_state_of_another_layout_is_refused() -> None:
+    trainer = opened()
+    state = trainer.state_dict()
+    with pytest.raises(UsageError, match="as the same rank of"):
+        trainer.load_state_dict({**state, "laid_out": ["ddp", "none", "default", 2, None, 0]})
+    with pytest.raises(UsageError, match="of another model"):
+        opened(width=5).load_state_dict(state)

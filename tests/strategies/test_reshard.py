@@ -1,0 +1,166 @@
+"""A run goes on with another number of ranks, or as another strategy: parameters and moments are equal."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from strategies import CheckpointWarning, Trainer, TrainSettings
+
+Ranks = Callable[..., list[Any]]
+CPU = torch.device("cpu")
+SHARDED = "scratch-fsdp"
+PIPELINE = "pipeline:1f1b:microbatches=2"
+WAYS = (
+    *(("ddp", 2, "fsdp", 3), ("fsdp", 3, "ddp", 2), ("fsdp", 2, "single", 1), ("single", 1, SHARDED, 3)),
+    *(
+        (SHARDED, 3, "fsdp:tp=2", 2),
+        ("fsdp:tp=2", 2, PIPELINE, 2),
+        (PIPELINE, 2, "tp", 2),
+        ("tp", 2, SHARDED, 2),
+    ),
+    *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
+)
+
+
+def opened(resuming: ModuleType, strategy: str, seed: int, optimizer: str = "adamw") -> Trainer:
+    torch.manual_seed(seed)
+    settings = TrainSettings(strategy=strategy, optimizer=optimizer)
+    trainer = Trainer(resuming.Blocks(), resuming.loss, device=CPU, settings=settings, layout=resuming.LAYOUT)
+    trainer.attach(schedule=torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, 9))
+    return trainer
+
+
+def train(trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        generator = torch.Generator().manual_seed(trainer.steps)
+        x = torch.randint(8, (4, 4), generator=generator)
+        trainer.step(iter([(x, x.roll(1, 1))]))
+        trainer.attached["schedule"].step()  # type: ignore[attr-defined]
+
+
+def whole(trainer: Trainer) -> dict[str, Any]:
+    """Parameters, moments and the rest, whatever they are distributed over."""
+    found: dict[str, Any] = dict(trainer.full_state_dict())
+    for name, state in trainer.model.named_state(trainer.optimizer):
+        found |= {f"{key} of {name}": torch.as_tensor(value).clone() for key, value in state.items()}
+    rate = trainer.optimizer.param_groups[0]["lr"]
+    return {**found, "steps": torch.tensor(trainer.steps), "rate": torch.tensor(rate)}
+
+
+def load_resuming() -> ModuleType:
+    import importlib.util
+    import sys
+
+    if "resuming" not in sys.modules:
+        path = Path(__file__).with_name("resuming.py")
+        spec = importlib.util.spec_from_file_location("resuming", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["resuming"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["resuming"]
+
+
+def saved(rank: int, strategy: str, folder: Path) -> dict[str, Any]:
+    trainer = opened(load_resuming(), strategy, seed=0)
+    train(trainer, 3)
+    assert trainer.save(folder).wait() is not None
+    return whole(trainer)
+
+
+def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is loaded, and what it is three steps later."""
+    trainer = opened(load_resuming(), strategy, seed=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        resumed = trainer.resume(folder)
+    assert resumed is not None
+    assert not resumed.exact
+    assert any("residuals and random states start anew" in note for note in resumed.notes)
+    assert bool([each for each in told if each.category is CheckpointWarning]) == (rank == 0)
+    loaded = whole(trainer)
+    train(trainer, 3)
+    return loaded, whole(trainer)
+
+
+def run(ranks: Ranks, size: int, function: Callable[..., Any], *arguments: object) -> Any:
+    """Of rank 0."""
+    return function(0, *arguments) if size == 1 else ranks(size, function, *arguments)[0]
+
+
+def frozen_less(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the state of a parameter that is not trained, which a flat vector of its own does not have."""
+    return {
+        name: value
+        for name, value in values.items()
+        if "blocks.0.norm.bias" not in name or " of " not in name
+    }
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if way in WAYS[:1] else [pytest.mark.slow]) for way in WAYS], ids=str
+)
+def test_values_are_equal_and_training_goes_on_as_on_one_device(
+    ranks: Ranks, tmp_path: Path, way: tuple[str, int, str, int]
+) -> None:
+    """All replicas see the same batches, so that every layout trains as one device does, up to rounding."""
+    strategy, size, other, others = way
+    before = run(ranks, size, saved, strategy, tmp_path)
+    loaded, later = run(ranks, others, gone_on, other, tmp_path)
+    assert loaded.keys() == before.keys()
+    torch.testing.assert_close(frozen_less(loaded), frozen_less(before), rtol=0, atol=0)
+    alone = opened(load_resuming(), "single", seed=0)
+    train(alone, 6)
+    expected = whole(alone)
+    assert later.keys() == expected.keys()
+    torch.testing.assert_close(later, expected, rtol=1e-3, atol=1e-4)
+
+
+def apart(rank: int, folder: Path) -> dict[str, Tensor]:
+    """On a rank of local SGD in the middle of a period: its own parameters and momentum."""
+    torch.manual_seed(0)
+    settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
+    trainer = Trainer(torch.nn.BatchNorm1d(3), F.mse_loss, device=CPU, settings=settings)
+    generator = torch.Generator().manual_seed(rank)
+    trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
+    trainer.save(folder)
+    state = trainer.optimizer.state[trainer.model.bare.weight]
+    return {**trainer.model.bare.state_dict(), "momentum": state["momentum_buffer"]}
+
+
+def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """On any number of ranks: what is loaded, and what the parameters are after a period more."""
+    settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
+    trainer = Trainer(torch.nn.BatchNorm1d(3), F.mse_loss, device=CPU, settings=settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.resume(folder)
+    state = trainer.optimizer.state[trainer.model.bare.weight]
+    loaded = {**trainer.model.bare.state_dict(), "momentum": state["momentum_buffer"]}
+    loaded = {name: value.clone() for name, value in loaded.items()}
+    for step in range(4):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
+    return loaded, trainer.model.bare.state_dict()
+
+
+def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = ranks(2, apart, tmp_path)
+    found = ranks(3, together, tmp_path)
+    for loaded, _ in found:
+        for name in ("weight", "bias", "running_mean", "running_var", "momentum"):
+            torch.testing.assert_close(loaded[name], (first[name] + second[name]) / 2)
+        assert loaded["num_batches_tracked"] == 1
+    later = [after for _, after in found]
+    torch.testing.assert_close(later[1:], later[:1] * 2, rtol=0, atol=0)

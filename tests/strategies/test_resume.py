@@ -1,0 +1,122 @@
+"""A run that is resumed goes on as one that was not interrupted, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Ranks = Callable[..., list[Any]]
+Case = tuple[str, dict[str, Any]]
+SMALL = "bucket_mb=0.001"
+DDP = f"ddp:{SMALL}"
+SCRATCH = f"scratch-ddp:{SMALL}:first_bucket_mb=0.001"
+PIPELINE = "pipeline:1f1b:microbatches=2"
+SPLIT = (
+    "fsdp",
+    "fsdp:reshard=false",
+    "zero2",
+    "fsdp:tp=2",
+    "tp",
+    PIPELINE,
+    "pipeline:interleaved:microbatches=2",
+)
+SHARDED = ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp")
+STRATEGIES = (DDP, SCRATCH, f"zero1:{SMALL}", "local-sgd:2", "local-sgd:4:warmup=1", *SPLIT, *SHARDED)
+COMPRESSIONS = (
+    *("bf16", "fp16", "topk:0.1", "topk:0.1:select=sampled", "randomk:0.1", "randomk:0.1:feedback=false"),
+    *("powersgd:1", "powersgd:1:warmup=4", "int8", "int8:feedback=true", "signsgd"),
+)
+PLAIN = "sgd:lr=0.05:momentum=0"
+SCHEDULES = (
+    *("LambdaLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR"),
+    *("CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "SequentialLR", "ChainedScheduler"),
+)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"accumulation": 2},
+    {"precision": "fp16"},
+    {"precision": "bf16"},
+    {"clip_norm": 0.1},
+    {"memory_format": "channels_last"},
+    {"optimizer": "adamw:lr=0.01"},
+    {"collective": "ring"},
+    {"collective": "tree"},
+    {"collective": "hierarchical", "node_size": 1},
+)
+SCALED = {"optimizer": "adamw:lr=0.01", "precision": "fp16", "schedule": "CosineAnnealingLR"}
+CASES: tuple[Case, ...] = (
+    *((strategy, {}) for strategy in STRATEGIES),
+    *((strategy, SCALED) for strategy in STRATEGIES[2:] if not strategy.startswith("local-sgd")),
+    *((SCRATCH, {"compression": compression}) for compression in COMPRESSIONS),
+    *((DDP, {"compression": compression}) for compression in COMPRESSIONS),
+    (SCRATCH, {"compression": "dgc:0.1:warmup=4", "optimizer": PLAIN}),
+    (DDP, {"compression": "dgc:0.1:warmup=4", "optimizer": PLAIN}),
+    (DDP, {"compression": "torch-powersgd:1"}),
+    *((SCRATCH, settings) for settings in SETTINGS),
+    *((DDP, {"schedule": schedule}) for schedule in SCHEDULES),
+    ("fsdp", {"activation_checkpointing": True}),
+)
+
+
+def pairs() -> list[Case]:
+    """Settings of which any two meet in some case: an orthogonal array of strength 2 with 4 levels."""
+    axes: tuple[tuple[Any, ...], ...] = (
+        (DDP, SCRATCH, "local-sgd:2", "local-sgd:2:warmup=1"),
+        ("topk:0.1", "powersgd:1", "int8:feedback=true", "signsgd"),
+        ({"precision": "fp32"}, {"precision": "fp16"}, {"precision": "bf16"}, {"precision": "fp16"}),
+        ({"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": PLAIN}, {"optimizer": "sgd"}),
+        (
+            {"accumulation": 2},
+            {"clip_norm": 0.1},
+            {"accumulation": 2, "clip_norm": 0.1},
+            {"memory_format": "channels_last"},
+        ),
+    )
+    cases = []
+    for a, b in itertools.product(range(4), repeat=2):
+        # Over the field of four elements: a + b, a + x b, a + (x + 1) b.
+        times_x = (0, 2, 3, 1)
+        levels = (a, b, a ^ b, a ^ times_x[b], a ^ times_x[times_x[b]])
+        strategy, compression, *others = (axis[level] for axis, level in zip(axes, levels, strict=True))
+        merged = {"compression": compression}
+        for other in others:
+            merged |= other
+        if strategy.startswith("local-sgd") and merged["precision"] == "fp16":
+            merged["precision"] = "bf16"  # each rank would scale its own loss
+        cases.append((strategy, merged))
+    return cases
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, resuming: ModuleType, tmp_path: Path) -> None:
+    cases: list[Case] = [(SCRATCH, {"compression": "topk:0.1"}), ("scratch-fsdp", {}), ("local-sgd:2", {})]
+    assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
+
+
+def test_a_run_on_one_device_goes_on_bit_for_bit(resuming: ModuleType, tmp_path: Path) -> None:
+    assert resuming.broken(0, [("single", {"optimizer": "adamw", "precision": "fp16"})], tmp_path) == []
+
+
+@pytest.mark.slow
+def test_every_strategy_compressor_and_setting_goes_on(
+    ranks: Ranks, resuming: ModuleType, tmp_path: Path
+) -> None:
+    assert ranks(2, resuming.broken, CASES, tmp_path, timeout_s=200) == [[], []]
+
+
+@pytest.mark.slow
+def test_any_two_settings_go_on_together(ranks: Ranks, resuming: ModuleType, tmp_path: Path) -> None:
+    assert ranks(2, resuming.broken, pairs(), tmp_path, timeout_s=200) == [[], []]
+
+
+@pytest.mark.slow
+def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(
+    ranks: Ranks, resuming: ModuleType, tmp_path: Path
+) -> None:
+    cases = [case for case in CASES if case[0] in (DDP, SCRATCH) and "schedule" not in case[1]]
+    cases += [("hsdp", {"node_size": 1}), ("scratch-fsdp", {}), ("fsdp", {})]
+    cases = [case for case in cases if case[1].get("collective") != "hierarchical"]
+    assert ranks(3, resuming.broken, cases, tmp_path, timeout_s=200) == [[], [], []]
