@@ -23,8 +23,8 @@ BOUND = 0.15
 
 
 def costs(rank: int, strategy: str, width: int, rounds: int, folder: Path) -> dict[str, float]:
-    """Medians in seconds: a synchronous save, what an asynchronous one blocks, until it is on the disk, a step
-    beside it, and one alone."""
+    """Medians in seconds: a synchronous save, what an asynchronous one blocks, until it is on the disk, a
+    step beside it, and one alone."""
     torch.manual_seed(0)
     module = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)])
     settings = TrainSettings(strategy=strategy, optimizer="adamw")
@@ -72,8 +72,8 @@ def test_what_a_save_blocks(
     values = 8 * width * (width + 1)
     print(
         f"\n{strategy}, {values / 1e6:.1f} M parameters with AdamW, 2 ranks: a save takes "
-        f"{worst['synchronous']:.2f} s, an asynchronous one blocks {worst['blocked']:.2f} s ({share:.0%}); a step "
-        f"{worst['alone']:.2f} s, beside a save {worst['beside']:.2f} s"
+        f"{worst['synchronous']:.2f} s, an asynchronous one blocks {worst['blocked']:.2f} s ({share:.0%}); "
+        f"a step {worst['alone']:.2f} s, beside a save {worst['beside']:.2f} s"
     )
     if amount(1, brief=0):
         assert share <= BOUND
