@@ -145,14 +145,18 @@ class Link:
     def beside(self) -> Link:
         """A link between the same ranks through host memory, whose messages meet none of this one's, so that
         another thread may use it; collective."""
-        known = dist.distributed_c10d._world.pg_map
-        ranks = dist.get_process_group_ranks(self._group) if self._group in known else None
-        if ranks is None and self._size != dist.get_world_size():
+        if self._size == dist.get_world_size():
+            everyone = dist.new_group(backend="gloo")
+            assert isinstance(everyone, ProcessGroup)
+            return Link(everyone)
+        if self._group not in dist.distributed_c10d._world.pg_map:
             raise UsageError(
                 f"a group of {self._size} of {dist.get_world_size()} ranks that torch has not registered "
                 f"cannot save: give one that torch.distributed.new_group has made"
             )
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        # The ranks of other groups need not take part; torch then names the group by its ranks.
+        members = dist.get_process_group_ranks(self._group)
+        group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         assert isinstance(group, ProcessGroup)
         return Link(group)
 

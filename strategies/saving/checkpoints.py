@@ -184,7 +184,7 @@ class Checkpoints:
         state = self._ranks.agree(lambda: read_state(trainer, kept, self._ranks.rank, exact=exact))
         restore(trainer, state, exact=exact)
         self._known.add((manifest.step, manifest.session))
-        notes = tuple(_notes(trainer, manifest, exact=exact))
+        notes = (*_notes(trainer, manifest, exact=exact), *_unattached(trainer, state))
         for note in notes if self._ranks.rank == 0 else ():
             warnings.warn(f"{kept.path}: {note}", CheckpointWarning, stacklevel=4)
         return Resumed(path=kept.path, step=manifest.step, exact=exact, notes=notes)
@@ -280,6 +280,17 @@ def _notes(trainer: Trainer, manifest: Checkpoint, *, exact: bool) -> list[str]:
     if trainer.settings.compile:
         notes.append("a compiled model may be compiled otherwise: what follows need not be bit for bit")
     return notes
+
+
+def _unattached(trainer: Trainer, state: RankState) -> list[str]:
+    kept = state.shared["attached"]
+    return [
+        *(
+            f"it has the state of {name!r}, which is not attached"
+            for name in kept.keys() - trainer.attached.keys()
+        ),
+        *(f"it has no state of {name!r}: that starts anew" for name in trainer.attached.keys() - kept.keys()),
+    ]
 
 
 class _Write:

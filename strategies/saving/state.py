@@ -180,7 +180,8 @@ def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
     for name, buffer in model.bare.named_buffers():
         if name in shared["buffers"]:
             buffer.copy_(shared["buffers"][name])
-    trainer.scaler.load_state_dict(shared["scaler"])
+    if shared["scaler"] and trainer.scaler.is_enabled():
+        trainer.scaler.load_state_dict(shared["scaler"])
     trainer.steps = shared["steps"]
     if not exact:
         model.start_from(trainer.steps)

@@ -321,6 +321,22 @@ def test_what_cannot_be_attached_says_why() -> None:
         trainer.attach(schedule=schedules.CosineAnnealingLR(trainer.optimizer, 0))
 
 
+def test_what_is_not_attached_again_is_named(tmp_path: Path) -> None:
+    trainer = trained(opened())
+    trainer.attach(data=Position(5), rates=Position(1))
+    trainer.save(tmp_path)
+    other = opened()
+    other.attach(rates=Position(0), position=Position(0))
+    with pytest.warns(CheckpointWarning):
+        resumed = other.resume(tmp_path)
+    assert resumed is not None
+    assert set(resumed.notes) == {
+        "it has the state of 'data', which is not attached",
+        "it has no state of 'position': that starts anew",
+    }
+    assert other.attached["rates"].state_dict() == 1
+
+
 def test_a_state_that_would_run_code_is_not_saved(tmp_path: Path) -> None:
     trainer = opened()
     trainer.attach(data=Position({"made": Evil(tmp_path / "made")}))
