@@ -173,13 +173,8 @@ def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
     if exact:
         # First: what forms buckets may take a step of its own.
         model.load_strategy_state(state.own["strategy"])
+    _restore_tensors(trainer, state)
     _restore_optimizer(trainer, state)
-    for owned in model.owned():
-        for box, view in owned.boxes:
-            view(owned.parameter).copy_(state.parameters[box])
-    for name, buffer in model.bare.named_buffers():
-        if name in shared["buffers"]:
-            buffer.copy_(shared["buffers"][name])
     if shared["scaler"] and trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(shared["scaler"])
     trainer.steps = shared["steps"]
@@ -190,6 +185,16 @@ def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
             each.load_state_dict(shared["attached"][name])
     if exact:
         _restore_random(trainer, state.own["random"])
+
+
+def _restore_tensors(trainer: Trainer, state: RankState) -> None:
+    for owned in trainer.model.owned():
+        for box, view in owned.boxes:
+            view(owned.parameter).copy_(state.parameters[box])
+    buffers = state.shared["buffers"]
+    for name, buffer in trainer.model.bare.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
 
 
 def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
