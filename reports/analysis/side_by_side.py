@@ -16,6 +16,7 @@ from typing import Literal
 from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
+from reports.analysis.pieces import Piece, pieces
 from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency
 from reports.analysis.study import StudyFigures
@@ -81,6 +82,14 @@ class SharedCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPiece:
+    """The curves of one piece of work in one study."""
+
+    study: str
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
     """What several studies have in common, and what they do not."""
 
@@ -89,6 +98,20 @@ class SideBySide:
     unlike: tuple[str, ...]
     """Points that two studies seem to share and whose work differs, with the fields."""
     findings: tuple[str, ...]
+    pieces: tuple[tuple[StudyPiece, ...], ...] = ()
+    """Pieces of equal work that several studies have curves of, which may share axes: one of each study."""
+
+    def ratio(self, study: str, cell_id: str) -> CellInStudy | None:
+        """What a study's cell comes to against the first study that has it; None if that is the only one."""
+        return next(
+            (
+                entry
+                for shared in self.cells
+                for entry in shared.entries[1:]
+                if (entry.study, entry.figures.cell.id) == (study, cell_id)
+            ),
+            None,
+        )
 
 
 def compare(studies: Sequence[StudyFigures]) -> SideBySide:
@@ -105,7 +128,16 @@ def compare(studies: Sequence[StudyFigures]) -> SideBySide:
         cells=tuple(shared),
         unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
         findings=tuple(_findings(studies, shared)),
+        pieces=tuple(_pieces(studies)),
     )
+
+
+def _pieces(studies: Sequence[StudyFigures]) -> Iterator[tuple[StudyPiece, ...]]:
+    found: dict[tuple[object, ...], list[StudyPiece]] = {}
+    for study in studies:
+        for piece in pieces(study.curves):
+            found.setdefault(piece.work, []).append(StudyPiece(study=study.name, piece=piece))
+    yield from (tuple(those) for those in found.values() if len(those) > 1)
 
 
 WorkKey = tuple[object, ...]

@@ -100,22 +100,22 @@ def shared_figure_files(
     studies: Sequence[StudyFigures], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
     """What several studies share, on the same axes: curves of equal work, and ratios of matched cells."""
-    found: dict[tuple[object, ...], list[tuple[StudyFigures, Piece]]] = {}
-    for study in studies:
-        for piece in pieces(study.curves):
-            found.setdefault(piece.work, []).append((study, piece))
+    comparison = compare(studies)
     taken: dict[str, int] = {}
-    for those in found.values():
-        if len(those) > 1:
-            named = [
-                (curve, f"{curve.key.label}, {study.name}", _DASHES[studies.index(study) % len(_DASHES)])
-                for study, piece in those
-                for curve in piece.curves
-            ]
-            yield from _curve_files(_stem(those[0][1], taken), _styled(named), forms, style)
+    for those in comparison.pieces:
+        named = [
+            (
+                curve,
+                f"{curve.key.label}, {one.study}",
+                _DASHES[comparison.studies.index(one.study) % len(_DASHES)],
+            )
+            for one in those
+            for curve in one.piece.curves
+        ]
+        yield from _curve_files(_stem(those[0].piece, taken), _styled(named), forms, style)
     judged = [
         (shared.cell, entry)
-        for shared in compare(studies).cells
+        for shared in comparison.cells
         for entry in shared.entries[1:]
         if entry.ratio is not None
     ]

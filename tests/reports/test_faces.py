@@ -14,11 +14,14 @@ import pytest
 
 import reports
 from harness.cli import run
+from reports.analysis.side_by_side import compare
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import FRAMES
 from reports.page.json_document import json_document
 from reports.page.latex import escaped, latex
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
+from reports.page.render import render_studies
+from reports.page.shared_charts import shared_charts
 from results.errors import UsageError
 
 
@@ -151,6 +154,19 @@ def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
         "gpt-nano-weak-b8-efficiency.svg",
         "ratios.svg",
     }
+
+
+def test_the_page_of_two_studies_draws_them_on_the_same_axes_with_the_ratio_of_each_cell(two) -> None:
+    throughput, ratio = shared_charts(compare(two))
+    assert throughput.title == "gpt-nano, weak scaling, batch 8: throughput by ranks (CPU)"
+    assert re.findall(r'data-series="([^"]*)"', str(throughput.svg)) == ["ddp, before", "ddp, after"]
+    assert re.findall(r'data-series="([^"]*)"', str(ratio.svg)) == ["ddp, after"]
+    labels = re.findall(r'aria-label="([^"]*)"', str(ratio.svg))
+    # 11 / 5.5; the nearest runs give 10 / 6, the farthest 12 / 5.
+    assert labels[0].startswith("ddp on 2 ranks (CPU), after: 2 times as fast (1")
+    assert labels[0].endswith("faster")
+    page = render_studies(two)
+    assert "shared-0-ratio-title" in page
 
 
 def test_the_json_of_two_studies_has_the_ratio_of_each_matched_cell_and_names_unlike_work(two) -> None:

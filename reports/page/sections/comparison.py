@@ -10,7 +10,8 @@ from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.series import SeriesSetting, setting_labels, setting_of
 from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
-from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
+from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
+from reports.page.shared_charts import shared_charts
 from reports.table import Shown, TextTable, figures, table, words
 from reports.text import NOTHING, devices_word, metric
 from results.cell import Cell
@@ -41,6 +42,9 @@ class _Row:
 def comparison_section(comparison: SideBySide) -> Section:
     """What the studies share, and what they do not."""
     blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
+    drawings = tuple(shared_charts(comparison))
+    if drawings:
+        blocks.append(Drawings(drawings))
     shared = comparison_table(comparison)
     if shared.rows:
         blocks.append(Table(shared, "The same work in several studies"))
