@@ -233,7 +233,7 @@ def test_all_points_that_a_machine_could_hold_may_be_required(
     for given, expected in ((options, code), (msgspec.structs.replace(options, require=None), 0)):
         matrix = Matrix(given, study_file=None)
         matrix._machine = Machine(cores=2, gpu_names=())
-        assert matrix._without_cells(matrix._plan(Study(tmp_path))) == expected
+        assert matrix._without_cells(*matrix._plans(Study(tmp_path))) == expected
 
 
 def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
