@@ -201,8 +201,7 @@ class Checkpoints:
         """The newest checkpoint of which all files are what was written, or the one that was asked for."""
         for path in self._ranks.from_first(lambda: _candidates(run, step)):
             try:
-                kept = self._ranks.from_first(lambda path=path: run.read(path))  # type: ignore[misc]
-                self._ranks.agree(lambda kept=kept: self._verify(kept))  # type: ignore[misc]
+                return self._verified(run, path)
             except NewerSchemaError:
                 raise
             except (SchemaError, StoreError) as error:
@@ -214,23 +213,25 @@ class Checkpoints:
                         CheckpointWarning,
                         stacklevel=5,
                     )
-                continue
-            return kept
         if self._ranks.from_first(lambda: any(run.path.glob("step-*"))):
             raise StoreError(
                 f"{run.path} has no checkpoint that is whole: resume from a copy, or save elsewhere"
             )
-        if step is not None:
-            raise StoreError(f"{run.path} has no checkpoint")
         return None
 
-    def _verify(self, kept: Kept) -> None:
-        """Each rank looks at its share of the files."""
+    def _verified(self, run: RunFolder, path: Path) -> Kept:
+        """Each rank looks at its share of the files. Raises SchemaError if one is not what was written."""
+        kept = self._ranks.from_first(lambda: run.read(path))
         files = kept.manifest.files
         size = self._trainer.link.size if self._trainer.link is not None else 1
-        wrong = torn(kept.path, files, sorted(files)[self._ranks.rank :: size])
-        if wrong is not None:
-            raise SchemaError(wrong)
+
+        def look() -> None:
+            wrong = torn(path, files, sorted(files)[self._ranks.rank :: size])
+            if wrong is not None:
+                raise SchemaError(wrong)
+
+        self._ranks.agree(look)
+        return kept
 
 
 def _settle(done: Future[Path], write: Callable[[], Path]) -> None:

@@ -220,6 +220,7 @@ class Trainer:
         Collective.
         On the same number of ranks with the same strategy it continues bit for bit on the same machine. On
         others parameters and the optimizer's state are equal, and residuals and random states start anew.
+        What was attached when it was saved is to be attached before.
         Raises UsageError for a checkpoint of another model or optimizer, StoreError where none is whole.
         """
         return self._saved().resume(Path(folder), step)
