@@ -49,7 +49,7 @@ def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> 
     )  # fmt: skip
     study = Study(folder / "s")
     with study_lock(study.root) as lock:
-        plan = Matrix(given, study_file=None)._kept_plan(study)
+        plan = Matrix(given, study_file=None)._kept_plans(study)[0]
         context = CampaignContext(starter=Shell(script), checkout=checkout(), code=code_version(), lock=lock)
         Campaign(study, plan, options, Console()).run(context)
     return study
@@ -190,7 +190,7 @@ class Nothing(LocalStarter):
 def test_a_program_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -> None:
     options = StudyFile(workload="mlp", gpus=1, strategy="single", device="cpu", out=str(tmp_path / "s"))
     study = Study(tmp_path / "s")
-    plan = Matrix(options, study_file=None)._kept_plan(study)
+    plan = Matrix(options, study_file=None)._kept_plans(study)[0]
     context = CampaignContext(starter=Nothing(), checkout=checkout(), code=code_version())
     with pytest.raises(MachineError, match="cannot start no-such-srun, which starts the workers: No such"):
         Campaign(study, plan, RunOptions(), Console()).run(context)
@@ -251,7 +251,7 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
     matrix = Matrix(options, study_file=None)
     study = Study(tmp_path / "o")
     with study_lock(study.root) as lock:
-        plan = matrix._kept_plan(study)
+        plan = matrix._kept_plans(study)[0]
         (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "16"))
         around = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code_version(), lock=lock)
         Campaign(study, plan, RunOptions(), Console()).run(around)

@@ -75,7 +75,7 @@ class Pods:
             "launcher": "manual",
         }
         matrix = Matrix(StudyFile(**(values | options)), study_file=None)  # type: ignore[arg-type]
-        matrix._kept_plan(self.study)
+        matrix._kept_plans(self.study)
         self.job = job
         JobStore(self.study.root).add(job, document="", name="manifest.yaml")
         self.processes: list[subprocess.Popen[bytes]] = []
