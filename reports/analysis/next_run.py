@@ -231,7 +231,7 @@ def _setting(study: StudyFigures, curve: Curve) -> NextRun | None:
         curve,
         (lost.gpus,),
         kind="setting",
-        why=f"at {lost.gpus:,} most is lost to exposed communication, and a larger batch has fewer exchanges "
+        why=f"at {lost.gpus:,} most is lost to exposed transfer, and a larger batch has fewer exchanges "
         "a sample (compare its convergence too)",
         command=matrix_call(study, key, (lost.gpus,), batch=batch),
     )

@@ -71,7 +71,7 @@ _SHARED = (
     ),
     Definition(
         "method-exposed",
-        "Exposed communication",
+        "On less off",
         Markup(
             "<code>((on1 + on2) - (off1 + off2)) / (2 x steps of a block)</code>: what the exchange adds to "
             "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in the "

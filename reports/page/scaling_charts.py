@@ -9,7 +9,7 @@ from reports.analysis.scaling import Curve, CurvePoint
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
 from reports.page.looks import Looks
-from reports.text import devices, metric
+from reports.text import devices, listed, metric
 from results.cell import BASELINE_STRATEGY
 from results.outcome import Evidence
 from results.statistics import Metric
@@ -155,4 +155,4 @@ def _note(curves: Sequence[Curve]) -> str:
         for gap in curve.gaps
         if not gap.skipped
     ]
-    return f"Crosses at the foot: {', '.join(gone)}." if gone else ""
+    return f"Crosses at the foot: {listed(gone, last=', ')}." if gone else ""

@@ -186,7 +186,7 @@ def _trust(study: StudyFigures) -> Tile:
         title="Trust",
         figure=f"{proven:,} of {cells:,} proven" if cells else "nothing proven",
         lines=(
-            f"of {count(cells, 'cell')} with figures, checked against a reference",
+            "cells with figures whose training was checked",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
             f"failed: {count(failed, 'cell')}, {count(len(study.lost), 'run')} of others; "
             f"not run: {not_run:,}; skipped: {count(skipped, 'point')}",

@@ -58,7 +58,7 @@ def test_the_full_table_has_every_part(study, full_rows) -> None:
         "15.0",
         "17.0",
     )
-    assert (ddp["input, us"], ddp["compute, ms"], ddp["exposed transfer, ms"]) == ("1,000", "10.5", "3.50")
+    assert (ddp["input, ms"], ddp["compute, ms"], ddp["exposed transfer, ms"]) == ("1.00", "10.5", "3.50")
     assert (ddp["exposed wait, ms"], alone["exposed wait, ms"]) == ("1.00", "0")
     # One rank exchanges nothing, exactly.
     assert (alone["compute, ms"], alone["exposed transfer, ms"]) == ("9.50", "0")

@@ -35,7 +35,7 @@ ALARMS = {
     "a bubble": "pipeline bubbles",
     "slow input": "waiting for data",
     "a wait": "waiting for the slowest rank",
-    "communication": "exposed communication",
+    "communication": "exposed transfer",
     "a super-linear point": "Super-linear",
     "a disturbed run": "disturbed",
 }
@@ -188,7 +188,7 @@ def test_a_slow_link_is_told_from_the_fast_one(report) -> None:
     assert found.alarms == {"a slow link", "a knee", "communication"}
     assert "Slow link: plain all-reduces alone reach 1.00 GB/s on 16 ranks (CPU)" in found.text
     assert "Knee between 8 and 16" in found.text
-    assert "most of it to exposed communication" in found.text
+    assert "most of it to exposed transfer" in found.text
     assert "consistent with a full link" in found.text
 
 

@@ -87,7 +87,7 @@ def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
     assert "; no difference is shown to ddp on 4;" in found.sentences[0]
     assert found.sentences[1] == (
         "Knee between 2 and 4: going from 2 to 4 raises throughput by 0 % (100 % would be ideal); at 4 a "
-        "step loses 52.5 % of its time against single on 1, most of it to exposed communication (10.0 ms)."
+        "step loses 52.5 % of its time against single on 1, most of it to exposed transfer (10.0 ms)."
     )
     [weak] = found.workloads[0].scalings
     assert weak.largest is not None
@@ -106,7 +106,7 @@ def test_the_largest_part_of_several_is_not_called_most(pair) -> None:
     # Slower ranks of 12.5: compute 11 (1.5 lost), wait 1.5; transfer 16 - 0.5 - 12.5 = 3 of 6.5 lost.
     sentence = said(pair(step_ms=(16.0, 16.0), slowest_ms=12.5))[1]
     assert "at 2 a step loses 40.6 % of its time" in sentence
-    assert "the largest part of it to exposed communication (3.00 ms)" in sentence
+    assert "the largest part of it to exposed transfer (3.00 ms)" in sentence
 
 
 def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_ranges(pair) -> None:
@@ -121,7 +121,7 @@ def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_
     dominant = replace(weak.largest.dominant, contenders=rivals)
     told = list(scaling_sentences(replace(weak, largest=replace(weak.largest, dominant=dominant))))[1]
     assert told.endswith(
-        "which of its parts is the largest is not told apart: exposed communication (3.00 ms, 2.00 ms to "
+        "which of its parts is the largest is not told apart: exposed transfer (3.00 ms, 2.00 ms to "
         "4.00 ms) and computation that is slower than the baseline's (2.90 ms, 2.50 ms to 3.30 ms)."
     )
 
@@ -130,7 +130,7 @@ def test_without_a_knee_what_is_lost_at_the_largest_size_is_blamed_from_ten_perc
     # (10 / 12.5) a doubling from 2 on: no knee. Lost 3 of 12.5.
     sentence = said(pair(step_ms=(10.0, 12.5)))[1]
     assert sentence.startswith("No knee seen up to 4 (single runs); at 4 a step loses 24.0 % of its time")
-    assert sentence.endswith("most of it to exposed communication (2.50 ms).")
+    assert sentence.endswith("most of it to exposed transfer (2.50 ms).")
 
 
 def test_nothing_lost_is_said_as_that(pair) -> None:
@@ -147,9 +147,9 @@ def test_a_loss_that_would_be_printed_as_zero_is_nothing(pair) -> None:
     ("transfer_ms", "said_of_it"),
     [
         # Of a step of 20 with 0.5 of input and 9.5 of computation: without the rest of the 10 ms in any part.
-        (9.2, "most of it to exposed communication (9.20 ms)."),
+        (9.2, "most of it to exposed transfer (9.20 ms)."),
         # 1.5 are 7.5 % of the step, but no half of 8.5.
-        (8.5, "most of it to exposed communication (8.50 ms)."),
+        (8.5, "most of it to exposed transfer (8.50 ms)."),
         # 4 are 20 %, and more than half of 6.
         (
             6.0,
@@ -157,7 +157,7 @@ def test_a_loss_that_would_be_printed_as_zero_is_nothing(pair) -> None:
             "the timed ones: the machine changed in between.",
         ),
         # 6 too much are no half of 16.
-        (16.0, "most of it to exposed communication (16.0 ms)."),
+        (16.0, "most of it to exposed transfer (16.0 ms)."),
         # 12 too much, 60 % of the step, are more than half of 22.
         (
             22.0,

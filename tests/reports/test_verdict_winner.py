@@ -61,7 +61,7 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
         "Of plain data parallelism, ddp on 2 ranks (CPU) has an efficiency of 40.0 % (40.0 to 40.0) against "
         "single on 1; knee between 1 and 2: going from 1 to 2 lowers throughput by 20 % (100 % would be "
         "ideal); at 2 a step loses 60.0 % of its time against single on 1, most of it to exposed "
-        "communication (15.0 ms)."
+        "transfer (15.0 ms)."
     )
 
 

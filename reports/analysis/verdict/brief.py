@@ -73,7 +73,7 @@ def _lost(dominant: Dominant) -> str:
 
 
 def _short(part: BudgetPart) -> str:
-    """`slower computation`, `exposed communication`."""
+    """`slower computation`, `exposed transfer`."""
     return _SHORT.get(part) or PART_WORDS[part].partition(":")[0]
 
 

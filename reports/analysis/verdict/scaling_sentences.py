@@ -12,7 +12,7 @@ from reports.text import MetricText, capital, count, devices, duration, listed, 
 PART_WORDS: dict[BudgetPart, str] = {
     "input": "input: waiting for data and moving it",
     "compute": "computation that is slower than the baseline's",
-    "transfer": "exposed communication",
+    "transfer": "exposed transfer",
     "wait": "waiting for the slowest rank",
     "bubble": "pipeline bubbles",
     "other": "a change of the machine between the timed steps and those that the parts come from",

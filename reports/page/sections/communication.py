@@ -25,6 +25,8 @@ from results.outcome import Evidence
 from results.statistics import Metric
 
 _TITLE = "Network"
+ByCell = Mapping[str, CellCommunication]
+"""By the id of the cell."""
 _DISTURBS_ABOVE = 0.10
 """Share by which the recorder may slow a step before it is said."""
 
@@ -118,24 +120,27 @@ def _recorder_share(one: CellCommunication) -> float:
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
 
-def _drawn(study: StudyFigures, cells: Mapping[str, CellCommunication]) -> Iterator[Block]:
+def _drawn(study: StudyFigures, cells: ByCell) -> Iterator[Block]:
     shown, drawings = looks(study.curves), []
     for place, (title, curves) in enumerate(works(study)):
-        found = exposed_chart(f"exposed-{place}", curves, shown, study.devices_word)
+        found = exposed_chart(f"exposed-{place}", curves, cells, shown, study.devices_word)
         if found is not None:
             drawings.append(found.of(f"{title}, {curves[0].key.kind}"))
     if drawings:
         yield Drawings(tuple(drawings))
 
 
-def exposed_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word: str) -> Drawing | None:
-    """Exposed communication as a share of the step; None where fewer than two sizes have one."""
+def exposed_chart(
+    name: str, curves: Sequence[Curve], cells: ByCell, shown: Looks, devices_word: str
+) -> Drawing | None:
+    """Exposed transfer as a share of the step; None where fewer than two sizes have one."""
     lines = []
     for curve in curves:
+        known = [(point, cells.get(point.figures.cell.id)) for point in curve.points]
         points = tuple(
-            _point(curve, point.figures.exposed_share, point)
-            for point in curve.points
-            if point.figures.exposed_share is not None and point.gpus > 1
+            _point(curve, one.transfer_ns, point)
+            for point, one in known
+            if one is not None and one.transfer_ns is not None
         )
         if points:
             look = shown[curve.key.exchange]
@@ -145,8 +150,8 @@ def exposed_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word
     return drawn(
         Chart(
             name=name,
-            title="exposed communication, % of a step",
-            y_title="exposed communication, % of a step",
+            title="exposed transfer, % of a step",
+            y_title="exposed transfer, % of a step",
             x_title=devices_word,
             lines=tuple(lines),
             y_from=0.0,
@@ -155,16 +160,18 @@ def exposed_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word
     )
 
 
-def _point(curve: Curve, share: Metric, point: CurvePoint) -> Point:
+def _point(curve: Curve, transfer: Metric, point: CurvePoint) -> Point:
     figures = point.figures
+    share = 100 / figures.step_ns.value
     where = devices(point.gpus, figures.cell.device)
+    told = f"{metric(transfer)} exposed, {percent(transfer.value * share / 100)} of a step"
     return Point(
         x=point.gpus,
-        y=100 * share.value,
-        low=None if share.low is None else 100 * share.low,
-        high=None if share.high is None else 100 * share.high,
+        y=transfer.value * share,
+        low=None if transfer.low is None else transfer.low * share,
+        high=None if transfer.high is None else transfer.high * share,
         runs=(),
-        label=f"{curve.key.label} on {where}: {metric(share)} of a step exposed; {runs_text(figures)}",
+        label=f"{curve.key.label} on {where}: {told}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",
         hollow=figures.evidence is Evidence.EMULATED,
     )

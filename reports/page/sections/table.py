@@ -50,6 +50,7 @@ _NONE = Field("")
 _UNITS: Mapping[str, tuple[tuple[float, str], ...]] = MappingProxyType(
     {
         "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")),
+        "once": ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")),
         "hours": ((3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms")),
         "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
         "rate": ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")),
@@ -156,7 +157,9 @@ def _made(column: Column, rows: Sequence[Looked]) -> tuple[TextColumn, list[Fiel
         head = TextColumn(title=column.title, anchor=column.anchor, hint=column.hint)
         return head, [Field(column.show(row)) for row in rows]
     values = [column.value(row) for row in rows]
-    scale, unit = _scale(column, [abs(value) for value in values if value])
+    # Parts of a step are shown in the unit of the step, so that they can be added up by eye.
+    sizes = values if column.kind != "ns" else [_end(_step_ns, "value")(row) for row in rows]
+    scale, unit = _scale(column, [abs(value) for value in sizes if value])
     head = TextColumn(
         title=f"{column.title}, {unit}" if unit else column.title,
         numeric=True,
@@ -200,7 +203,7 @@ def _identity(study: StudyFigures) -> Iterator[Column]:
 
 
 def _time() -> Iterator[Column]:
-    yield from _figure("step time", "ns", lambda one: _of(one, "step_ns"), "method-step-time")
+    yield from _figure("step time", "ns", _step_ns, "method-step-time")
     yield Quantity(
         title="throughput",
         kind="rate",
@@ -243,7 +246,7 @@ def _network() -> Iterator[Column]:
         hint="how transfer and wait were found",
     )
     yield Quantity(title="exposed wait", kind="ns", value=_part("wait"), anchor="method-budget")
-    yield from _figure("exposed", "ratio", lambda one: _of(one, "exposed_share"), "method-exposed")
+    yield from _figure("on less off", "ratio", lambda one: _of(one, "exposed_share"), "method-exposed")
     yield Quantity(
         title="hidden",
         kind="ratio",
@@ -361,9 +364,9 @@ def _proof() -> Iterator[Column]:
         show=lambda one: runs_text(one.row.figures) if one.row.figures else "",
         anchor="method-evidence",
     )
-    yield Quantity(title="set-up", kind="ns", value=_once("setup_ns"), anchor="method-set-up")
-    yield Quantity(title="first step", kind="ns", value=_once("first_step_ns"), anchor="method-set-up")
-    yield Quantity(title="start-up", kind="ns", value=_once("startup_ns"), anchor="method-set-up")
+    yield Quantity(title="set-up", kind="once", value=_once("setup_ns"), anchor="method-set-up")
+    yield Quantity(title="first step", kind="once", value=_once("first_step_ns"), anchor="method-set-up")
+    yield Quantity(title="start-up", kind="once", value=_once("startup_ns"), anchor="method-set-up")
     yield Words(title="reason", show=lambda one: one.row.failure.reason if one.row.failure else "")
     yield Words(title="cell", show=lambda one: one.row.cell.id, hint="its folder in the study")
 
@@ -393,6 +396,10 @@ def _end(metric: Callable[[Looked], Metric | None], end: str) -> Value:
 def _of(one: Looked, name: str) -> Metric | None:
     found: Metric | None = getattr(one.row.figures, name) if one.row.figures else None
     return found
+
+
+def _step_ns(one: Looked) -> Metric | None:
+    return _of(one, "step_ns")
 
 
 def _point(one: Looked, kind: str) -> CurvePoint | None:

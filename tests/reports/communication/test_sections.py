@@ -156,9 +156,9 @@ def test_the_full_table_shows_what_is_exposed_hidden_and_carried(limited, full_r
     row = full_rows(limited())[1]
     shown = {
         "exposed transfer, ms": "3.00",
-        "exposed wait, us": "500",
-        "exposed, %": "30.0",
-        "exposed, from, %": "30.0",
+        "exposed wait, ms": "0.500",
+        "on less off, %": "30.0",
+        "on less off, from, %": "30.0",
         # 1 - 3.5 / 4.
         "hidden, %": "12.5",
         "payload, MiB": "3.81",
@@ -174,9 +174,12 @@ def test_the_full_table_shows_what_is_exposed_hidden_and_carried(limited, full_r
 
 def test_exposed_communication_is_drawn_against_scale(limited) -> None:
     (drawing,) = drawings(communication_section(limited()))
-    assert drawing.title == "gpt-nano, batch 8 per replica, weak: exposed communication, % of a step"
+    assert drawing.title == "gpt-nano, batch 8 per replica, weak: exposed transfer, % of a step"
     svg = str(drawing.svg)
-    assert 'aria-label="ddp on 8 ranks (CPU): 30.0 % (30.0 to 30.0, range of 3) of a step exposed' in svg
+    assert (
+        'aria-label="ddp on 8 ranks (CPU): 3.00 ms (3.00 to 3.00, range of 3) exposed, 30.0 % of a step'
+        in svg
+    )
     assert svg.count('class="point"') == 3
 
 
