@@ -26,7 +26,7 @@ from strategies.collectives.link import Link
 from strategies.saving.planners import BoxSavePlanner
 from strategies.saving.reading import read_state
 from strategies.saving.run_folder import METADATA, Kept, RunFolder, advice, best_of, sum_of, torn
-from strategies.saving.state import RankState, dumped, laid_out, restore, state_of
+from strategies.saving.state import RankState, dumped, laid_out, restore, state_of, tensors_of
 from strategies.saving.whole import replicas_differ
 from strategies.training.boxes import Box
 from strategies.training.gathered import gathered_objects
@@ -145,7 +145,8 @@ class Checkpoints:
             done.set_exception(error)
             saving.wait()
             return saving
-        state = self._ranks.agree(lambda: state_of(trainer))
+        share = self._share()
+        state = self._ranks.agree(lambda: state_of(trainer, share))
         write = _Write(self._ranks, run, temporary, state, self._manifest(trainer, metric), keep)
         self._under_way = saving
         if not asynchronous:
@@ -157,6 +158,21 @@ class Checkpoints:
         # One that was not written is not there either: to go on after it is no other run.
         self._known.add((trainer.steps, self._session))
         return saving
+
+    def _share(self) -> set[tuple[str, str]]:
+        """The rectangles that this rank copies and writes: of those that several ranks have one does, the one
+        with the fewest bytes so far."""
+        own = {(kind, box.text): value.nbytes for kind, box, value in tensors_of(self._trainer)}
+        if replicas_differ(self._trainer.settings.strategy):
+            return set(own)
+        every = self._ranks.gather(own)
+        written, shares = [0] * len(every), [set[tuple[str, str]]() for _ in every]
+        for each in dict.fromkeys(each for rank in every for each in rank):
+            owners = [rank for rank, there in enumerate(every) if each in there]
+            owner = min(owners, key=lambda rank: written[rank])
+            shares[owner].add(each)
+            written[owner] += every[owner][each]
+        return shares[self._ranks.rank]
 
     def _manifest(self, trainer: Trainer, metric: float | None) -> Checkpoint:
         finite = metric is not None and metric == metric and abs(metric) != float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,32 +58,37 @@ def laid_out(trainer: Trainer) -> LaidOut:
     )
 
 
-@torch.no_grad()
-def state_of(trainer: Trainer) -> RankState:
-    """A copy of the state. Collective where a strategy forms its buckets anew.
+def tensors_of(trainer: Trainer) -> Iterator[tuple[str, Box, Tensor]]:
+    """What lies as the parameters do, rectangle by rectangle, with what it is of: `parameters`, or a key of
+    the optimizer (`optimizer/exp_avg`). Views: nothing is copied."""
+    state = trainer.model.local_state(trainer.optimizer)
+    for owned in trainer.model.owned():
+        kinds = {"parameters": owned.parameter.detach()}
+        for key, value in state.get(owned.parameter, {}).items():
+            if isinstance(value, Tensor) and _lies_alike(key, value, owned):
+                kinds[f"optimizer/{key}"] = value
+        for kind, value in kinds.items():
+            yield from ((kind, box, view(value)) for box, view in owned.boxes)
 
-    Raises UsageError if the state of something attached cannot be loaded without running code.
+
+@torch.no_grad()
+def state_of(trainer: Trainer, wanted: Collection[tuple[str, str]] | None = None) -> RankState:
+    """A copy of the state, of tensors those alone whose kind and rectangle are `wanted` (None: all).
+
+    Collective where a strategy forms its buckets anew. Raises UsageError if the state of something attached
+    cannot be loaded without running code.
     """
     model = trainer.model
     strategy = model.strategy_state()
-    state = model.local_state(trainer.optimizer)
-    parameters: dict[Box, Tensor] = {}
-    laid_alike: dict[str, dict[Box, Tensor]] = {}
-    counts: dict[str, Plain] = {}
-    for owned in model.owned():
-        parameters |= {box: _copy(view(owned.parameter.detach())) for box, view in owned.boxes}
-        for key, value in state.get(owned.parameter, {}).items():
-            if isinstance(value, Tensor) and _lies_alike(key, value, owned):
-                found = {box: _copy(view(value)) for box, view in owned.boxes}
-                laid_alike[key] = laid_alike.get(key, {}) | found
-            else:
-                for box, _ in owned.boxes:
-                    counts.setdefault(box.name, {})[key] = _plain(value)
+    tensors: dict[str, dict[Box, Tensor]] = {"parameters": {}}
+    for kind, box, value in tensors_of(trainer):
+        if wanted is None or (kind, box.text) in wanted:
+            tensors.setdefault(kind, {})[box] = _copy(value)
     return RankState(
-        parameters=parameters,
-        optimizer=laid_alike,
+        parameters=tensors.pop("parameters"),
+        optimizer={kind.removeprefix("optimizer/"): boxes for kind, boxes in tensors.items()},
         shared={
-            "counts": counts,
+            "counts": _counts(trainer),
             "buffers": {name: _copy(value) for name, value in model.bare.named_buffers()},
             "groups": [
                 {key: _plain(value) for key, value in group.items() if key != "params"}
@@ -95,6 +100,20 @@ def state_of(trainer: Trainer) -> RankState:
         },
         own={"strategy": _plain(strategy), "random": _random_state(trainer)},
     )
+
+
+def _counts(trainer: Trainer) -> dict[str, Plain]:
+    """By parameter: what the optimizer keeps that does not lie as the parameters do."""
+    state = trainer.model.local_state(trainer.optimizer)
+    counts: dict[str, Plain] = {}
+    for owned in trainer.model.owned():
+        kept = {
+            key: _plain(value)
+            for key, value in state.get(owned.parameter, {}).items()
+            if not (isinstance(value, Tensor) and _lies_alike(key, value, owned))
+        }
+        counts |= {box.name: kept for box, _ in owned.boxes if kept}
+    return counts
 
 
 def _lies_alike(key: str, value: Tensor, owned: Owned) -> bool:

@@ -93,7 +93,7 @@ def finished(
             timer.start()
         digests: list[str] = pool.run(resuming.run_to_end, case, folder, STEPS, timeout_s=60, dying=())
         return digests
-    except (pytest.fail.Exception, BrokenPipeError):
+    except (pytest.fail.Exception, OSError):
         if kill is None:
             raise
         return None
