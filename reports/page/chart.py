@@ -56,6 +56,8 @@ class Line:
     dash: str
     """As SVG has it; empty for a full line."""
     points: tuple[Point, ...]
+    start: tuple[float, float] | None = None
+    """Where it comes from: a point that it shares with other lines, without a mark."""
     plain: bool = False
     """Without marks: of many points that are no cells."""
     pale: bool = False
@@ -166,8 +168,10 @@ def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
 
 def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
     points = [point for line in chart.lines for point in line.points]
-    xs = sorted({point.x for point in points} | {x for x, _ in chart.missing})
+    starts = [line.start for line in chart.lines if line.start is not None]
+    xs = sorted({point.x for point in points} | {x for x, _ in (*chart.missing, *starts)})
     ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
+    ends += [y for _, y in starts]
     ends += [rule.y for rule in chart.rules if rule.y is not None]
     low = min(ends) if chart.y_from is None else min(chart.y_from, *ends)
     high = max(ends)
@@ -211,7 +215,8 @@ def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
     if not chart.sizes:
         return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
     points = {point.x for line in chart.lines for point in line.points}
-    return points | {x for x, _ in chart.missing}
+    starts = {line.start[0] for line in chart.lines if line.start is not None}
+    return points | starts | {x for x, _ in chart.missing}
 
 
 def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
@@ -257,13 +262,15 @@ def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     yield from (_pale(line, x, y) for line in chart.lines if line.pale)
     for line in named:
         last = line.points[-1]
-        points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
+        way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
+        points = " ".join(f"{x.at(right):.1f},{y.at(up):.1f}" for right, up in way)
+        start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         at, place = x.at(last.x), names[line.name]
         # A leader where the label had to leave its line, and where the line ends before the others.
         leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
         yield (
-            f'<g class="series" data-series="{safe(line.name)}" style="--c: var(--{line.colour})">'
+            f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
             f'<polyline points="{points}"{dash}/>{leader}'
             f"{'' if line.plain else ''.join((*_dots(line, x, y), *_marks(line, x, y)))}"
             f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(_short(line.name))}</text>'

@@ -114,8 +114,27 @@ def _lines(curves: Sequence[Curve], shown: Looks, figure: Figure, *, scale: floa
         )
         if points:
             look = shown[curve.key.exchange]
-            found.append(Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=points))
+            found.append(
+                Line(
+                    name=curve.key.exchange,
+                    colour=look.colour,
+                    dash=look.dash,
+                    points=points,
+                    start=_start(curve, figure, scale),
+                )
+            )
     return tuple(found)
+
+
+def _start(curve: Curve, figure: Figure, scale: float) -> tuple[float, float] | None:
+    """The single device of which a line's efficiencies are; of throughputs it is the start as well."""
+    single = curve.single
+    first = min(point.gpus for point in curve.points)
+    if single is None or single.gpus >= first or single.figures.evidence is Evidence.EMULATED:
+        return None
+    if figure is _efficiency:
+        return single.gpus, scale
+    return single.gpus, single.figures.throughput.value * scale
 
 
 def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Point:

@@ -85,12 +85,18 @@ def _named(one: Shown, among: Sequence[Shown]) -> str:
     return f"{one.bought.workload} {one.work}" if several else one.work
 
 
+def _short(one: Shown, among: Sequence[Shown]) -> str:
+    """`weak`; with the workload where there are several."""
+    several = len({each.bought.workload for each in among}) > 1
+    return f"{one.bought.workload} {one.bought.scaling}" if several else one.bought.scaling
+
+
 def _efficiency(all_shown: Sequence[Shown]) -> Tile:
     title, anchor = "Efficiency", "method-efficiency"
     lines: list[str] = []
     figure = ""
     for one in all_shown[:4]:
-        value, against, where = _claim(one)
+        value, against, where = _claim(one, all_shown)
         if value is None:
             told = f"{_named(one, all_shown)}: {against}"
         else:
@@ -103,16 +109,16 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
     return Tile(title=title, figure=figure or "not claimed", lines=tuple(lines), anchor=anchor)
 
 
-def _claim(one: Shown) -> tuple[Metric | None, str, str]:
+def _claim(one: Shown, among: Sequence[Shown]) -> tuple[Metric | None, str, str]:
     """The efficiency, what it is against (or why there is none), and where."""
     choice = one.bought.choice
     if choice is not None:
-        where = f"{choice.strategy} on {choice.gpus:,}, {one.bought.scaling}"
+        where = f"{choice.strategy} on {choice.gpus:,}, {_short(one, among)}"
         return choice.efficiency, choice.against or "the baseline itself", where
     best = _configuration(one.scaling)
     if best is None:
         return None, "every figure is emulated", ""
-    where = f"{best.strategy} on {best.gpus:,}, {one.bought.scaling}"
+    where = f"{best.strategy} on {best.gpus:,}, {_short(one, among)}"
     return best.efficiency, best.against or f"{where} has no baseline to be held against", where
 
 
@@ -122,9 +128,12 @@ def _epoch(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
     if not found:
         return Tile(title="An epoch", figure="unknown", lines=("no measured cell",), anchor="method-epoch")
     first = found[0][1]
-    lines = [*_price(study, first), *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4])]
+    lines = [
+        *_price(study, first),
+        *(f"{_where(one, cost, all_shown)}: {_took(cost)}" for one, cost in found[1:4]),
+    ]
     title = "An epoch" if first.epoch_ns else "A million samples"
-    lines.insert(0, f"{_samples(first)} by {_where(found[0][0], first)}{_interval(first)}")
+    lines.insert(0, f"{_samples(first)} by {_where(found[0][0], first, all_shown)}{_interval(first)}")
     return Tile(title=title, figure=_took(first), lines=tuple(lines), anchor="method-epoch")
 
 
@@ -150,11 +159,11 @@ def _samples(cost: CellCost) -> str:
     return f"{cost.epoch_samples:,} samples" if cost.epoch_ns and cost.epoch_samples else "1,000,000 samples"
 
 
-def _where(one: Shown, cost: CellCost) -> str:
+def _where(one: Shown, cost: CellCost, among: Sequence[Shown]) -> str:
     assert one.cell is not None
     choice = one.bought.choice
     name = choice.strategy if choice else cost.cell.strategy
-    return f"{name} on {cost.cell.gpus:,}, {one.bought.scaling}"
+    return f"{name} on {cost.cell.gpus:,}, {_short(one, among)}"
 
 
 def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:

@@ -17,8 +17,8 @@ from reports.text import count, devices, number
 
 _LOSS_DIGITS = 4
 _SYNTHETIC = Paragraph(
-    "The samples are synthetic: there is nothing in them to learn but the samples themselves, so no loss "
-    "curve is drawn. First and last loss say that the update ran, not that a model is good.",
+    "The samples are synthetic: there is nothing in them to learn, so no loss curve is drawn. First and last "
+    "loss say that the update ran, not that a model is good.",
     "plain",
 )
 _SOME_SYNTHETIC = Paragraph(

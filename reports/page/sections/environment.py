@@ -45,9 +45,11 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
             f"{', '.join(differing)}. A figure is over runs of one of them; cells of unlike ones are not "
             "divided."
         )
-    for facts in groups:
-        yield Facts(tuple((name, value) for name, value in facts.items() if value))
-    yield Facts(tuple(_asked(study)))
+    for place, facts in enumerate(groups):
+        asked = _asked(study) if place == len(groups) - 1 else ()
+        yield Facts((*((name, value) for name, value in facts.items() if value), *asked))
+    if not groups:
+        yield Facts(tuple(_asked(study)))
     remarks = tuple(_remarks(study))
     yield (
         Bullets(remarks, "plain") if remarks else Paragraph("No run warned, and none was disturbed.", "plain")
@@ -178,7 +180,7 @@ def _distinct(values: Iterator[str]) -> str:
 
 def _commit(environment: Environment) -> str:
     code = environment.code
-    return f"{code.commit or 'unknown'}{' with local changes' if code.dirty else ''}"
+    return f"{(code.commit or 'unknown')[:12]}{' with local changes' if code.dirty else ''}"
 
 
 _DEFINITIONS = (

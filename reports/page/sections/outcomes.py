@@ -10,7 +10,7 @@ from reports.analysis.outcomes import reason_of
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
-from reports.page.skips import skipped_points
+from reports.page.skips import SkippedPoints, skipped_points
 from reports.table import Shown, TextTable, figures, table, words
 from reports.text import listed
 from results.cell import Cell
@@ -50,7 +50,7 @@ def _table(groups: Sequence[_Group]) -> TextTable:
     columns: list[Shown[_Group]] = [
         words("what", lambda row: row.what),
         figures("points", lambda row: fields.whole(row.points), hint="cells, runs or points of the matrix"),
-        words("where", lambda row: listed(row.names, most=_NAMED, last=", ")),
+        words("where", lambda row: listed(row.names, most=_NAMED, last="; ")),
         words("reason", lambda row: row.reason),
     ]
     return table(groups, columns)
@@ -83,8 +83,17 @@ def _counted(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _skipped(study: StudyFigures) -> Iterator[_Group]:
+    """Each reason once, over all workloads."""
+    groups: dict[str, list[SkippedPoints]] = {}
     for one in skipped_points(study.skipped):
-        sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")
-        where = f"{listed(one.strategies, most=_NAMED, last=', ')} on {sizes}; {', '.join(one.series)}"
-        points = len(one.gpus) * len(one.strategies) * len(one.series)
-        yield _Group(what="skipped", points=points, names=(f"{one.workload}: {where}",), reason=one.reason)
+        groups.setdefault(one.reason, []).append(one)
+    for reason, those in groups.items():
+        points = sum(len(one.gpus) * len(one.strategies) * len(one.series) for one in those)
+        yield _Group(what="skipped", points=points, names=tuple(map(_where, those)), reason=reason)
+
+
+def _where(one: SkippedPoints) -> str:
+    """`gpt-nano: single on 2, 4; weak 8`."""
+    sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")
+    strategies = listed(one.strategies, most=_NAMED, last=", ")
+    return f"{one.workload}: {strategies} on {sizes}; {', '.join(one.series)}"

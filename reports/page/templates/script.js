@@ -184,8 +184,10 @@
       }
     }
     for (const series of svg.querySelectorAll(".series")) {
+      const [startX, startY] = series.dataset.start?.split(" ") ?? [];
+      const start = startX ? [{ dataset: { x: startX, y: startY } }] : [];
       const at = (one) => `${x(Number(one.dataset.x))},${y(Number(one.dataset.y))}`;
-      series.querySelector("polyline").setAttribute("points", [...series.querySelectorAll(".point")].map(at).join(" "));
+      series.querySelector("polyline").setAttribute("points", [...start, ...series.querySelectorAll(".point")].map(at).join(" "));
     }
     for (const line of svg.querySelectorAll("[data-slope]")) line.style.display = state.get("x") || state.get("y") ? "none" : "";
     let last = Infinity;
