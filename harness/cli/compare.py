@@ -78,22 +78,27 @@ def command(
     With --ab they are git revisions, measured now: bench compare --ab main HEAD -- --gpus 2. `.` is the
     working tree as it is.
 
-    Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 the call is
-    wrong, 3 nothing regressed and something is incomparable.
+    Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 there is no
+    verdict: the call is wrong or a file is damaged, 3 nothing regressed and something is incomparable.
     """
     from harness.console import Console
     from harness.nights import set_off
     from reports.gate.comparison import Rules
     from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
+    from results.errors import BenchError, UsageError
 
     margins, targets = read_margins(fail_above), _targets(given["forms"])
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
     rules = Rules(margins=margins, across=facts)
-    if given["ab"] or given["bisect"] or given["again"] is not None:
-        found = _paired(sides, rules, given)
-    else:
-        found = _kept(sides, rules, baselines)
+    try:
+        if given["ab"] or given["bisect"] or given["again"] is not None:
+            found = _paired(sides, rules, given)
+        else:
+            found = _kept(sides, rules, baselines)
+    except BenchError as error:
+        # A 1 would be read as a regression.
+        raise UsageError(str(error)) from error
     _show(found, targets, every=given["every"])
     code = found.exit_code(strict=given["strict"])
     if code == 1 and given["on_regression"] is not None:

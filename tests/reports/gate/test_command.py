@@ -210,11 +210,14 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
         (["baseline", "save", "main", "failed"], 2, "no cell with a figure (crashed: rank 0: rank 1 ended)"),
         (["history", "add", "failed"], 2, "has no cell with a figure"),
         (["compare", "empty.json", "before"], 2, "no cell with a figure (it is empty)"),
-        (["compare", "newer", "before", "--baselines", "."], 1, "update bench to read it"),
+        (["compare", "newer", "before", "--baselines", "."], 2, "update bench to read it"),
         (["compare", "before", "nothing"], 2, "is no study, no run, no file and no baseline"),
         (["compare", "before", "empty"], 2, "holds no JSON file"),
         (["compare", "before", "planned"], 2, "has no run yet"),
-        (["compare", "before", "torn.json"], 1, "no file of pytest-benchmark"),
+        (["compare", "before", "torn.json"], 2, "no file of pytest-benchmark"),
+        (["compare", "kept.json", "before"], 2, "kept.json is not a readable baseline"),
+        (["compare", "--again", "torn"], 2, "is not a readable pair"),
+        (["compare", "--again", "planned"], 2, "holds no pairs"),
         (["compare", "before", "before", "--format", "xml"], 2, "forms are markdown, json, junit"),
         (["compare", "before", "before", "--format", "json", "--format", "junit"], 2, "all but one a file"),
         (["compare", "before", "before", "--fail-above", "step=5%"], 2, "there is no metric"),
@@ -233,6 +236,9 @@ def test_bad_input_gets_one_line_with_the_fix(
     Path("newer.json").write_text('{"schema": "bench/baseline", "schema_version": 99, "writer": "bench 9"}')
     Path("empty").mkdir()
     Path("torn.json").write_text('{"benchmarks": [')
+    Path("kept.json").write_text('{"schema": "bench/baseline", ')
+    Path("torn/0001").mkdir(parents=True)
+    Path("torn/0001/pair.json").write_text('{"schema": ')
     assert run(words) == code
     errors = capsys.readouterr().err
     assert told in errors
