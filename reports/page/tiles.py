@@ -106,6 +106,8 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
                 figure = said.value
                 told = f"{said.note}; {where}, against {against}"
         lines.append(told)
+    if not lines:
+        lines.append("no cell has a figure")
     return Tile(title=title, figure=figure or "not claimed", lines=tuple(lines), anchor=anchor)
 
 

@@ -234,6 +234,18 @@ def test_emulated_points_are_said_to_be_so(planted) -> None:
     assert "ddp on 4: emulated: a stand-in (shared cores, virtual nodes, a link) makes no" in text
 
 
+def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) -> None:
+    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan(repeats=1)
+    for cell in cells:
+        planted.runs(cell, [20.0], evidence=Evidence.EMULATED)
+    html = render(planted.study, planted.study.collect())
+    first = html[html.index('<section id="summary"') : html.index('<section id="best"')]
+    assert "Every figure is emulated, so that nothing is said of scaling." in first
+    assert '<p class="figure">none</p>' in first
+    assert '<p class="figure">not claimed</p>' in first
+
+
 def test_disturbed_runs_warnings_and_left_out_runs_are_listed(planted, new_timing, new_environment) -> None:
     cell = planted.series("weak", "single", [1], batch=8)[0]
     planted.plan(repeats=2)

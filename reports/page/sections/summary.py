@@ -82,7 +82,9 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
     """Where it stops paying, why, and how sure that is."""
     reach = _reach(study, first)
     if reach is None:
-        yield "Where it stops paying", "One size alone was measured, so that nothing is said of scaling."
+        emulated = first.scaling is None or first.scaling.fastest is None
+        why = "Every figure is emulated" if emulated else "One size alone was measured"
+        yield "Where it stops paying", f"{why}, so that nothing is said of scaling."
     else:
         who = reach.configuration.strategy
         yield (
