@@ -46,9 +46,21 @@ class CellBudget:
     def step_ns(self) -> float:
         return self.figures.step_ns.value
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether its ranks exchange anything; where they do not, transfer and wait are 0 by definition."""
+        return any(run.exchange_payload_bytes != 0 for run in self.figures.runs)
+
+    def known_ns(self, part: BudgetPart) -> float | None:
+        """What is shown of a part; None for one that the cell does not have: no stages, or no exchange."""
+        if part in ("transfer", "wait") and not self.exchanges:
+            return None
+        return self.part_ns.get(part)
+
     def share(self, part: BudgetPart) -> float | None:
         """Of the step time; None for a part that the cell does not have."""
-        return self.part_ns[part] / self.step_ns if part in self.part_ns else None
+        ns = self.known_ns(part)
+        return None if ns is None else ns / self.step_ns
 
     @property
     def bubble_ideal(self) -> float | None:

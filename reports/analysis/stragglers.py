@@ -68,7 +68,8 @@ class Stragglers:
     than the median."""
     variance: VarianceSplit
     persistent_wait_ns: float
-    """What the mean rank loses a step because one is slower on the mean."""
+    """What the mean rank loses a step because one is slower on the mean; 0 where none is persistently slow,
+    since of equal ranks one is the slowest by chance."""
     random_wait_ns: float | None
     """The rest of the exposed wait: in each step another one is the slowest. None: no wait is known."""
 

@@ -99,6 +99,18 @@ def test_parts_are_means_over_runs_and_the_rest_is_other(cell) -> None:
     assert one.warning is None
 
 
+def test_where_nothing_is_exchanged_transfer_and_wait_are_not_shown(cell) -> None:
+    alone = budget(cell([(14.0, parts(transfer=0.0, wait=0.0))], gpus=1))
+    several = budget(cell([(14.0, parts())]))
+    assert alone is not None
+    assert several is not None
+    assert [alone.known_ns(part) for part in ("transfer", "wait", "bubble")] == [None] * 3
+    assert (alone.share("transfer"), alone.share("compute")) == (None, pytest.approx(10 / 14))
+    # They are parts all the same, so that the parts add up.
+    assert alone.part_ns["transfer"] == 0
+    assert several.known_ns("transfer") == 2.0 * MS
+
+
 def test_from_six_runs_on_transfer_and_wait_have_an_interval_of_t(cell) -> None:
     one = budget_of(cell([(20.0, parts(transfer=float(n), wait=n / 10)) for n in range(1, 7)]))
     # Mean 3.5, sd 1.8708, t of 5 degrees 2.5706: half 2.5706 x 1.8708 / sqrt(6) = 1.9633.

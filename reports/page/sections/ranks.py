@@ -59,6 +59,6 @@ _DEFINITIONS = (
         "node, and by more than the spread of its own steps explains: a one-sided t-test with Bonferroni's "
         f"correction over the ranks. Of equal ranks one run of {1 / FALSE_ALARM:,.0f} would have one by "
         "chance. What the mean rank loses to it is the largest mean compute of a rank less the mean over the "
-        "ranks; the rest of the exposed wait is random skew.",
+        "ranks, and 0 where no rank is persistently slow; the rest of the exposed wait is random skew.",
     ),
 )

@@ -427,7 +427,7 @@ def _no_claim(kind: str) -> Callable[[Looked], str]:
 
 def _part(part: BudgetPart) -> Value:
     def value(one: Looked) -> float | None:
-        ns = one.row.budget.part_ns.get(part) if one.row.budget else None
+        ns = one.row.budget.known_ns(part) if one.row.budget else None
         # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.
         return None if ns is None else float(round(ns))
 
