@@ -8,7 +8,6 @@ from reports.analysis.study import StudyFigures
 from reports.text import count, listed
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
 from results.link import NO_LINK
-from results.plan import Request
 
 
 def asked(study: StudyFigures) -> str:
@@ -68,8 +67,3 @@ def _told(what: str, values: Sequence[str], default: str) -> Iterator[str]:
 
 def _all(groups: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(value for group in groups for value in group))
-
-
-def newest_request(study: StudyFigures) -> Request | None:
-    """What was asked for last."""
-    return study.plans[-1].request if study.plans else None

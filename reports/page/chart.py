@@ -196,7 +196,7 @@ def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
         yield (
             f'<g class="tick" data-y="{value:.6g}" transform="translate(0 {y.at(value):.1f})">'
             f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/><text x="{_LEFT - 6:.0f}" y="3.5" text-anchor="end">'
-            f"{tick(value)}</text></g>\n"
+            f"{_said(value)}</text></g>\n"
         )
     foot = chart.height - _BOTTOM
     last = math.inf
@@ -209,6 +209,12 @@ def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
             f'<path d="M0 {foot:.0f}v4"/><text y="{foot + 16:.0f}" text-anchor="middle"{hidden}>'
             f"{tick(size)}</text></g>\n"
         )
+
+
+def _said(value: float) -> str:
+    """A tick: `500,000`, `2 M`."""
+    power, prefix = (1e9, " G") if value >= 1e9 else (1e6, " M")
+    return tick(value) if value < 1e6 else f"{value / power:g}{prefix}"
 
 
 def _x_ticks(chart: Chart, x: _Scale) -> set[float]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from html_page import Page
 
+from reports.page.chart import log_ticks, nice_ticks
 from reports.page.render import render
 from results.outcome import Evidence, Outcome
 
@@ -116,6 +117,24 @@ def test_every_point_says_its_value_interval_and_runs_and_leads_to_its_row(small
     # 12.5 ms on 2, against 10 ms on 1: 80 %; at worst 9 / 13, at best 11 / 12.
     told = "ddp on 2 ranks (CPU): 80.0 % (69.2 to 91.7, range of 3); 3 measured"
     assert told in [label for _, label in points]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (0.0, 100.0, [0, 20, 40, 60, 80, 100]),
+        (68.0, 101.0, [70, 80, 90, 100]),
+        (0.0, 0.3, [0, 0.1, 0.2, 0.3]),
+        (5.0, 5.0, [5]),
+    ],
+)
+def test_ticks_are_round_and_within_the_axis(low: float, high: float, found: list[float]) -> None:
+    assert nice_ticks(low, high) == pytest.approx(found)
+
+
+def test_ticks_of_a_logarithmic_axis_are_1_2_and_5_of_each_decade() -> None:
+    assert log_ticks(4.0, 60.0) == pytest.approx([5, 10, 20, 50])
+    assert log_ticks(1.0, 1e6) == pytest.approx([10**power for power in range(7)])
 
 
 def test_the_same_study_gives_the_same_bytes(small) -> None:
