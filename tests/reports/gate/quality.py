@@ -131,6 +131,10 @@ def cloned() -> Iterator[Path]:
 def collect(ledger: Path, names: Sequence[str], minutes: float) -> None:
     """Make calls until the time is over."""
     end = time.monotonic() + 60 * minutes
+    if ledger.exists() and ledger.stat().st_size and not ledger.read_bytes().endswith(b"\n"):
+        # The last line was cut off: the next one must not continue it.
+        with ledger.open("a") as file:
+            file.write("\n")
     with cloned() as clone:
         while time.monotonic() < end:
             done = Counter(call["kind"] for call in read(ledger))
