@@ -71,7 +71,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # From here on ranks wait for each other.
     log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
-    exchange = _join(launch, slots[0].run_id, timeout)
+    exchange = _join(launch, slots[0].run_id if slots else launch.launch_id, timeout)
     with ExitStack() as stack:
         stack.callback(log.close)
         around = RankContext(

@@ -271,7 +271,7 @@ def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
     monkeypatch.chdir(tmp_path)
     options = StudyFile(
         workload="mlp,gpt-nano", gpus=2, strategy="ddp", repeats=2, device="cpu", budget=0, block_steps=2,
-        out="o",
+        quads=2, out="o",
     )  # fmt: skip
     assert Matrix(options, study_file=None).run(report=False) == 0
     study = Study(tmp_path / "o")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +33,22 @@ def _wait_for(times: list[float], count: int) -> None:
     assert len(times) >= count
 
 
-def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@contextmanager
+def _stderr(folder: Path) -> Iterator[Path]:
+    """What this process writes to its stderr. `capfd` empties its file while a thread may write to it."""
+    path, kept = folder / "stderr", os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield path
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(tmp_path: Path) -> None:
     times: list[float] = []
-    with _watchdog(times) as watchdog:
+    with _stderr(tmp_path) as stderr, _watchdog(times) as watchdog:
         last = time.monotonic()
         for _ in range(12):
             time.sleep(0.1)
@@ -44,25 +57,25 @@ def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(
             times.clear()
             last = time.monotonic()
             watchdog.progress()
-        capfd.readouterr()
         _wait_for(times, 1)
         assert times[0] - last >= 0.59
         # A thread of faulthandler writes the stacks, and may not have ended when the record is called.
-        stacks, end = "", time.monotonic() + 20
-        while "in test_a_silence_is_recorded" not in stacks and time.monotonic() < end:
-            stacks += capfd.readouterr().err
-        assert "in test_a_silence_is_recorded" in stacks
+        end = time.monotonic() + 20
+        while "in test_a_silence_is_recorded" not in stderr.read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert "in test_a_silence_is_recorded" in stderr.read_text()
         _wait_for(times, 2)
         assert times[1] - times[0] >= 0.59
 
 
-def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(tmp_path: Path) -> None:
     times: list[float] = []
-    with _watchdog(times) as watchdog:
-        watchdog.progress()
-    time.sleep(0.9)
+    with _stderr(tmp_path) as stderr:
+        with _watchdog(times) as watchdog:
+            watchdog.progress()
+        time.sleep(0.9)
     assert times == []
-    assert capfd.readouterr().err == ""
+    assert stderr.read_text() == ""
     for thread in threading.enumerate():
         if thread.name == "watchdog":
             thread.join(20)
