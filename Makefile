@@ -10,7 +10,8 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted soak resume lint types contracts perf perf-gate reference format constraints clean
+.PHONY: demo test quick planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \
+  reference format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -50,6 +51,14 @@ types: $(VENV)/.installed-dev
 
 contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
+
+# The acceptance on a machine with a GPU (tests/gpu/acceptance.py); skipped with a sentence where there is none. The same
+# command continues what was stopped. DEVICE=cpu runs every line with small models.
+gpu: $(VENV)/.installed
+	$(BIN)/python tests/gpu/acceptance.py $(if $(DEVICE),--device $(DEVICE))
+
+gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)/.installed
+	$(BIN)/python tests/gpu/acceptance.py $(@:gpu-%=%) $(if $(DEVICE),--device $(DEVICE))
 
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
