@@ -81,6 +81,13 @@ class Knee:
         return None if self.beyond is None else self.beyond.smaller
 
     @property
+    def deciding(self) -> tuple[Growth, ...]:
+        """The growths up to the first that does not pay: those beyond it do not move the knee."""
+        if self.beyond is None:
+            return self.growths
+        return self.growths[: self.growths.index(self.beyond) + 1]
+
+    @property
     def text(self) -> str:
         """`knee between 32 and 64: ...`, `no knee up to 64`, or why nothing is claimed; a clause."""
         if self.beyond is not None:

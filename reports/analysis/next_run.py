@@ -45,7 +45,7 @@ class NextRun:
     cells: tuple[str, ...]
     """Ids of the study's cells that it runs; empty for work that is new."""
     what: str
-    """`6 runs of ddp on 16 and 32`."""
+    """`6 runs each of ddp on 16 and 32`."""
     why: str
     """A clause."""
     command: str
@@ -156,11 +156,15 @@ def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
         return None
     wanted = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
     ids = {cell_id for cell_id, one in deciding.items() if len(one.runs) < wanted}
-    # One call is of one series: that of the chosen cell first, whose single device is of another one.
+
+    def asked(of: Curve) -> list[int]:
+        return [point.gpus for point in of.points if point.figures.cell.id in ids]
+
+    # One call is of one series: the one with most of these cells, that of the chosen cell where several have.
     series = [curve, *(other for other in piece.curves if other is not curve)]
-    at = next(one for one in series if any(point.figures.cell.id in ids for point in one.points))
-    gpus = [point.gpus for point in at.points if point.figures.cell.id in ids]
-    why = picked.open[0] if picked.open else f"the choice rests on {count(fewest, 'run')} a size"
+    at = max(series, key=lambda one: (len(asked(one)), max(asked(one), default=0)))
+    gpus = asked(at)
+    why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
     return _more(study, at, (gpus, wanted), why)
 
 
@@ -175,7 +179,7 @@ def _more(study: StudyFigures, curve: Curve, asked: tuple[Sequence[int], int] | 
         why=why,
         command=matrix_call(study, curve.key, gpus, repeats=repeats),
     )
-    return run if repeats is None else replace(run, what=f"{run.what} to {count(repeats, 'run')} a size")
+    return run if repeats is None else replace(run, what=f"{count(repeats, 'run')} each of {run.what}")
 
 
 def _beyond(study: StudyFigures, curve: Curve, picked: Picked) -> NextRun | None:

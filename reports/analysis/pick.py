@@ -53,6 +53,8 @@ class Picked:
     """Beside the candidate."""
     open: tuple[str, ...] = ()
     """What the runs leave open, clauses."""
+    shown_to: int | None = None
+    """The last size up to which every growth is shown to pay, where that is smaller than the candidate."""
     or_more: bool = False
 
 
@@ -100,16 +102,17 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         return f"no growth can be judged: {listed(list(reasons) or ['no two sizes are of one series'])}"
     chosen, curve, stop = ends[_smallest_of_fastest([end for end, *_ in ends.values()]).figures.cell.id]
     sizes = {one.cell.gpus: one for one in _figures(curve)}
-    telling = [one for one in stop.growths if one is stop.beyond or one.larger == chosen.gpus or one.is_open]
+    left_open = [one for one in stop.deciding if one.is_open]
+    telling = [one for one in stop.deciding if one is stop.beyond or one.larger == chosen.gpus or one.is_open]
     return Picked(
         candidate=chosen,
         why=stop.text,
         deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
         open=tuple(
             f"whether growing from {one.smaller:,} to {one.larger:,} pays is left open by the runs"
-            for one in stop.growths
-            if one.is_open
+            for one in left_open
         ),
+        shown_to=left_open[0].smaller if left_open else None,
         or_more=stop.at is None,
     )
 

@@ -39,6 +39,9 @@ class Choice:
     strategy: str
     gpus: int
     device: Device
+    shown_to: int | None
+    """Where the runs leave open whether growing pays: the last size up to which every growth is shown to pay,
+    smaller than `gpus` (by the knee alone)."""
     or_more: bool
     """Whether it is the largest measured size, so that growing may pay beyond it (by the knee alone)."""
     throughput: Metric
@@ -50,9 +53,15 @@ class Choice:
     usd_per_epoch: Metric | None
 
     @property
+    def size(self) -> str:
+        """`16 GPUs`; `64 GPUs or more`; `4 to 64 GPUs` where growing beyond 4 may pay or not."""
+        least = "" if self.shown_to is None else f"{self.shown_to:,} to "
+        return f"{least}{devices(self.gpus, self.device)}{' or more' if self.or_more else ''}"
+
+    @property
     def text(self) -> str:
-        """`16 GPUs with ddp`; `64 GPUs or more with ddp`."""
-        return f"{devices(self.gpus, self.device)}{' or more' if self.or_more else ''} with {self.strategy}"
+        """`16 GPUs with ddp`."""
+        return f"{self.size} with {self.strategy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +184,7 @@ def _choice(picked: Picked) -> Choice:
         strategy=one.strategy,
         gpus=one.gpus,
         device=one.figures.cell.device,
+        shown_to=picked.shown_to,
         or_more=picked.or_more,
         throughput=one.figures.throughput,
         efficiency=claimed.metric if claimed else None,

@@ -231,7 +231,7 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
             yield (
                 f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({x.at(rule.x):.1f} 0)">'
                 f'<path d="M0 {_TOP:.0f}V{chart.height - _BOTTOM:.0f}"/>'
-                f'<text x="5" y="{y.start - 6:.1f}">{safe(rule.text)}</text></g>\n'
+                f'<text {_beside(rule.x, x)} y="{y.end + 9:.1f}">{safe(rule.text)}</text></g>\n'
             )
         elif rule.y is not None:
             yield (
@@ -241,6 +241,11 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
             )
         elif rule.slope is not None:
             yield from _slope(rule, x, y)
+
+
+def _beside(at: float, x: _Scale) -> str:
+    """The name of a vertical rule to its right, and to its left at the right end of the drawing."""
+    return 'x="-5" text-anchor="end"' if at >= x.high else 'x="5"'
 
 
 def _slope(rule: Rule, x: _Scale, y: _Scale) -> Iterator[str]:

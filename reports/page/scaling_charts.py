@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from reports.analysis.headline import runs_text
 from reports.analysis.scaling import Curve, CurvePoint
+from reports.analysis.size_to_buy import Choice
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
 from reports.page.looks import Looks
@@ -29,7 +30,7 @@ def efficiency_chart(
     shown: Looks,
     devices_word: str,
     *,
-    chosen: int | None = None,
+    chosen: Choice | None = None,
     first: bool = False,
 ) -> Drawing | None:
     """Zoomed to where the curves are; None where no point makes a claim but the baseline."""
@@ -41,7 +42,7 @@ def efficiency_chart(
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
     rules = [Rule(text="100 % ideal", y=100)]
     if chosen is not None:
-        rules.append(Rule(text=f"to buy: {chosen:,}", x=chosen))
+        rules.append(Rule(text=f"to buy: {chosen.size}", x=chosen.gpus))
     return drawn(
         Chart(
             name=name,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.assumptions import study_day
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.figures import CellFigures
-from reports.analysis.outcomes import NOT_RUN
+from reports.analysis.outcomes import NOT_RUN, words
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile
-from reports.text import count, device_word, devices, duration, metric, number
+from reports.text import count, device_word, duration, metric, number
 from results.statistics import Metric
 
 
@@ -74,10 +75,22 @@ def _size(all_shown: Sequence[Shown]) -> Tile:
     first = all_shown[0].bought
     if first.choice is None:
         return Tile(title=title, figure="none", lines=(first.absent or "",), anchor="method-size-to-buy")
-    size = f"{devices(first.choice.gpus, first.choice.device)}{' or more' if first.choice.or_more else ''}"
+    beyond = first.choice.shown_to
+    by = first.goal if beyond is None else f"growing beyond {beyond:,} may pay or not: the runs leave it open"
     others = [f"{_named(one, all_shown)}: {one.bought.text}" for one in all_shown[1:4]]
-    lines = (f"with {first.choice.strategy}; {_named(all_shown[0], all_shown)}", first.goal, *others)
-    return Tile(title=title, figure=size, lines=lines, anchor="method-size-to-buy")
+    other = count(len(first.left_out), "point")
+    left_out = [f"not chosen from: {other}, such as {first.left_out[0]}"] if first.left_out else []
+    lines = (f"with {first.choice.strategy}; {_named(all_shown[0], all_shown)}", by, *left_out, *others)
+    return Tile(title=title, figure=first.choice.size, lines=lines, anchor="method-size-to-buy")
+
+
+def _because(reasons: Iterable[str]) -> str:
+    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason; empty where there is none."""
+    counted = Counter(reasons).most_common()
+    if not counted:
+        return ""
+    others = f"; {count(len(counted) - 1, 'other reason')}" if len(counted) > 1 else ""
+    return f" ({counted[0][0]}{others})"
 
 
 def _named(one: Shown, among: Sequence[Shown]) -> str:
@@ -191,7 +204,7 @@ def _trust(study: StudyFigures) -> Tile:
     disturbed = sum(run.disturbed for run in runs)
     dirty = sum(bool(run.environment and run.environment.code.dirty) for run in runs)
     not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
-    failed = len(study.failures) - not_run
+    failed = [failure for failure in study.failures if failure.outcome != NOT_RUN]
     skipped = sum(len(group.gpus) for group in study.skipped)
     return Tile(
         title="Trust",
@@ -199,8 +212,9 @@ def _trust(study: StudyFigures) -> Tile:
         lines=(
             "cells with figures whose training was checked",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
-            f"failed: {count(failed, 'cell')}, {count(len(study.lost), 'run')} of others; "
-            f"not run: {not_run:,}; skipped: {count(skipped, 'point')}",
+            f"failed: {count(len(failed), 'cell')}{_because(words(one.outcome) for one in failed)}, "
+            f"{count(len(study.lost), 'run')} of others; not run: {not_run:,}",
+            f"skipped: {count(skipped, 'point')}{_because(group.skip.reason for group in study.skipped)}",
         ),
         anchor="method-proof",
         alarm=proven < cells or bool(disturbed or dirty or failed),

@@ -65,7 +65,7 @@ CASES = [
     (nothing_planned, NO_FIGURE),
     (one_cell, "one size alone"),
     (failures_alone, NO_FIGURE),
-    (long_names, "to 6 runs a size"),
+    (long_names, "6 runs each of"),
     (half_written, "unreadable or unfinished record"),
 ]
 

@@ -132,10 +132,21 @@ def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confiden
     left_open = bought(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03))
     assert left_open.confidence == "low"
     assert left_open.doubts == ("whether growing from 2 to 4 pays is left open by the runs",)
+    assert left_open.choice is not None
+    assert left_open.choice.text == "2 to 4 GPUs or more with ddp"
     few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
     assert few.confidence == "medium"
     assert few.doubts == ("3 runs a size, fewer than 6", "12 of 12 runs disturbed")
     assert bought(gpus(runs=1)).confidence == "low"
+
+
+def test_what_is_open_beyond_the_knee_leaves_the_choice_as_sure_as_it_was(gpus) -> None:
+    # From 2 to 4 nothing is gained; that of 4 to 8, 2 (20.2 / 27) - 1 = 0.496, has 0.5 in its range.
+    found = bought(gpus({1: 10.0, 2: 10.1, 4: 20.2, 8: 27.0}, spread=0.03))
+    assert found.choice is not None
+    assert (found.choice.text, found.confidence) == ("2 GPUs with ddp", "high")
+    assert found.rests_on is not None
+    assert len(found.rests_on.deciding) == 3
 
 
 def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
@@ -178,8 +189,8 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
         "bench matrix --name study --workload gpt-nano --strategy ddp --gpus 2,4,8 --batch-size 8 "
         "--repeats 6 --device cuda"
     )
-    assert few.what == "ddp on 2, 4 and 8 to 6 runs a size"
-    assert few.sentence.startswith(f"Run next {few.what}, since the choice rests on 3 runs a size: bench ")
+    assert few.what == "6 runs each of ddp on 2, 4 and 8"
+    assert few.sentence.startswith(f"Run next {few.what}, since the answer rests on 3 runs a size: bench ")
     left_open = next_run(analysed(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03)))
     assert left_open is not None
     assert (left_open.kind, left_open.gpus, "--repeats 12" in left_open.command) == ("repeats", (2, 4), True)

@@ -71,7 +71,7 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
         piece.curves if piece else (),
         looks(study.curves),
         study.devices_word,
-        chosen=choice.gpus if choice else None,
+        chosen=choice,
         first=True,
     )
     title = f"{first.bought.workload}, {first.work}" if drawing else ""
