@@ -49,13 +49,13 @@ class Growth:
 
     @property
     def text(self) -> str:
-        """`going from 1 to 2 raises throughput by 47 % (100 % would be ideal)`."""
-        ideal = self.larger / self.smaller - 1
-        gain = round(100 * self.marginal.value * ideal)
-        verb = "lowers" if gain < 0 else "raises"
+        """`going from 1 to 2 changes throughput by +47 % (41 to 52; 100 % would be ideal)`."""
+        ideal = 100 * (self.larger / self.smaller - 1)
+        low, high = self.marginal.low, self.marginal.high
+        ends = "" if low is None or high is None else f"{round(low * ideal):,} to {round(high * ideal):,}; "
         return (
-            f"going from {self.smaller:,} to {self.larger:,} {verb} throughput by {abs(gain):,} % "
-            f"({round(100 * ideal):,} % would be ideal)"
+            f"going from {self.smaller:,} to {self.larger:,} changes throughput by "
+            f"{round(self.marginal.value * ideal):+,} % ({ends}{round(ideal):,} % would be ideal)"
         )
 
 

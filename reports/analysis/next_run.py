@@ -23,9 +23,9 @@ from reports.analysis.pick import PICK, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
 from reports.analysis.scaling import Curve, Gap
 from reports.analysis.series import SeriesKey
-from reports.analysis.size_to_buy import sizes_to_buy
+from reports.analysis.size_to_buy import ONE_LEFT, sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.scalability import scalability
+from reports.analysis.verdict.scalability import reach_of
 from reports.text import count, listed
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.statistics import FEWEST_FOR_INTERVAL
@@ -95,6 +95,8 @@ def _of_piece(study: StudyFigures, piece: Piece) -> NextRun:
     sizes = {point.gpus for _, point in piece.measured}
     if len(sizes) == 1 or not candidates:
         return _second_size(study, piece) or _again(study, _lead(piece))
+    if len({one.gpus for one in candidates}) < 2:
+        return _more(study, _lead(piece), None, ONE_LEFT)
     picked = PICK[goal.kind](piece, candidates, goal)
     if isinstance(picked, str):
         picked = PICK[KNEE.kind](piece, candidates, KNEE)
@@ -186,7 +188,9 @@ def _beyond(study: StudyFigures, curve: Curve, picked: Picked) -> NextRun | None
     if not picked.or_more:
         return None
     largest = curve.points[-1].gpus
-    return _larger(study, curve, f"growing still pays at {largest:,}, the largest size measured")
+    by_knee = study.assumptions.goal.kind == KNEE.kind
+    why = "growing still pays at" if by_knee else "the choice is"
+    return _larger(study, curve, f"{why} {largest:,}, the largest size measured")
 
 
 def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
@@ -223,9 +227,11 @@ def _between(study: StudyFigures, curve: Curve) -> NextRun | None:
 def _setting(study: StudyFigures, curve: Curve) -> NextRun | None:
     """Twice the batch where the exchange takes most of what is lost: half as many exchanges a sample."""
     key = curve.key
-    found = scalability(study, key.workload, key.kind)
-    lost = found.largest.dominant if found and found.largest else None
-    if lost is None or lost.part != "transfer" or not lost.blames or lost.contenders:
+    found = reach_of(study, key.workload, key.kind, key.label)
+    lost = found.dominant if found else None
+    if lost is None or lost.part != "transfer" or not (lost.blames and lost.shown) or lost.contenders:
+        return None
+    if lost.part_share <= 0.5:
         return None
     batch = 2 * key.batch
     if any(other.key.batch == batch and other.key.kind == key.kind for other in study.curves):

@@ -15,6 +15,8 @@ from reports.analysis.scaling import Curve, Efficiency
 from reports.analysis.training import differences_in_training
 from reports.text import count, duration, listed, metric, percent
 
+LEFT_OUT = "what the curves end in trains in another way, or is not proven"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -99,19 +101,17 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         elif stop.reason is not None:
             reasons[stop.reason] = None
     if not ends:
-        return f"no growth can be judged: {listed(list(reasons) or ['no two sizes are of one series'])}"
+        return f"no growth can be judged: {listed(list(reasons) or [LEFT_OUT])}"
     chosen, curve, stop = ends[_smallest_of_fastest([end for end, *_ in ends.values()]).figures.cell.id]
     sizes = {one.cell.gpus: one for one in _figures(curve)}
     left_open = [one for one in stop.deciding if one.is_open]
+    spans = [f"from {one.smaller:,} to {one.larger:,}" for one in left_open]
     telling = [one for one in stop.deciding if one is stop.beyond or one.larger == chosen.gpus or one.is_open]
     return Picked(
         candidate=chosen,
         why=stop.text,
         deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
-        open=tuple(
-            f"whether growing from {one.smaller:,} to {one.larger:,} pays is left open by the runs"
-            for one in left_open
-        ),
+        open=(f"whether growing {listed(spans)} pays is left open by the runs",) if spans else (),
         shown_to=left_open[0].smaller if left_open else None,
         or_more=stop.at is None,
     )

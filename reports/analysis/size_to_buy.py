@@ -15,7 +15,7 @@ from reports.analysis.cost import EMULATED, CellCost, cell_costs
 from reports.analysis.pick import PICK, Candidate, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
 from reports.analysis.study import StudyFigures
-from reports.text import count, devices, listed
+from reports.text import count, devices
 from results.cell import Device
 from results.plan import Scaling
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
@@ -26,7 +26,7 @@ that were disturbed or of changed code. high: none of these."""
 CPU = "ranks on CPU share the cores of a machine"
 ONE_SIZE = "one size alone was measured: at least two are needed to say whether growing pays"
 NOT_PROVEN = "no measured cell has a proof that it trained"
-NO_FIGURE = "no cell has a figure"
+ONE_LEFT = "one size alone is left to choose from: the others train in another way, or are not proven"
 OTHER_TRAINING = "all measured strategies train in another way than plain data parallelism"
 ALL_EMULATED = EMULATED.partition(":")[0] + ": stand-ins say nothing of devices that one buys"
 
@@ -119,7 +119,7 @@ class SizeToBuy:
 
     @property
     def _because(self) -> str:
-        return f": {listed(self.doubts)}" if self.doubts else ""
+        return f": {'; '.join(self.doubts)}" if self.doubts else ""
 
 
 def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:
@@ -173,7 +173,9 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
         return NOT_PROVEN
     if not candidates:
         return OTHER_TRAINING
-    return ONE_SIZE if len({one.cell.gpus for one in measured}) < 2 else None
+    if len({one.cell.gpus for one in measured}) < 2:
+        return ONE_SIZE
+    return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
 
 
 def _choice(picked: Picked) -> Choice:
@@ -210,7 +212,7 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
 def _doubts(picked: Picked, rests_on: RestsOn) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
     told = {
-        f"{count(rests_on.fewest_runs, 'run')} a size, fewer than {FEWEST_FOR_INTERVAL}": few,
+        f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
         f"{rests_on.disturbed:,} of {count(rests_on.runs, 'run')} disturbed": rests_on.disturbed,
         f"{rests_on.dirty:,} of {count(rests_on.runs, 'run')} of code with local changes": rests_on.dirty,
     }

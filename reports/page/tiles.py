@@ -15,6 +15,7 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile
 from reports.text import count, device_word, duration, metric, number
+from results.label import label
 from results.statistics import Metric
 
 
@@ -165,9 +166,11 @@ def _time(ns: float) -> str:
 
 
 def _interval(cost: CellCost) -> str:
+    time = cost.epoch_ns or cost.million_samples_ns
     usd = cost.usd_per_epoch if cost.epoch_ns else cost.usd_per_million_samples
-    ends = metric(usd).ends if usd else None
-    return f" ({ends} USD)" if ends else ""
+    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
+    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
+    return f" ({', '.join(ends)})" if ends else ""
 
 
 def _samples(cost: CellCost) -> str:
@@ -177,7 +180,7 @@ def _samples(cost: CellCost) -> str:
 def _where(one: Shown, cost: CellCost, among: Sequence[Shown]) -> str:
     assert one.cell is not None
     choice = one.bought.choice
-    name = choice.strategy if choice else cost.cell.strategy
+    name = choice.strategy if choice else label(cost.cell)
     return f"{name} on {cost.cell.gpus:,}, {_short(one, among)}"
 
 

@@ -12,7 +12,7 @@ from harness.costs import read_goal
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.goal import Goal
 from reports.analysis.next_run import next_run
-from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_SIZE, SizeToBuy, sizes_to_buy
+from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.verdict import verdict
 from results.catalogue.prices import Price
@@ -61,7 +61,8 @@ def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus
     assert found.choice.efficiency.value == pytest.approx(10 / 12, rel=1e-3)
     assert (found.confidence, found.doubts) == ("high", ())
     assert (
-        found.why == "knee between 4 and 8: going from 4 to 8 raises throughput by 0 % (100 % would be ideal)"
+        found.why
+        == "knee between 4 and 8: going from 4 to 8 changes throughput by +0 % (0 to 0; 100 % would be ideal)"
     )
     assert found.rests_on is not None
     assert (found.rests_on.runs, found.rests_on.fewest_runs, len(found.rests_on.deciding)) == (24, 6, 3)
@@ -136,7 +137,7 @@ def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confiden
     assert left_open.choice.text == "2 to 4 GPUs or more with ddp"
     few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
     assert few.confidence == "medium"
-    assert few.doubts == ("3 runs a size, fewer than 6", "12 of 12 runs disturbed")
+    assert few.doubts == ("3 runs a size (fewer than 6)", "12 of 12 runs disturbed")
     assert bought(gpus(runs=1)).confidence == "low"
 
 
@@ -160,6 +161,20 @@ def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
     assert found.choice is not None
     assert found.choice.strategy == "ddp"
     assert "ddp + topk:0.01 on 8 (it compresses its gradients)" in found.left_out
+
+
+@pytest.mark.parametrize("goal", ["knee", "throughput", "cost", "efficiency:50%"])
+def test_where_all_but_one_size_train_in_another_way_none_is_chosen(gpus, new_study, goal: str) -> None:
+    planted = gpus({1: 10.0})
+    more = new_study(planted.study.root, device="cuda", runs_before=100)
+    cells = more.series("weak", "ddp", [2, 4], batch=8, compression="topk:0.01")
+    more.plan()
+    for cell in cells:
+        more.runs(cell, [5.0, 5.01, 5.02])
+    assert bought(more, goal).absent == ONE_LEFT
+    told = next_run(analysed(more, goal))
+    assert told is not None
+    assert told.why == ONE_LEFT
 
 
 @pytest.mark.parametrize(

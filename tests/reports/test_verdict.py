@@ -86,7 +86,7 @@ def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
     found = verdict(analysed(pair(step_ms=(10.0, 20.0))))
     assert "; no difference is shown to ddp on 4;" in found.sentences[0]
     assert found.sentences[1] == (
-        "Knee between 2 and 4: going from 2 to 4 raises throughput by 0 % (100 % would be ideal); at 4 a "
+        "Knee between 2 and 4: going from 2 to 4 changes throughput by +0 % (100 % would be ideal); at 4 a "
         "step loses 52.5 % of its time against single on 1, most of it to exposed transfer (10.0 ms)."
     )
     [weak] = found.workloads[0].scalings
@@ -188,7 +188,10 @@ def test_where_the_best_two_overlap_no_difference_is_shown(planted) -> None:
     planted.runs(ddp, [11.0, 12.0, 13.0])
     planted.runs(other, [12.0, 13.0, 14.0])
     first = said(planted)[0]
-    assert "ddp on 2 ranks (CPU) is the fastest with 1,333 images/s (1,231 to 1,455), an efficiency" in first
+    assert (
+        "ddp on 2 ranks (CPU) has the highest figure with 1,333 images/s (1,231 to 1,455), an efficiency"
+        in first
+    )
     assert first.endswith("; no difference is shown to scratch-ddp on 2.")
 
 

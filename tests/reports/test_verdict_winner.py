@@ -59,9 +59,9 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
     # 10 / 25; 2 (10 / 25) - 1 = -0.2; lost 15, all of it transfer.
     assert dense == (
         "Of plain data parallelism, ddp on 2 ranks (CPU) has an efficiency of 40.0 % (40.0 to 40.0) against "
-        "single on 1; knee between 1 and 2: going from 1 to 2 lowers throughput by 20 % (100 % would be "
-        "ideal); at 2 a step loses 60.0 % of its time against single on 1, most of it to exposed "
-        "transfer (15.0 ms)."
+        "single on 1; knee between 1 and 2: going from 1 to 2 changes throughput by -20 % (-20 to -20; "
+        "100 % would be ideal); at 2 a step loses 60.0 % of its time against single on 1, most of it to "
+        "exposed transfer (15.0 ms)."
     )
 
 

@@ -68,8 +68,8 @@ def _lost(dominant: Dominant) -> str:
     if not dominant.blames or dominant.part is None:
         return f"{told}; to what cannot be told"
     if dominant.contenders:
-        return f"{told}; most to {listed([_short(one.part) for one in dominant.contenders], last=' or ')}"
-    return f"{told}; most to {_short(dominant.part)}{'' if dominant.shown else ' (not shown)'}"
+        return f"{told}; the most to {listed([_short(one.part) for one in dominant.contenders], last=' or ')}"
+    return f"{told}; the most to {_short(dominant.part)}{'' if dominant.shown else ' (not shown)'}"
 
 
 def _short(part: BudgetPart) -> str:

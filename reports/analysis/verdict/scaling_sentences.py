@@ -58,9 +58,12 @@ def _best(one: Scalability) -> str:
 
 
 def _leads(one: Configuration, what: str) -> str:
-    """`is the fastest with`, of too few runs `seems the fastest (1 run) with`, of one point `has`."""
+    """`is the fastest with`, of too few runs `seems the fastest (1 run) with`, of one point `has`; no winner
+    where others are not told apart from it."""
     if one.compared == 1:
         return "has"
+    if one.ties:
+        return "has the highest figure with"
     if one.fewest_runs >= FEWEST_RUNS:
         return f"is {what} with"
     return f"seems {what} ({count(one.fewest_runs, 'run')}) with"

@@ -32,7 +32,7 @@ from reports.page.section import (
     Tiles,
 )
 from reports.page.tiles import Shown, shown, tiles
-from reports.text import capital, listed, percent
+from reports.text import capital, percent
 from results.version import VERSION
 
 NOTHING_SUCCEEDED = Markup(
@@ -106,7 +106,7 @@ def _reach(study: StudyFigures, first: Shown) -> Reach | None:
 def _sure(study: StudyFigures, first: Shown) -> Iterator[str]:
     bought = first.bought
     if bought.confidence is not None:
-        because = f": {listed(bought.doubts)}" if bought.doubts else ""
+        because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         yield f"{capital(bought.confidence)} confidence in the size{because}."
     made = made_from(study, bought.workload).sentence
     yield made or "Every figure is emulated: nothing is claimed."
