@@ -83,7 +83,7 @@ def test_compare_takes_the_margins_of_its_machine_below_the_baselines_and_the_ca
     assert run(["compare", "main", "after"]) == 1
     assert run(["baseline", "list"]) == 0, "thresholds are no baseline"
     path.write_text('{"schema": "bench/thresholds", ')
-    assert run(["compare", "before", "after"]) == 1
+    assert run(["compare", "before", "after"]) == 2
     assert str(path) in capsys.readouterr().err
 
 
