@@ -42,7 +42,7 @@ class _Reading:
         for prefix in replicas:
             self._require_model(f"{prefix}parameters/")
         parameters = self._mean(replicas, "parameters/")
-        kinds = sorted({kind for kind, _ in self._optimizer_keys(replicas[0])})
+        kinds = sorted({kind for replica in replicas for kind, _ in self._optimizer_keys(replica)})
         optimizer = {kind: self._mean(replicas, f"optimizer/{kind}/") for kind in kinds}
         own = f"own/{self._rank}"
         ranks = [self._rank] if self._exact else list(range(self._kept.manifest.laid_out.ranks))
@@ -90,14 +90,21 @@ class _Reading:
                 yield kind, name
 
     def _mean(self, replicas: list[str], what: str) -> dict[Box, Tensor]:
-        """This rank's boxes, one replica in memory at a time. The mean of equal numbers is the number."""
-        first = self._boxes_of(replicas[0] + what)
-        total = {box: torch.zeros_like(value) for box, value in first.items()} if len(replicas) > 1 else {}
-        for prefix in replicas[1:]:
+        """This rank's boxes, each of the replicas that have it, as a parameter may have had no gradient on
+        some; one replica in memory at a time. The mean of equal numbers is the number."""
+        if len(replicas) == 1:
+            return self._boxes_of(replicas[0] + what)
+        known = self._metadata.state_dict_metadata
+        first: dict[Box, Tensor] = {}
+        total: dict[Box, Tensor] = {}
+        for prefix in replicas:
             for box, value in self._boxes_of(prefix + what).items():
-                if value.is_floating_point():
-                    total[box] += (value - first[box]) / len(replicas)
-        return {box: value + total[box] for box, value in first.items()} if total else first
+                if box not in first:
+                    first[box], total[box] = value, torch.zeros_like(value)
+                elif value.is_floating_point():
+                    having = sum(replica + what + box.name in known for replica in replicas)
+                    total[box] += (value - first[box]) / having
+        return {box: value + total[box] for box, value in first.items()}
 
     def _boxes_of(self, prefix: str) -> dict[Box, Tensor]:
         wanted: dict[str, dict[Box, Tensor]] = {}

@@ -125,27 +125,42 @@ def test_values_are_equal_and_training_goes_on_as_on_one_device(
     torch.testing.assert_close(later, expected, rtol=1e-3, atol=1e-4)
 
 
+class Late(torch.nn.BatchNorm1d):
+    """With a parameter that the first replica does not use: it gets no momentum there."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.late = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + self.late if torch.distributed.get_rank() else y
+
+
+def momenta(trainer: Trainer) -> dict[str, Tensor]:
+    named, state = trainer.model.bare.named_parameters(), trainer.optimizer.state
+    return {f"momentum of {name}": state[value]["momentum_buffer"] for name, value in named if state[value]}
+
+
 def apart(rank: int, folder: Path) -> dict[str, Tensor]:
     """On a rank of local SGD in the middle of a period: its own parameters and momentum."""
     torch.manual_seed(0)
     settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
-    trainer = Trainer(torch.nn.BatchNorm1d(3), F.mse_loss, device=CPU, settings=settings)
+    trainer = Trainer(Late(), F.mse_loss, device=CPU, settings=settings)
     generator = torch.Generator().manual_seed(rank)
     trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
     trainer.save(folder)
-    state = trainer.optimizer.state[trainer.model.bare.weight]
-    return {**trainer.model.bare.state_dict(), "momentum": state["momentum_buffer"]}
+    return {**trainer.model.bare.state_dict(), **momenta(trainer)}
 
 
 def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """On any number of ranks: what is loaded, and what the parameters are after a period more."""
     settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
-    trainer = Trainer(torch.nn.BatchNorm1d(3), F.mse_loss, device=CPU, settings=settings)
+    trainer = Trainer(Late(), F.mse_loss, device=CPU, settings=settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.resume(folder)
-    state = trainer.optimizer.state[trainer.model.bare.weight]
-    loaded = {**trainer.model.bare.state_dict(), "momentum": state["momentum_buffer"]}
+    loaded = {**trainer.model.bare.state_dict(), **momenta(trainer)}
     loaded = {name: value.clone() for name, value in loaded.items()}
     for step in range(4):
         generator = torch.Generator().manual_seed(10 * step + rank)
@@ -159,8 +174,11 @@ def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
     first, second = ranks(2, apart, tmp_path)
     found = ranks(3, together, tmp_path)
     for loaded, _ in found:
-        for name in ("weight", "bias", "running_mean", "running_var", "momentum"):
+        for name in ("weight", "bias", "running_mean", "running_var", "momentum of weight"):
             torch.testing.assert_close(loaded[name], (first[name] + second[name]) / 2)
+        # Of the one that has it.
+        torch.testing.assert_close(loaded["momentum of late"], second["momentum of late"], rtol=0, atol=0)
         assert loaded["num_batches_tracked"] == 1
+    assert "momentum of late" not in first
     later = [after for _, after in found]
     torch.testing.assert_close(later[1:], later[:1] * 2, rtol=0, atol=0)
