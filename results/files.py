@@ -50,14 +50,35 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 @contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name for the caller to write a new file to, which then takes the place of an older one, synced.
+
+    Without an error of the caller's `path` is the new file, else the old one; the OSErrors of both pass.
+    """
+    with _beside(path) as temporary:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+@contextmanager
 def _temporary(path: Path, data: bytes) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
+    with _beside(path) as temporary:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        yield temporary
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name that nothing else has, in the folder of `path`; what is under it at the end is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)

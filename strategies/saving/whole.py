@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 
 from results.errors import StoreError, UsageError
+from results.files import replacing
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
+from strategies.saving.agreement import Ranks
 from strategies.training.replicas import take_from_first
 
 if TYPE_CHECKING:
@@ -69,14 +70,11 @@ def write_whole(trainer: Trainer, path: Path) -> None:
         raise UsageError(
             f"export writes {' or '.join(SUFFIXES)}, not {path.name!r}: name the file by one of them"
         )
+    ranks = Ranks(trainer.link, trainer.device)
     if path.suffix == ".safetensors":
-        _require_safetensors()
+        ranks.from_first(_require_safetensors)
     values = whole_state(trainer, rank=0)
-    if trainer.link is None or trainer.link.rank == 0:
-        _write(values, path)
-    if trainer.link is not None:
-        # Rank 0 has written when the others return.
-        trainer.link.all_reduce(torch.zeros(1, device=trainer.device))
+    ranks.from_first(lambda: _write(values, path))
 
 
 def _require_safetensors() -> None:
@@ -89,22 +87,16 @@ def _require_safetensors() -> None:
 
 
 def _write(values: Mapping[str, Tensor], path: Path) -> None:
-    """Whole or not at all, over an older file if there is one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Whole or not at all, over an older file if there is one. Raises StoreError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".safetensors":
-            _save_safetensors(values, temporary)
-        else:
-            torch.save(dict(values), temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}: choose another path or free space"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            if path.suffix == ".safetensors":
+                _save_safetensors(values, temporary)
+            else:
+                torch.save(dict(values), temporary)
+    except Exception as error:  # of a full disk torch and safetensors have errors of their own
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
+        raise StoreError(f"cannot write {path}: {reason}: choose another path or free space") from error
 
 
 def _save_safetensors(values: Mapping[str, Tensor], path: Path) -> None:

@@ -244,7 +244,7 @@ class Trainer:
         """Write `full_state_dict` to a `.pt` or `.safetensors` file, over an older one; collective.
 
         Rank 0 writes, and all ranks return when it has. Raises UsageError for another suffix or without the
-        package safetensors, StoreError on rank 0 if the file cannot be written.
+        package safetensors, StoreError if the file cannot be written, on all ranks.
         """
         write_whole(self, Path(path))
 
