@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from results.cell import Device
+from results.errors import UsageError
 
 Moment = Any
 """An integer on the host, an event on a stream."""
@@ -248,5 +249,7 @@ KINDS: dict[str, type[DeviceKind]] = {"cpu": Host, "cuda": Cuda}
 
 
 def device_of(device: torch.device) -> DeviceKind:
-    """What is asked of this device."""
+    """What is asked of this device. Raises UsageError for one of another kind."""
+    if device.type not in KINDS:
+        raise UsageError(f"{device} is no device that training knows: use {' or '.join(KINDS)}")
     return KINDS[device.type](device)

@@ -125,3 +125,8 @@ def test_the_warm_up_of_local_sgd_averages_gradients_in_a_loop_of_ones_own(
     ours, theirs = threads(2, warmed_up, nn.Linear(4, 4))
     # Three steps of the warm-up, one alone, and the average.
     assert [one == other for one, other in zip(ours, theirs, strict=True)] == [True, True, True, False, True]
+
+
+def test_a_device_that_training_does_not_know_is_refused() -> None:
+    with pytest.raises(UsageError, match="meta is no device that training knows: use cpu or cuda"):
+        Trainer(nn.Linear(4, 4), F.mse_loss, device=torch.device("meta"), settings=TrainSettings())
