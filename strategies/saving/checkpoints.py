@@ -6,79 +6,51 @@ them know before the next message, so that they do the same.
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from results.checkpoint import Checkpoint, FileSum
-from results.errors import BenchError, NewerSchemaError, SchemaError, StoreError, UsageError
-from strategies.collectives.link import Link
+from results.checkpoint import Checkpoint, FileSum, LaidOut
+from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
+from results.files import refresh
+from strategies.saving.agreement import Ranks, SystemRefusedError
 from strategies.saving.planners import BoxSavePlanner
 from strategies.saving.reading import read_state
 from strategies.saving.run_folder import METADATA, Kept, RunFolder, advice, best_of, sum_of, torn
-from strategies.saving.state import RankState, dumped, laid_out, restore, state_of, tensors_of
+from strategies.saving.state import (
+    RankState,
+    dumped,
+    laid_out,
+    optimizer_name,
+    require_groups,
+    require_optimizer,
+    restore,
+    state_of,
+    tensors_of,
+)
 from strategies.saving.whole import replicas_differ
 from strategies.training.boxes import Box
-from strategies.training.gathered import gathered_objects
 
 if TYPE_CHECKING:
     from strategies.training.trainer import Trainer
 
-T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written, or training does not go on from it bit for bit."""
-
-
-class Ranks:
-    """The ranks of a run, over a link of their own that a thread beside training may use."""
-
-    def __init__(self, link: Link | None) -> None:
-        """Collective."""
-        self._link = None if link is None else link.beside()
-        self.rank = 0 if link is None else link.rank
-
-    def gather(self, value: T) -> list[T]:
-        return [value] if self._link is None else gathered_objects(value, self._link, CPU)
-
-    def agree(self, work: Callable[[], T]) -> T:
-        """What `work` gives on this rank. Raises on all ranks what it raises on the first that fails."""
-        value, failure = _attempt(work)
-        for error in self.gather(failure):
-            if error is not None:
-                raise error
-        return cast(T, value)
-
-    def together(self, work: Callable[[], T]) -> list[T]:
-        """What `work` gives on each rank; raises as `agree` does."""
-        return self.gather(self.agree(work))
-
-    def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on rank 0, which alone calls it; raises on all ranks what it raises there."""
-        return cast(T, self.together(lambda: work() if self.rank == 0 else None)[0])
-
-
-def _attempt(work: Callable[[], T]) -> tuple[T | None, BenchError | None]:
-    try:
-        return work(), None
-    except BenchError as error:
-        return None, error
-    except OSError as error:
-        return None, StoreError(f"{error.filename or 'the folder'}: {error.strerror or error}")
-    except Exception as error:  # the other ranks wait for a word of this one
-        return None, StoreError(f"{type(error).__name__}: {error}")
 
 
 class Saving:
@@ -91,6 +63,10 @@ class Saving:
     def wait(self) -> Path | None:
         """The checkpoint's folder, when all ranks have written it; None on all of them, with a
         CheckpointWarning, if it could not be written."""
+        return self.told(stacklevel=3)
+
+    def told(self, *, stacklevel: int) -> Path | None:
+        """What `wait` gives, for a caller that is so many calls away from the user's line."""
         failure = self._written.exception()
         if failure is None:
             return self._written.result()
@@ -98,7 +74,9 @@ class Saving:
             raise failure
         if not self._told:
             self._told = True
-            warnings.warn(f"no checkpoint: {failure}; training goes on", CheckpointWarning, stacklevel=3)
+            warnings.warn(
+                f"no checkpoint: {failure}; training goes on", CheckpointWarning, stacklevel=stacklevel
+            )
         return None
 
 
@@ -120,30 +98,36 @@ class Checkpoints:
     def __init__(self, trainer: Trainer) -> None:
         """Collective."""
         self._trainer = trainer
-        self._ranks = Ranks(trainer.link)
-        self._session = self._ranks.gather(secrets.token_hex(8))[0]
+        # A thread beside training may use it.
+        self._ranks = Ranks(None if trainer.link is None else trainer.link.beside(), CPU)
+        self._session = secrets.token_hex(8)
+        """That of rank 0 counts, which alone looks for what is in a folder; so with the next three."""
         self._known: set[tuple[int, str]] = set()
         """Step and session of the checkpoints that this trainer has written or gone on from."""
+        self._earlier: set[tuple[int, str]] = set()
+        """Of those that it has written before it was given another state."""
+        self._torn: set[Path] = set()
+        """What `resume` has passed over."""
         self._under_way: Saving | None = None
         self._thread: ThreadPoolExecutor | None = None
 
     def save(self, folder: Path, *, keep: int | None, metric: float | None, asynchronous: bool) -> Saving:
         if keep is not None and keep < 1:
             raise UsageError(f"keep is at least 1 (the last checkpoint), not {keep}")
-        if self._under_way is not None:
-            self._under_way.wait()
+        self._end_last()
         run, trainer = RunFolder(folder), self._trainer
         done: Future[Path] = Future()
         saving = Saving(done)
-        known = run.place(trainer.steps)
-        if (trainer.steps, self._session) in self._known and self._ranks.gather(known.exists())[0]:
-            done.set_result(known)
+        saved = self._ranks.from_first(lambda: self._saved(run))
+        if saved is not None:
+            _tell_of_metric(saved, metric)
+            done.set_result(saved.path)
             return saving
         try:
-            temporary = self._ranks.from_first(lambda: run.begin(trainer.steps, self._session, self._known))
+            temporary = self._ranks.from_first(lambda: self._begin(run))
         except StoreError as error:
             done.set_exception(error)
-            saving.wait()
+            saving.told(stacklevel=4)
             return saving
         share = self._share()
         state = self._ranks.agree(lambda: state_of(trainer, share))
@@ -151,13 +135,40 @@ class Checkpoints:
         self._under_way = saving
         if not asynchronous:
             _settle(done, write)
-            saving.wait()
+            saving.told(stacklevel=4)
         else:
             self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._thread.submit(_settle, done, write)
         # One that was not written is not there either: to go on after it is no other run.
         self._known.add((trainer.steps, self._session))
         return saving
+
+    def start_from_loaded(self) -> None:
+        """The trainer has been given a state that is of no checkpoint. What it has written up to that step
+        may come before the next one; what it has written later is another run's."""
+        every = self._known | self._earlier
+        self._earlier = {(step, session) for step, session in every if step <= self._trainer.steps}
+        self._known, self._session = set(), secrets.token_hex(8)
+
+    def _end_last(self) -> None:
+        """Wait for the save under way, which is told of once, however it ends."""
+        last, self._under_way = self._under_way, None
+        if last is not None:
+            last.told(stacklevel=5)
+
+    def _saved(self, run: RunFolder) -> Kept | None:
+        """The checkpoint of the trainer's present state, if the folder has it."""
+        try:
+            kept = run.read(run.place(self._trainer.steps))
+        except (SchemaError, StoreError):
+            return None
+        return kept if (kept.manifest.step, kept.manifest.session) in self._known else None
+
+    def _begin(self, run: RunFolder) -> Path:
+        torn = {path for path in self._torn if path.parent == run.path.resolve()}
+        run.set_aside(torn)
+        self._torn -= torn
+        return run.begin(self._trainer.steps, self._session, self._known | self._earlier)
 
     def _share(self) -> set[tuple[str, str]]:
         """The rectangles that this rank copies and writes: of those that several ranks have one does, the one
@@ -175,49 +186,56 @@ class Checkpoints:
         return shares[self._ranks.rank]
 
     def _manifest(self, trainer: Trainer, metric: float | None) -> Checkpoint:
-        finite = metric is not None and metric == metric and abs(metric) != float("inf")
         return Checkpoint(
             step=trainer.steps,
             session=self._session,
             laid_out=laid_out(trainer),
-            optimizer=type(trainer.model.local_optimizer(trainer.optimizer)).__name__,
+            optimizer=optimizer_name(trainer),
             own_replicas=replicas_differ(trainer.settings.strategy),
             conditions=conditions(trainer),
             files={},
-            metric=float(metric) if finite and metric is not None else None,
+            metric=_comparable(metric),
         )
 
     def resume(self, folder: Path, step: int | str | None) -> Resumed | None:
-        if self._under_way is not None:
-            self._under_way.wait()
+        self._end_last()
         kept = self._choose(RunFolder(folder), step)
         if kept is None:
             return None
         trainer, manifest = self._trainer, kept.manifest
         mine = laid_out(trainer)
         exact = manifest.laid_out == mine
-        self._ranks.agree(lambda: self._require_possible(manifest))
-        state = self._ranks.agree(lambda: read_state(trainer, kept, self._ranks.rank, exact=exact))
+        self._ranks.agree(lambda: self._require_possible(manifest, exact=exact))
+        state = self._ranks.agree(lambda: self._read(kept, exact=exact))
         restore(trainer, state, exact=exact)
-        self._known.add((manifest.step, manifest.session))
+        # What it has written after that step is another run's from now on.
+        self._known, self._earlier = {(manifest.step, manifest.session)}, set()
+        self._session = secrets.token_hex(8)
         notes = (*_notes(trainer, manifest, exact=exact), *_unattached(trainer, state))
         for note in notes if self._ranks.rank == 0 else ():
-            warnings.warn(f"{kept.path}: {note}", CheckpointWarning, stacklevel=4)
+            warnings.warn(f"{kept.path}: {note}", CheckpointWarning, stacklevel=3)
         return Resumed(path=kept.path, step=manifest.step, exact=exact, notes=notes)
 
-    def _require_possible(self, manifest: Checkpoint) -> None:
-        kind = type(self._trainer.model.local_optimizer(self._trainer.optimizer)).__name__
-        if kind != manifest.optimizer:
+    def _require_possible(self, manifest: Checkpoint, *, exact: bool) -> None:
+        require_optimizer(self._trainer, manifest.optimizer)
+        if not exact and self._trainer.steps > 0:
             raise UsageError(
-                f"the checkpoint was trained by {manifest.optimizer}, and this trainer has {kind}: use the "
-                f"same optimizer, or start from the parameters alone (export)"
+                f"the checkpoint is of {_told(manifest.laid_out)}, and this trainer, which has trained, is "
+                f"{_told(laid_out(self._trainer))}: a trainer that has trained goes on from the same layout "
+                f"alone; make a new one, and resume it"
             )
+
+    def _read(self, kept: Kept, *, exact: bool) -> RankState:
+        state = read_state(self._trainer, kept, self._ranks.rank, exact=exact)
+        require_groups(self._trainer, state)
+        return state
 
     def _choose(self, run: RunFolder, step: int | str | None) -> Kept | None:
         """The newest checkpoint of which all files are what was written, or the one that was asked for."""
+        passed_over: set[Path] = set()
         for path in self._ranks.from_first(lambda: _candidates(run, step)):
             try:
-                return self._verified(run, path)
+                kept = self._verified(run, path)
             except NewerSchemaError:
                 raise
             except (SchemaError, StoreError) as error:
@@ -227,8 +245,12 @@ class Checkpoints:
                     warnings.warn(
                         f"{path} is not whole: {error}; going on from an earlier one",
                         CheckpointWarning,
-                        stacklevel=5,
+                        stacklevel=4,
                     )
+                passed_over.add(path.resolve())
+            else:
+                self._torn = passed_over
+                return kept
         if self._ranks.from_first(lambda: any(run.path.glob("step-*"))):
             raise StoreError(
                 f"{run.path} has no checkpoint that is whole: resume from a copy, or save elsewhere"
@@ -250,6 +272,21 @@ class Checkpoints:
         return kept
 
 
+def _comparable(metric: float | None) -> float | None:
+    """What the best can be told by; None for what is not finite."""
+    return float(metric) if metric is not None and math.isfinite(metric) else None
+
+
+def _tell_of_metric(saved: Kept, metric: float | None) -> None:
+    was, now = saved.manifest.metric, _comparable(metric)
+    if now is not None and now != was:
+        warnings.warn(
+            f"{saved.path} is written already, with the metric {was}: {now} is not recorded",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+
+
 def _settle(done: Future[Path], write: Callable[[], Path]) -> None:
     try:
         done.set_result(write())
@@ -265,7 +302,8 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
         if best is None:
             raise StoreError(f"{run.path} has no checkpoint with a metric: give save(..., metric=...)")
         return [best.path]
-    assert isinstance(step, int)
+    if not isinstance(step, int):
+        raise UsageError(f"step is a number, 'best' or None (the newest), not {step!r}")
     if not run.place(step).exists():
         there = ", ".join(str(kept.manifest.step) for kept in run.kept()) or "none"
         raise StoreError(f"{run.path} has no checkpoint of step {step}; those that are whole: {there}")
@@ -289,14 +327,17 @@ def _notes(trainer: Trainer, manifest: Checkpoint, *, exact: bool) -> list[str]:
         if manifest.conditions.get(what, now) != now
     ]
     if not exact:
-        was, now_is = manifest.laid_out, laid_out(trainer)
         notes.append(
-            f"{was.strategy} on {was.ranks} ranks ({was.compression}) goes on as {now_is.strategy} on "
-            f"{now_is.ranks} ({now_is.compression}): residuals and random states start anew"
+            f"{_told(manifest.laid_out)} goes on as {_told(laid_out(trainer))}: residuals and random states "
+            f"start anew"
         )
     if trainer.settings.compile:
         notes.append("a compiled model may be compiled otherwise: what follows need not be bit for bit")
     return notes
+
+
+def _told(where: LaidOut) -> str:
+    return f"{where.strategy} on {where.ranks} ranks ({where.compression}, {where.collective})"
 
 
 def _unattached(trainer: Trainer, state: RankState) -> list[str]:
@@ -330,9 +371,11 @@ class _Write:
         try:
             return self._whole()
         except StoreError as error:
-            if self._ranks.rank == 0:
-                shutil.rmtree(self._temporary, ignore_errors=True)
-            raise StoreError(f"{error}; {advice(self._run.path)}") from error
+            # On all ranks: where they do not share the folder each has one of its own.
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            if isinstance(error, SystemRefusedError):
+                raise StoreError(f"{error}; {advice(self._run.path)}") from error
+            raise
 
     def _whole(self) -> Path:
         rank = self._ranks.rank
@@ -358,11 +401,18 @@ class _Write:
         )
 
     def _require_finite(self) -> None:
-        for box, value in self._state.parameters.items():
+        values = [(box.name, value) for box, value in self._state.parameters.items()]
+        for key, moments in self._state.optimizer.items():
+            values += [(f"{key} of {box.name}", value) for box, value in moments.items()]
+        # An infinity in a buffer may be a mask.
+        buffers = self._state.shared["buffers"]
+        values += [(f"buffer {name}", value[~value.isinf()]) for name, value in buffers.items()]
+        for name, value in values:
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise StoreError(
-                    f"{box.name} is not finite after step {self._manifest.step}: the last checkpoint stays; "
-                    f"resume from it with a lower learning rate, or with clip_norm"
+                    f"{name} is not finite after step {self._manifest.step}: the last checkpoint stays; "
+                    f"resume from it with clip_norm, or lower the rate in trainer.optimizer.param_groups and "
+                    f"its schedule after resume, which puts back the checkpoint's rate"
                 )
 
     def _write(
@@ -375,11 +425,25 @@ class _Write:
     def _finish(
         self, writer: FileSystemWriter, metadata: Any, results: Any, files: dict[str, FileSum]
     ) -> Path:
+        self._require_here(files)
         writer.finish(metadata, results)
         files[METADATA] = sum_of(self._temporary / METADATA)
         path = self._run.finish(self._temporary, msgspec.structs.replace(self._manifest, files=files))
-        self._run.forget(self._keep)
+        # It counts from here on, whatever becomes of the old ones: the next save tries again.
+        with suppress(OSError):
+            self._run.forget(self._keep)
         return path
+
+    def _require_here(self, files: dict[str, FileSum]) -> None:
+        """Raises StoreError if a file that another rank has summed is not what rank 0 sees."""
+        refresh(self._temporary)
+        for name, written in files.items():
+            path = self._temporary / name
+            if not path.exists() or path.stat().st_size != written.bytes:
+                raise StoreError(
+                    f"{path} was written by another rank and is not here: all ranks must reach "
+                    f"{self._run.path.resolve()} on one shared file system"
+                )
 
 
 def by_name(boxes: dict[Box, Tensor]) -> dict[str, dict[Box, Tensor]]:

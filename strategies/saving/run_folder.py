@@ -73,10 +73,19 @@ class RunFolder:
             )
         temporary = self.path / f".step-{step:09d}.{session}.{secrets.token_hex(4)}.tmp"
         try:
+            new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             temporary.mkdir(parents=True)
+            for folder in new:
+                sync_folder(folder.parent)
         except OSError as error:
             raise StoreError(f"cannot make {temporary}: {error.strerror}; {advice(self.path)}") from error
         return temporary
+
+    def set_aside(self, torn: Collection[Path]) -> None:
+        """Rename torn checkpoints of this folder: they stay for a look, and are none any more."""
+        for path in torn:
+            if path.exists():
+                path.rename(path.with_name(f"torn-{path.name}.{secrets.token_hex(4)}"))
 
     def finish(self, temporary: Path, manifest: Checkpoint) -> Path:
         """The folder under way becomes a checkpoint: after its last file, by one rename."""

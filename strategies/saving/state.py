@@ -58,6 +58,31 @@ def laid_out(trainer: Trainer) -> LaidOut:
     )
 
 
+def optimizer_name(trainer: Trainer) -> str:
+    """Of the class that updates this rank's parameters."""
+    return type(trainer.model.local_optimizer(trainer.optimizer)).__name__
+
+
+def require_optimizer(trainer: Trainer, name: str) -> None:
+    """Raises UsageError if the state is of another optimizer than the trainer's."""
+    kind = optimizer_name(trainer)
+    if kind != name:
+        raise UsageError(
+            f"the checkpoint was trained by {name}, and this trainer has {kind}: use the "
+            f"same optimizer, or start from the parameters alone (export)"
+        )
+
+
+def require_groups(trainer: Trainer, state: RankState) -> None:
+    """Raises UsageError if the trainer's optimizer has another number of groups of parameters."""
+    groups, here = len(state.shared["groups"]), len(trainer.optimizer.param_groups)
+    if groups != here:
+        raise UsageError(
+            f"the checkpoint's optimizer has {groups} groups of parameters and this one {here}: build the "
+            f"same groups"
+        )
+
+
 def tensors_of(trainer: Trainer) -> Iterator[tuple[str, Box, Tensor]]:
     """What lies as the parameters do, rectangle by rectangle, with what it is of: `parameters`, or a key of
     the optimizer (`optimizer/exp_avg`). Views: nothing is copied."""
@@ -189,6 +214,7 @@ def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
     """Go on from `state`, in place: with `exact` as the same rank of the same layout, else without what was
     another rank's own."""
     model, shared = trainer.model, state.shared
+    require_groups(trainer, state)
     if exact:
         # First: what forms buckets may take a step of its own.
         model.load_strategy_state(state.own["strategy"])
@@ -218,13 +244,7 @@ def _restore_tensors(trainer: Trainer, state: RankState) -> None:
 
 def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
     optimizer, local = trainer.optimizer, trainer.model.local_optimizer(trainer.optimizer)
-    groups = state.shared["groups"]
-    if len(groups) != len(optimizer.param_groups):
-        raise UsageError(
-            f"the checkpoint's optimizer has {len(groups)} groups of parameters and this one "
-            f"{len(optimizer.param_groups)}: build the same groups"
-        )
-    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+    for group, kept in zip(optimizer.param_groups, state.shared["groups"], strict=True):
         group.update(_plain(kept))
     kept_state = trainer.model.local_state(optimizer)
     kept_state.clear()
@@ -249,11 +269,12 @@ def _state_of(owned: Owned, state: RankState) -> dict[str, object]:
     return found
 
 
-def to_plain(state: RankState, where: LaidOut, rank: int) -> Plain:
+def to_plain(state: RankState, trainer: Trainer, rank: int) -> Plain:
     """As one dictionary that torch saves, and loads with `weights_only`."""
     return {
         "format": _FORMAT,
-        "laid_out": [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank],
+        "laid_out": _layout_of(trainer, rank),
+        "trained_by": optimizer_name(trainer),
         "parameters": {box.text: value for box, value in state.parameters.items()},
         "optimizer": {
             key: {box.text: value for box, value in values.items()} for key, values in state.optimizer.items()
@@ -263,15 +284,20 @@ def to_plain(state: RankState, where: LaidOut, rank: int) -> Plain:
     }
 
 
-def from_plain(plain: Mapping[str, Any], trainer: Trainer, rank: int) -> RankState:
-    """Raises UsageError for the state of another layout, rank or model."""
+def _layout_of(trainer: Trainer, rank: int) -> list[Any]:
     where = laid_out(trainer)
-    mine = [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank]
+    return [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank]
+
+
+def from_plain(plain: Mapping[str, Any], trainer: Trainer, rank: int) -> RankState:
+    """Raises UsageError for the state of another layout, rank, optimizer or model."""
+    mine = _layout_of(trainer, rank)
     if plain.get("format") != _FORMAT or list(plain["laid_out"]) != mine:
         raise UsageError(
             f"the state is of {plain.get('laid_out')}, and this is {mine}: state_dict goes on as the same "
             f"rank of the same strategy alone; save(folder) and resume(folder) go on as another"
         )
+    require_optimizer(trainer, plain.get("trained_by", optimizer_name(trainer)))
     boxes = {box.text: box for owned in trainer.model.owned() for box, _ in owned.boxes}
     require_alike({text: tuple(value.shape) for text, value in plain["parameters"].items()}, boxes)
     return RankState(

@@ -27,7 +27,7 @@ from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Checkpoints, Resumed, Saving
-from strategies.saving.state import Stateful, from_plain, laid_out, restore, state_of, to_plain
+from strategies.saving.state import Stateful, from_plain, restore, state_of, to_plain
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.found_layout import found_layout
@@ -187,13 +187,16 @@ class Trainer:
 
         It differs from rank to rank, and goes back into the same rank of a trainer with the same strategy.
         """
-        return to_plain(state_of(self), laid_out(self), 0 if self.link is None else self.link.rank)
+        return to_plain(state_of(self), self, 0 if self.link is None else self.link.rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of the same rank: bit for bit on the same machine, as buckets are formed
-        by a rehearsal. Collective. Raises UsageError for the state of another rank, strategy or model."""
+        by a rehearsal. Collective. Raises UsageError for the state of another rank, strategy, optimizer
+        or model."""
         rank = 0 if self.link is None else self.link.rank
         restore(self, from_plain(state, self, rank), exact=True)
+        if self._checkpoints is not None:
+            self._checkpoints.start_from_loaded()
 
     def save(
         self,

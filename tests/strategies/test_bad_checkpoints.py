@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import resource
 import warnings
 from collections.abc import Callable, Iterator
@@ -81,12 +82,18 @@ TEARS: dict[str, Callable[[Path], object]] = {
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run: Path, tear: str) -> None:
     TEARS[tear](newest(run))
     trainer = opened()
-    with pytest.warns(CheckpointWarning, match="step-000000002 is not whole"):
+    with pytest.warns(CheckpointWarning, match="step-000000002 is not whole") as told:
         resumed = trainer.resume(run)
+    assert told[0].filename == __file__
     assert resumed is not None
     assert (resumed.step, trainer.steps) == (1, 1)
     with pytest.raises(StoreError):
         trainer.resume(run, step=2)
+    # The torn one is put aside once, by the next save; what comes in its place stays.
+    for _ in range(2):
+        assert trained(trainer).save(run).wait() is not None
+    assert steps_of(run) == [1, 2, 3]
+    assert len(list(run.glob("torn-step-000000002.*"))) == 1
 
 
 def test_a_folder_without_any_whole_checkpoint_says_so(run: Path) -> None:
@@ -211,6 +218,43 @@ def test_a_step_that_is_saved_twice_is_written_once(run: Path) -> None:
     assert (first / "checkpoint.json").stat().st_mtime_ns == written
 
 
+def test_a_trainer_that_goes_back_leaves_what_came_later(tmp_path: Path) -> None:
+    trainer = opened()
+    for metric in (1.0, 2.0, 3.0):
+        trained(trainer).save(tmp_path, metric=metric)
+    state = trained(opened()).state_dict()
+    for back in (lambda: trainer.resume(tmp_path, step="best"), lambda: trainer.load_state_dict(state)):
+        back()
+        for _ in range(2):
+            # Neither beside those that came later, nor as the one of this step that another run wrote.
+            with pytest.raises(UsageError, match="has a checkpoint of step 3 that this run neither wrote"):
+                trained(trainer).save(tmp_path, keep=2)
+        assert steps_of(tmp_path) == [1, 2, 3]
+
+
+def test_a_state_of_memory_goes_on_after_the_checkpoints_before_it(run: Path) -> None:
+    trainer = opened()
+    trainer.resume(run)
+    state = trainer.state_dict()
+    trained(trainer, 2).load_state_dict(state)
+    assert trained(trainer).save(run).wait() is not None
+    assert steps_of(run) == [1, 2, 3]
+
+
+def test_a_run_that_was_over_is_started_again_and_has_nothing_to_save(run: Path, tmp_path: Path) -> None:
+    again = opened()
+    again.resume(run)
+    assert again.save(run).wait() == newest(run)
+    with pytest.warns(CheckpointWarning, match=r"with the metric None: 1\.5 is not recorded") as told:
+        assert again.save(run, metric=1.5).wait() == newest(run)
+    assert told[0].filename == __file__
+    other = trained(opened(), 2)
+    other.save(tmp_path / "other")
+    # Of this step, but another run's.
+    with pytest.raises(UsageError, match="neither wrote nor went on from"):
+        again.save(tmp_path / "other")
+
+
 def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run: Path, tmp_path: Path) -> None:
     trainer = opened()
     trainer.resume(run, step=1)
@@ -242,17 +286,29 @@ def test_what_a_killed_save_left_is_removed_by_the_next(run: Path) -> None:
     assert steps_of(run) == [1, 2, 3]
 
 
-def test_parameters_that_are_not_finite_leave_the_last_checkpoint(run: Path) -> None:
-    trainer = opened()
-    trainer.resume(run)
+SPOILED: dict[str, Callable[[Trainer], torch.Tensor]] = {
+    "0.weight": lambda trainer: trainer.model.bare[0].weight,
+    "momentum_buffer of 2.bias": lambda trainer: trainer.optimizer.state[trainer.model.bare[2].bias][
+        "momentum_buffer"
+    ],
+    "buffer 1.running_var": lambda trainer: trainer.model.bare[1].running_var,
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_what_is_not_finite_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module[1].register_buffer("mask", torch.tensor([-float("inf"), 0]))
+    trainer = trained(Trainer(module, F.mse_loss, device=CPU, settings=TrainSettings()))
+    assert trainer.save(tmp_path).wait() is not None
     trained(trainer)
     with torch.no_grad():
-        next(trainer.model.parameters()).fill_(float("nan"))
-    with pytest.warns(
-        CheckpointWarning, match=r"0\.weight is not finite after step 3: the last checkpoint stays"
-    ):
-        assert trainer.save(run, keep=1).wait() is None
-    assert steps_of(run) == [1, 2]
+        SPOILED[name](trainer).fill_(float("nan"))
+    sentence = rf"{re.escape(name)} is not finite after step 2: the last checkpoint stays"
+    with pytest.warns(CheckpointWarning, match=sentence) as told:
+        assert trainer.save(tmp_path, keep=1).wait() is None
+    assert told[0].filename == __file__
+    assert steps_of(tmp_path) == [1]
 
 
 @contextmanager
@@ -280,8 +336,8 @@ def test_a_full_disk_is_told_and_training_goes_on(run: Path, asynchronous: bool)
     assert steps_of(run) == [4]
 
 
-def full_on_one(rank: int, run: Path) -> tuple[bool, list[int]]:
-    """On two ranks of which one cannot write: what a save gives."""
+def full_on_one(rank: int, run: Path) -> tuple[bool, list[int], str]:
+    """On two ranks of which one cannot write: what a save gives, and what an export says."""
     settings = TrainSettings(strategy="scratch-fsdp")
     torch.manual_seed(0)
     trainer = Trainer(nn.Linear(300, 20), F.mse_loss, device=CPU, settings=settings)
@@ -293,11 +349,50 @@ def full_on_one(rank: int, run: Path) -> tuple[bool, list[int]]:
         with small_files(1000 if rank == 1 else 2**30):
             failed = trainer.save(run).wait() is None
     trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
-    return failed, steps_of(run)
+    exported = ""
+    with small_files(1000 if rank == 0 else 2**30):
+        try:
+            trainer.export(run / "model.pt")
+        except StoreError as error:
+            exported = str(error)
+    trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
+    return failed, steps_of(run), exported
 
 
 def test_a_disk_that_is_full_for_one_rank_is_known_to_all(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(2, full_on_one, tmp_path) == [(True, [1]), (True, [1])]
+    (*first, exported), second = ranks(2, full_on_one, tmp_path)
+    assert first == [True, [1]]
+    assert second == (*first, exported)
+    assert "cannot write" in exported
+    assert "choose another path or free space" in exported
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def on_folders_of_their_own(rank: int, folder: Path) -> tuple[bool, list[str], list[Path]]:
+    """On a rank whose folder has the path of the others' and is another, as on nodes that share none."""
+    own, before = folder / f"node{rank}", Path.cwd()
+    own.mkdir()
+    os.chdir(own)
+    try:
+        torch.manual_seed(0)
+        settings = TrainSettings(strategy="scratch-fsdp")
+        trainer = Trainer(nn.Linear(30, 20), F.mse_loss, device=CPU, settings=settings)
+        trainer.step(iter([(torch.ones(4, 30), torch.zeros(4, 20))]))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            failed = trainer.save("run").wait() is None
+        return failed, [str(each.message) for each in told], list((own / "run").iterdir())
+    finally:
+        os.chdir(before)
+
+
+def test_ranks_that_do_not_share_the_folder_are_told(ranks: Ranks, tmp_path: Path) -> None:
+    for failed, told, left in ranks(2, on_folders_of_their_own, tmp_path):
+        assert failed
+        assert len(told) == 1
+        assert f"all ranks must reach {tmp_path}/node0/run on one shared file system" in told[0]
+        assert "free some space" not in told[0]
+        assert left == []
 
 
 class Position:
@@ -351,3 +446,28 @@ def test_a_state_of_another_layout_is_refused() -> None:
         trainer.load_state_dict({**state, "laid_out": ["ddp", "none", "default", 2, None, 0]})
     with pytest.raises(UsageError, match="of another model"):
         opened(width=5).load_state_dict(state)
+    other = opened(optimizer="adamw")
+    with pytest.raises(UsageError, match="was trained by SGD, and this trainer has AdamW"):
+        other.load_state_dict(state)
+    more = opened()
+    more.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.5})
+    before = more.full_state_dict()
+    with pytest.raises(UsageError, match="1 groups of parameters and this one 2: build the same groups"):
+        more.load_state_dict(trained(trainer).state_dict())
+    torch.testing.assert_close(more.full_state_dict(), before, rtol=0, atol=0)
+    assert more.steps == 0
+
+
+def test_a_trainer_that_has_trained_goes_on_from_its_own_layout_alone(run: Path) -> None:
+    rewrite(newest(run), lambda manifest: manifest["laid_out"].update(strategy="ddp", ranks=1))
+    with pytest.warns(CheckpointWarning, match="ddp on 1 ranks .* goes on as single"):
+        opened().resume(run)
+    trainer = trained(opened())
+    with pytest.raises(UsageError, match="goes on from the same layout alone; make a new one, and resume it"):
+        trainer.resume(run)
+    assert trainer.steps == 1
+
+
+def test_a_step_that_is_none_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match="step is a number, 'best' or None"):
+        opened().resume(run, step="last")  # type: ignore[arg-type]
