@@ -36,7 +36,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     own_replicas: bool
     """Whether each rank's parameters are in it, as replicas differ between two averages."""
     conditions: dict[str, str]
-    """Version of torch, kind of CPU, threads, ...: where one differs, training need not go on bit for bit."""
+    """Version of torch, kind of CPU, threads, settings of the step, ...: where one differs, training need not
+    go on bit for bit. Where ranks differ, the text has all of theirs."""
     files: dict[str, FileSum]
     """By name."""
     metric: float | None = None

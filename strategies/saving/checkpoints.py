@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.files import refresh
+from strategies.optimizers.catalog import OPTIMIZERS
 from strategies.saving.agreement import Ranks, SystemRefusedError
 from strategies.saving.planners import BoxSavePlanner
 from strategies.saving.reading import read_state
@@ -47,6 +48,12 @@ if TYPE_CHECKING:
     from strategies.training.trainer import Trainer
 
 CPU = torch.device("cpu")
+UNLIKE = "what follows need not be bit for bit"
+_SETTINGS = (
+    *("precision", "accumulation", "clip_norm", "activation_checkpointing", "compile", "memory_format"),
+    "seed",
+)
+"""What a step is done by beside layout and optimizer."""
 
 
 class CheckpointWarning(UserWarning):
@@ -192,10 +199,15 @@ class Checkpoints:
             laid_out=laid_out(trainer),
             optimizer=optimizer_name(trainer),
             own_replicas=replicas_differ(trainer.settings.strategy),
-            conditions=conditions(trainer),
+            conditions=self._conditions(),
             files={},
             metric=_comparable(metric),
         )
+
+    def _conditions(self) -> dict[str, str]:
+        """Those of all ranks, where they are not the same one behind the other; collective."""
+        every = self._ranks.gather(conditions(self._trainer))
+        return {what: ", ".join(dict.fromkeys(each[what] for each in every)) for what in every[0]}
 
     def resume(self, folder: Path, step: int | str | None) -> Resumed | None:
         self._end_last()
@@ -211,7 +223,11 @@ class Checkpoints:
         # What it has written after that step is another run's from now on.
         self._known, self._earlier = {(manifest.step, manifest.session)}, set()
         self._session = secrets.token_hex(8)
-        notes = (*_notes(trainer, manifest, exact=exact), *_unattached(trainer, state))
+        unattached = self._ranks.gather(_unattached(trainer, state))
+        notes = (
+            *_notes(trainer, manifest, self._conditions(), exact=exact),
+            *dict.fromkeys(note for of_rank in unattached for note in of_rank),
+        )
         for note in notes if self._ranks.rank == 0 else ():
             warnings.warn(f"{kept.path}: {note}", CheckpointWarning, stacklevel=3)
         return Resumed(path=kept.path, step=manifest.step, exact=exact, notes=notes)
@@ -311,28 +327,34 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
 
 
 def conditions(trainer: Trainer) -> dict[str, str]:
-    """What the bits of a step follow from beside the layout."""
+    """What the bits of a step follow from beside the layout, on this rank."""
+    settings = trainer.settings
     return {
         "torch": str(torch.__version__),
         "device": trainer.device.type,
         "CPU kernels": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "optimizer": OPTIMIZERS.facts(settings.optimizer).spec.text,
+        **{name: str(getattr(settings, name)) for name in _SETTINGS},
     }
 
 
-def _notes(trainer: Trainer, manifest: Checkpoint, *, exact: bool) -> list[str]:
-    notes = [
-        f"{what} was {manifest.conditions[what]}, and is {now}: what follows need not be bit for bit"
-        for what, now in conditions(trainer).items()
-        if manifest.conditions.get(what, now) != now
-    ]
+def _notes(trainer: Trainer, manifest: Checkpoint, now: dict[str, str], *, exact: bool) -> list[str]:
+    notes = []
+    for what, is_now in now.items():
+        was = manifest.conditions.get(what, is_now)
+        if was != is_now:
+            follows = (
+                "the rates and options of the checkpoint are put back" if what == "optimizer" else UNLIKE
+            )
+            notes.append(f"{what} was {was}, and is {is_now}: {follows}")
     if not exact:
         notes.append(
             f"{_told(manifest.laid_out)} goes on as {_told(laid_out(trainer))}: residuals and random states "
             f"start anew"
         )
     if trainer.settings.compile:
-        notes.append("a compiled model may be compiled otherwise: what follows need not be bit for bit")
+        notes.append(f"a compiled model may be compiled otherwise: {UNLIKE}")
     return notes
 
 

@@ -221,8 +221,9 @@ class Trainer:
         """Go on from the newest whole checkpoint in `folder`, or that of `step`; None if there is none.
 
         Collective.
-        On the same number of ranks with the same strategy it continues bit for bit on the same machine. On
-        others parameters and the optimizer's state are equal, and residuals and random states start anew.
+        On the same number of ranks with the same strategy and settings it continues bit for bit on CPU; what
+        differs is told in a CheckpointWarning. On others parameters and the optimizer's state are equal, and
+        residuals and random states start anew; a trainer that has trained goes on from its own layout alone.
         What was attached when it was saved is to be attached before.
         Raises UsageError for a checkpoint of another model or optimizer, StoreError where none is whole.
         """

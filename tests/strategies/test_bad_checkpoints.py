@@ -152,6 +152,18 @@ def test_conditions_that_differ_are_told_and_training_goes_on(run: Path) -> None
     assert resumed.exact
 
 
+def test_settings_that_differ_are_told(run: Path) -> None:
+    with pytest.warns(CheckpointWarning) as told:
+        resumed = opened(accumulation=2, precision="bf16", optimizer="sgd:lr=0.5").resume(run)
+    assert resumed is not None
+    assert all(each.filename == __file__ for each in told)
+    assert set(resumed.notes) == {
+        "optimizer was sgd, and is sgd:lr=0.5: the rates and options of the checkpoint are put back",
+        "precision was fp32, and is bf16: what follows need not be bit for bit",
+        "accumulation was 1, and is 2: what follows need not be bit for bit",
+    }
+
+
 class Evil:
     """Would make a file when unpickled."""
 
