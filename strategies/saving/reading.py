@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,9 +138,15 @@ class _Reading:
         return plain
 
     def _foreign(self, error: Exception) -> SchemaError:
+        reason = str(error).partition(chr(10))[0]
+        if not isinstance(error, pickle.UnpicklingError):
+            return SchemaError(
+                f"{self._kept.path} cannot be read: it is torn, or of another torch "
+                f"({type(error).__name__}: {reason})"
+            )
         return SchemaError(
             f"{self._kept.path} holds other things than numbers, texts and tensors, which loading refuses: "
-            f"it is of another origin, and nothing of it was run ({str(error).partition(chr(10))[0]})"
+            f"it is of another origin, and nothing of it was run ({reason})"
         )
 
 

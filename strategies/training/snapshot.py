@@ -1,4 +1,4 @@
-"""A copy of everything a training step changes, to put it back as if steps had not happened."""
+"""A copy of everything a training step changes but its count (`Trainer.steps`), to put it back."""
 
 from __future__ import annotations
 
