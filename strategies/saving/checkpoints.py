@@ -205,7 +205,7 @@ class Checkpoints:
         )
 
     def _conditions(self) -> dict[str, str]:
-        """Those of all ranks, where they are not the same one behind the other; collective."""
+        """By name, the texts of all ranks, each text once; collective."""
         every = self._ranks.gather(conditions(self._trainer))
         return {what: ", ".join(dict.fromkeys(each[what] for each in every)) for what in every[0]}
 

@@ -212,8 +212,9 @@ class Trainer:
         with the least `metric` are removed. With `asynchronous` training goes on when the state has been
         copied to host memory, and `wait` of the result, or the next save, waits for the disk.
 
-        A full disk, or parameters that are not finite, give a CheckpointWarning and no checkpoint; the last
-        one stays. Raises UsageError if the folder's newest checkpoint is of another run.
+        A full disk, a folder that ranks do not share, or parameters, moments or statistics that are not
+        finite, give a CheckpointWarning and no checkpoint; the last one stays. Raises UsageError if the
+        folder's newest checkpoint is of another run.
         """
         return self._saved().save(Path(folder), keep=keep, metric=metric, asynchronous=asynchronous)
 
