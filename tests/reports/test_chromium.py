@@ -453,6 +453,60 @@ def test_series_and_axes_are_switched_and_stand_in_the_address(
     assert abs(chromium.read("document.querySelector('#curves').getBoundingClientRect().top")) < 100
 
 
+FRAMES = """[...document.querySelectorAll(".chart[data-x-axis]")].map((svg) => {
+  const [left, right] = svg.dataset.xAxis.split(" ").slice(2, 4).map(Number);
+  const [foot, top] = svg.dataset.yAxis.split(" ").slice(2, 4).map(Number);
+  const ends = [...svg.querySelectorAll(".series polyline")].flatMap((one) =>
+      one.getAttribute("points").split(" ").map((end) => end.split(",").map(Number)));
+  const ticks = [...svg.querySelectorAll(".tick[data-y]")].filter((one) => one.style.display !== "none");
+  const heights = ticks.map((one) => Number(one.getAttribute("transform").match(/[-\\d.]+/g)[1]));
+  const inside = (at, from, to) => at > from - 0.1 && at < to + 0.1;
+  return ends.every(([x, y]) => inside(x, left, right) && inside(y, top, foot))
+      && heights.every((y) => inside(y, top, foot));
+})"""
+"""Of each chart whether its lines and the ticks beside them are within its frame."""
+
+
+def test_a_logarithmic_axis_leaves_nothing_outside_of_the_frame(chromium: Browser, page: Path) -> None:
+    chromium.open(page, anchor="#curves~x=log&y=log")
+    starts = ".s-curves .chart[data-x-axis^='0 '] .series[data-start]"
+    assert chromium.read(f"document.querySelectorAll({json.dumps(starts)}).length") > 0
+    assert set(chromium.read(FRAMES)) == {True}
+    assert chromium.complaints == []
+
+
+def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium: Browser, page: Path) -> None:
+    chromium.open(page)
+    chromium.read("location.hash = '#curves~filter=strong'")
+    while chromium._next().get("method") != "Page.loadEventFired":
+        pass
+    status = "document.querySelector('#table [role=status]').textContent"
+    assert chromium.read("location.hash") == "#curves~filter=strong"
+    assert chromium.read(status) == "2 of 8 rows shown"
+
+
+def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(
+    chromium: Browser, page: Path
+) -> None:
+    chromium.open(page, anchor="#method-step-time~filter=strong")
+    top = "document.getElementById({}).getBoundingClientRect().top"
+    shown = "document.getElementById({}).checkVisibility()"
+    step_time = json.dumps("method-step-time")
+    assert chromium.read(shown.format(step_time)) is True
+    assert 0 <= chromium.read(top.format(step_time)) <= 900
+    weak = json.dumps(chromium.read("document.querySelector('#table tbody tr[hidden]').id"))
+    assert chromium.read(shown.format(weak)) is False
+    # `hashchange` is a task of its own: what it does is waited for.
+    chromium.read(
+        f"new Promise((done) => {{ addEventListener('hashchange', done); location.hash = {weak}; }})"
+        ".then(() => null)"
+    )
+    assert chromium.read(shown.format(weak)) is True
+    assert 0 <= chromium.read(top.format(weak)) <= 900
+    assert chromium.read("location.hash").endswith("~filter=strong")
+    assert chromium.read("document.querySelector('#table [role=status]').textContent") == "3 of 8 rows shown"
+
+
 def test_the_first_tab_stop_leads_past_the_navigation(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     chromium.press("Tab")

@@ -16,7 +16,7 @@
   const parts = () => location.hash.slice(1).split("~");
   const state = new URLSearchParams(parts()[1] ?? "");
   const address = () => `#${parts()[0]}${state.size ? `~${state}` : ""}`;
-  const write = () => address() !== (location.hash || "#") && history.replaceState(null, "", address());
+  const write = () => address() !== (location.hash || "#") && history.replaceState("written", "", address());
 
   function keep(name, value) {
     if (value) state.set(name, value);
@@ -94,6 +94,14 @@
     setTimeout(() => URL.revokeObjectURL(address), 10000);
   }
 
+  // Beside a table with tools, how many of its rows are shown.
+  function counted(table) {
+    const rows = [...table.tBodies[0].rows];
+    const left = rows.filter((row) => !row.hidden).length;
+    const text = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows shown`;
+    table.closest(".scroll").previousElementSibling.querySelector(".count").textContent = text;
+  }
+
   function tools(table) {
     const rows = [...table.tBodies[0].rows];
     const texts = rows.map((row) => said(row).toLowerCase());
@@ -106,9 +114,8 @@
       rows.forEach((row, place) => {
         row.hidden = !words.every((word) => texts[place].includes(word));
       });
-      const left = rows.filter((row) => !row.hidden).length;
       keep("filter", box.value);
-      count.textContent = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows shown`;
+      counted(table);
     }
 
     const copier = made("button", { type: "button" }, "Copy");
@@ -120,12 +127,12 @@
     saver.addEventListener("click", () => {
       download(shown(table).map((row) => row.map(quoted).join(",")).join("\n") + "\n");
     });
-    box.addEventListener("input", filter);
-    box.value = state.get("filter") ?? "";
-    filter();
     table.closest(".scroll").before(
       made("div", { className: "tools" }, made("label", {}, "Filter ", box), copier, saver, count),
     );
+    box.addEventListener("input", filter);
+    box.value = state.get("filter") ?? "";
+    filter();
   }
 
   // What a head, a radio button and the sorted order were in the address.
@@ -168,9 +175,12 @@
   }
 
   function redraw(svg) {
-    const numbers = (name) => [...svg.querySelectorAll(`.point[data-${name}]`)].map((one) => Number(one.dataset[name]));
-    const x = scale(svg, "x", numbers("x"));
-    const y = scale(svg, "y", numbers("y"));
+    // All that is drawn: a logarithmic axis that cannot begin at 0 begins at the least of it.
+    const values = (name, read) => [...svg.querySelectorAll(`[data-${name}]`)].map((one) => Number(read(one.dataset)));
+    const starts = (place) => values("start", (data) => data.start.split(" ")[place]);
+    const x = scale(svg, "x", [...values("x", (data) => data.x), ...starts(0)]);
+    const y = scale(svg, "y", [...values("y", (data) => data.y), ...values("low", (data) => data.low), ...starts(1)]);
+    const foot = Number(svg.dataset.yAxis.split(" ")[2]);
     for (const one of svg.querySelectorAll("[data-x], [data-y]")) {
       const [oldX, oldY] = one.getAttribute("transform").match(/[-\d.]+/g).map(Number);
       const newX = "x" in one.dataset ? x(Number(one.dataset.x)) : oldX;
@@ -178,8 +188,10 @@
       const there = Number.isFinite(newX + newY);
       one.style.display = there ? "" : "none";
       if (there) one.setAttribute("transform", `translate(${newX} ${newY})`);
-      if ("low" in one.dataset) {
-        const ends = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)) - newY);
+      if (there && "low" in one.dataset) {
+        // An end that has no logarithm is below the foot.
+        const places = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)));
+        const ends = places.map((at) => (Number.isFinite(at) ? at : foot) - newY);
         one.querySelector(".bar").setAttribute("d", `M0 ${ends[0]}V${ends[1]}`);
       }
     }
@@ -254,6 +266,30 @@
   document.body.append(tip);
   for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => tell(event.target.closest?.(".point")));
   addEventListener("keydown", (event) => event.key === "Escape" && tell(null));
-  addEventListener("hashchange", write);
-  if (parts().length > 1) document.getElementById(parts()[0])?.scrollIntoView();
+
+  // What the address leads to is shown, though it is filtered out or folded away. The browser goes there by itself
+  // unless it was hidden then, or the address holds a view.
+  function reveal(goes) {
+    const there = document.getElementById(parts()[0]);
+    if (!there) return;
+    let wasHidden = there.hidden;
+    there.hidden = false;
+    if (wasHidden) counted(there.closest("table"));
+    for (let one = there.closest("details"); one; one = one.parentElement.closest("details")) {
+      wasHidden ||= !one.open;
+      one.open = true;
+    }
+    if (goes || wasHidden) there.scrollIntoView();
+  }
+
+  // A link with another view was pasted, or Back leads to one: the page is made anew. An entry of the history that
+  // this script has written is one to which the browser goes back by itself.
+  addEventListener("hashchange", () => {
+    const [, view] = parts();
+    if (view !== undefined && view !== String(state)) return location.reload();
+    const goes = view !== undefined && history.state === null;
+    write();
+    reveal(goes);
+  });
+  reveal(parts().length > 1);
 })();
