@@ -24,8 +24,6 @@ _MARKS = str.maketrans(
         "\r": " ",
     }
 )
-_LEFT_OUT = ("interval",)
-"""Columns whose facts stand in another column, or in the caption."""
 
 
 def latex(studies: Sequence[StudyFigures]) -> str:
@@ -39,7 +37,7 @@ def escaped(text: str) -> str:
 
 
 def _study(study: StudyFigures) -> str:
-    table = _narrow(headline_table(study))
+    table = _told(headline_table(study))
     if not table.rows:
         return f"% {escaped(study.name)}: no cell has a figure\n"
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
@@ -59,21 +57,20 @@ def _study(study: StudyFigures) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _narrow(table: TextTable) -> TextTable:
-    """Without columns that no row has something in, and without those that say what another one says."""
-    kept = []
-    for place, title in enumerate(table.titles):
-        said = {row[place] for row in table.texts} - {NOTHING, ""}
-        if said and title not in _LEFT_OUT:
-            kept.append(place)
-    return table.columns_at(kept)
+def _told(table: TextTable) -> TextTable:
+    """Without columns that no row has something in."""
+    places = range(len(table.titles))
+    return table.columns_at([n for n in places if {row[n] for row in table.texts} - {NOTHING, ""}])
 
 
 def _caption(study: StudyFigures) -> str:
     made = {name: made_from(study, name).sentence for name in _workloads(study)}
     several = len(made) > 1
     told = " ".join(f"{name}: {text}" if several else text for name, text in made.items() if text is not None)
-    ends = "In parentheses: the interval over runs (below six runs their range)."
+    ends = (
+        "Interval: of the step time over runs (below six runs their range); in parentheses: that of the "
+        "efficiency."
+    )
     return " ".join(part for part in (f"Scaling of {escaped(study.name)}.", escaped(told), ends) if part)
 
 

@@ -101,6 +101,9 @@ def test_latex_is_a_table_of_booktabs_with_a_row_a_point(small) -> None:
     assert len(rows) == 7
     assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {len(columns[1])}
     assert "80.0 \\% (" in text
+    # The caption names two intervals, and both are there.
+    assert "Interval: of the step time over runs" in text
+    assert "12.5 ms & 12.0 to 13.0, range of 3 & " in text
     # A per cent sign that is not escaped begins a comment, and takes the rest of the row with it.
     assert all("%" not in re.sub(r"\\%", "", row) for row in rows)
 
