@@ -2,7 +2,7 @@
 
 Rows are put together by workload, setting, scaling and batch, which stand above them with what most of the
 rows have in common (baseline, proof, runs). A row that differs says so at its end. Intervals of step times go
-first, then shares of exposed communication, throughputs and intervals of efficiencies; a line names what is
+first, then shares of on less off, throughputs and intervals of efficiencies; a line names what is
 left out. Long names have lines of their own.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from harness.console import GAP, column_widths, table_lines
 from reports import fields
-from reports.analysis.headline import HeadlineRow, against, efficiency_field, exposed, runs_text
+from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
 from reports.text import NOTHING, percent
 
 LONGEST_NAME = 24
@@ -32,7 +32,7 @@ _STEP_ENDS: tuple[str, _Show] = (
 )
 _RATE: tuple[str, _Show] = ("throughput", lambda row: fields.figure(row.figures.throughput).text)
 _SHARE_ENDS: tuple[str, _Show] = ("efficiency", lambda row: efficiency_field(row.efficiency).text)
-_EXPOSED: tuple[str, _Show] = ("exposed", lambda row: exposed(row).text)
+_ON_LESS_OFF: tuple[str, _Show] = ("on less off", lambda row: on_less_off(row).text)
 
 
 def _share(row: HeadlineRow) -> str:
@@ -41,11 +41,11 @@ def _share(row: HeadlineRow) -> str:
 
 
 _LEVELS: tuple[tuple[tuple[tuple[str, _Show], ...], str], ...] = (
-    ((_STEP_ENDS, _RATE, _SHARE_ENDS, _EXPOSED), ""),
-    ((_STEP, _RATE, _SHARE_ENDS, _EXPOSED), "intervals of step times"),
-    ((_STEP, _RATE, _SHARE_ENDS), "intervals of step times, exposed communication"),
-    ((_STEP, _SHARE_ENDS), "intervals of step times, exposed communication, throughputs"),
-    ((_STEP, ("efficiency", _share)), "exposed communication, throughputs, all intervals"),
+    ((_STEP_ENDS, _RATE, _SHARE_ENDS, _ON_LESS_OFF), ""),
+    ((_STEP, _RATE, _SHARE_ENDS, _ON_LESS_OFF), "intervals of step times"),
+    ((_STEP, _RATE, _SHARE_ENDS), "intervals of step times, on less off"),
+    ((_STEP, _SHARE_ENDS), "intervals of step times, on less off, throughputs"),
+    ((_STEP, ("efficiency", _share)), "on less off, throughputs, all intervals"),
 )
 """Columns from wide to narrow, and what they leave out."""
 

@@ -35,7 +35,7 @@ ON_LESS_OFF = (
     "what a step takes longer with the exchange than without it, to the last rank: it holds some random "
     "wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
 )
-"""What exposed communication is, beside the parts of the budget."""
+"""What "on less off" is, beside the parts of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ FEWEST_RUNS = 3
 one in three with two runs, one in ten with three."""
 FEW_RUNS = f"a verdict needs {FEWEST_RUNS} runs of each"
 NOT_RECORDED = "operations not recorded"
-NOT_EXPOSED = "exposed communication not measured"
+NOT_EXPOSED = "exposed transfer not measured"
 BY_NODES = "bytes inside of nodes and across them are not told apart"
 NO_FEWER = "sends no fewer bytes"
 ANY_RATE = "at any bandwidth"

@@ -1,4 +1,4 @@
-"""A cell's figures from its pooled runs: step time, throughput, phases, exposed communication."""
+"""A cell's figures from its pooled runs: step time, throughput, phases, on less off."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class CellFigures:
     """In the workload's own unit (`images/s`, `tokens/s`)."""
     phase_ns: dict[str, float]
     exposed_ns: Metric | None
-    """Exposed communication of a step."""
+    """On less off: what a step takes longer with the exchange than without it."""
     exposed_share: Metric | None
-    """Exposed communication over step time."""
+    """The same over step time."""
     exposed_absent: str | None
-    """Why there is no exposed communication."""
+    """Why there is none."""
     proof: Proof | None
     """The strongest proof that a counted run carries."""
 

@@ -88,7 +88,9 @@ def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
         figures("throughput", lambda row: fields.figure(row.figures.throughput), anchor="method-throughput"),
         figures("efficiency", lambda row: efficiency_field(row.efficiency), anchor="method-efficiency"),
         words("against", lambda row: against(row.efficiency), anchor="method-efficiency"),
-        figures("exposed", exposed, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"),
+        figures(
+            "on less off", on_less_off, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"
+        ),
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
@@ -101,8 +103,8 @@ def against(efficiency: Efficiency) -> str:
     return efficiency.baseline.short
 
 
-def exposed(row: HeadlineRow) -> Field:
-    """The share of the step that is exposed communication."""
+def on_less_off(row: HeadlineRow) -> Field:
+    """What a step takes longer with the exchange than without it, as a share of the step."""
     share = row.figures.exposed_share
     return fields.percent(share.value if share else None)
 
