@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import msgspec
+
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
 from reports.analysis.peaks import LinkPeaks, PooledLinkPeak, link_peaks, network_of
-from reports.text import devices, percent, si, size
+from reports.text import devices, metric, percent, si, size
 from results.budget import BudgetMethod, Communication, OperationSummary
 from results.cell import Cell
 from results.derivation.communication import bus_factor
@@ -77,6 +79,18 @@ class CellCommunication:
     def transfer_share(self) -> float | None:
         """Exposed transfer over the step."""
         return None if self.transfer_ns is None else self.transfer_ns.value / self.figures.step_ns.value
+
+    @property
+    def transfer_text(self) -> str:
+        """Exposed transfer over the step, with the ends of its interval: `34.0 % (27.6 to 42.2)`."""
+        transfer, step = self.transfer_ns, self.figures.step_ns.value
+        if transfer is None or transfer.low is None or transfer.high is None:
+            return percent(self.transfer_share or 0.0)
+        low, high = transfer.low / step, transfer.high / step
+        share = msgspec.structs.replace(
+            transfer, value=transfer.value / step, unit="ratio", low=low, high=high
+        )
+        return f"{metric(share).value} ({metric(share).ends})"
 
     @property
     def wait_ns(self) -> Metric | None:
@@ -261,7 +275,7 @@ def _peak(one: CellCommunication) -> float:
 def _limit(one: CellCommunication) -> str | None:
     if not _exposed(one) or one.bus_bytes_per_s is None or one.peak is None:
         return None
-    seen = f"{percent(one.transfer_share or 0.0)} of the step is exposed transfer"
+    seen = f"{one.transfer_text} of the step is exposed transfer"
     used = one.bandwidth_share
     if used is None:
         ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.highest_bytes_per_s, 'B/s')}"

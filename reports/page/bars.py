@@ -27,15 +27,20 @@ _COLOURS: Mapping[BudgetPart, str] = {
     "bubble": "purple",
     "other": "muted",
 }
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _FOOT = 630.0, 190.0, 58.0, 26.0, 17.0, 24.0
+_WIDTH, _LEFT, _TOP, _ROW, _FOOT = 630.0, 190.0, 26.0, 17.0, 24.0
+_RIGHT, _RIGHT_OF_TWO = 58.0, 112.0
+"""Room for `263 ms`, and for `263 ms of 293 ms`."""
+_LONGER_FROM = 1.005
+"""Times its step that the parts of a bar must be before the bar says so."""
 _LONGEST = 29
 
 Labelled = Sequence[tuple[str, CellBudget]]
 
 
 def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
-    """Each bar is a whole step; the words at its end say how long that is."""
-    scale = (_WIDTH - _LEFT - _RIGHT) / 100
+    """Each bar is a whole step, or its parts where these are longer; the words at its end say which."""
+    longer = any(_is_longer(one) for _, one in rows)
+    scale = (_WIDTH - _LEFT - (_RIGHT_OF_TWO if longer else _RIGHT)) / 100
     height = _TOP + _ROW * len(rows) + _FOOT
     shown = [part for part in PARTS if any(one.part_ns.get(part, 0.0) > 0 for _, one in rows)]
     parts = [*_legend(shown), *_axis(scale, height)]
@@ -46,7 +51,20 @@ def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
         f'<svg class="chart bars" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="group" '
         f'aria-labelledby="{name}-title">\n<title id="{name}-title">{safe(full)}</title>\n'
     )
-    return Drawing(title=full, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=_WIDTH)
+    note = (
+        "A bar of X of Y shows shares of Y, the parts together: they are of slower steps." if longer else ""
+    )
+    return Drawing(title=full, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=_WIDTH, note=note)
+
+
+def _drawn_ns(one: CellBudget) -> dict[BudgetPart, float]:
+    """A part below zero has no bar."""
+    return {part: max(0.0, ns) for part, ns in one.part_ns.items()}
+
+
+def _is_longer(one: CellBudget) -> bool:
+    """All parts but the input are of steps taken later than the timed ones, which may have been slower."""
+    return sum(_drawn_ns(one).values()) > _LONGER_FROM * one.step_ns
 
 
 def _legend(shown: Sequence[BudgetPart]) -> Iterator[str]:
@@ -69,15 +87,15 @@ def _axis(scale: float, height: float) -> Iterator[str]:
 
 
 def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]:
-    """The parts in their shares of the step. All but the input are of steps taken later than the timed ones:
-    where these were longer together, they are drawn in proportion."""
-    parts = {part: max(0.0, ns) for part, ns in one.part_ns.items()}
+    """The parts in their shares of the step, or of their sum where that is longer."""
+    parts = _drawn_ns(one)
     whole = max(one.step_ns, sum(parts.values()))
     said = ", ".join(f"{PART_NAMES[part]} {percent(ns / one.step_ns)}" for part, ns in parts.items() if ns)
     short = label if len(label) <= _LONGEST else f"{label[:16]}...{label[-10:]}"
+    together = f"; the parts together {duration(whole)}" if _is_longer(one) else ""
     yield (
         f'<a class="point" href="#{safe(ROW + one.cell.id)}" '
-        f'aria-label="{safe(f"{label}: {duration(one.step_ns)}, of which {said}")}">'
+        f'aria-label="{safe(f"{label}: {duration(one.step_ns)}, of which {said}{together}")}">'
         f'<text x="{_LEFT - 8:.0f}" y="{top + 11.5:.1f}" text-anchor="end">{safe(short)}</text>'
     )
     x = _LEFT
@@ -90,4 +108,5 @@ def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]
             )
         x += width
     end = _LEFT + 100 * scale + 5
-    yield f'<text x="{end:.1f}" y="{top + 11.5:.1f}">{duration(one.step_ns)}</text></a>\n'
+    length = f"{duration(one.step_ns)} of {duration(whole)}" if _is_longer(one) else duration(one.step_ns)
+    yield f'<text x="{end:.1f}" y="{top + 11.5:.1f}">{length}</text></a>\n'

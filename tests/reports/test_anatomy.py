@@ -156,10 +156,14 @@ def test_a_part_below_zero_has_no_bar(planted, new_timing) -> None:
     [one] = budgets_of(analysed(planted))
     assert one.part_ns["transfer"] == pytest.approx(-1 * MS)
     # 1 of input and 10 of compute are longer than the step of 10: in proportion they fill it.
-    svg = str(budget_bars("bar", "work", [("ddp on 2", one)]).svg)
+    drawing = budget_bars("bar", "work", [("ddp on 2", one)])
+    svg = str(drawing.svg)
     input_, compute = widths(svg)
     assert compute / input_ == pytest.approx(10.0, rel=0.01)
     assert "vermillion" not in svg
+    # What it is a share of is said where it is not the step.
+    assert ">10.0 ms of 11.0 ms</text>" in svg
+    assert drawing.note.startswith("A bar of X of Y shows shares of Y")
 
 
 def widths(svg: str) -> list[float]:
@@ -170,12 +174,14 @@ def widths(svg: str) -> list[float]:
 
 def test_bars_are_the_parts_end_to_end_in_shares_of_their_steps(study) -> None:
     alone, ddp = budgets_of(study)
-    svg = str(budget_bars("bar", "work", [("single on 1", alone), ("ddp on 2", ddp)]).svg)
+    drawing = budget_bars("bar", "work", [("single on 1", alone), ("ddp on 2", ddp)])
+    svg = str(drawing.svg)
     whole = 630 - 190 - 58
     # Single: input 0.5 and compute 9.5 of 10 ms. Ddp: 1, 10.5, 3.5 and 1 of 16 ms.
     shares = [0.05, 0.95, 1 / 16, 10.5 / 16, 3.5 / 16, 1 / 16]
     assert widths(svg) == pytest.approx([share * whole for share in shares], abs=0.1)
     assert "single on 1: 10.0 ms, of which input 5.0 %, compute 95.0 %" in svg
+    assert drawing.note == ""
 
 
 def test_a_bubble_is_a_part_of_pipelines_alone(planted, new_timing, full_rows) -> None:

@@ -95,8 +95,8 @@ def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
     ) in found
     # Of one piece of work the cell with the largest share exposed, alone.
     assert [text for text in found if "consistent with a full link" in text] == [
-        "ddp x 8, 8 / 64: 30.0 % of the step is exposed transfer, and its collectives reach 80.0 % of "
-        "the 100 MB/s that plain all-reduces reach alone: consistent with a full link."
+        "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer, and its collectives "
+        "reach 80.0 % of the 100 MB/s that plain all-reduces reach alone: consistent with a full link."
     ]
 
 
@@ -133,8 +133,8 @@ def test_of_a_peak_that_varied_nothing_is_divided(disagreeing, undrawn, full_row
     assert [row["link's peak, MB/s"] for row in traffic] == ["200", "200"]
     assert "of the peak, %" not in traffic[0]
     assert (
-        "ddp x 8, 8 / 64: 30.0 % of the step is exposed transfer; the link's own peak varied from 100 MB/s "
-        "to 300 MB/s: nothing is said of the bandwidth."
+        "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer; the link's own peak "
+        "varied from 100 MB/s to 300 MB/s: nothing is said of the bandwidth."
     ) in texts(section)
 
 
