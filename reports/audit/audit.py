@@ -109,6 +109,8 @@ def _row_by_row(
     agreeing: dict[int, list[tuple[str, ...]]] = {}
     for entry in entries:
         account.saw("value", "a number from 1e-30 to 1e30", *([entry.line] if entry.row.values else []))
+        if entry.row.states_twice:
+            account.saw("contradiction", "two numbers of one quantity agree", entry.line)
         holds = []
         broken = len(said)
         for relation, examined in row_findings(entry.row, entry.values):

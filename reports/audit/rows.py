@@ -45,6 +45,8 @@ class AuditedRow:
     """The cells of columns that are not on the list."""
     is_dense: bool
     """Whether a step uses all parameters for all tokens: no mixture of experts, no adapters."""
+    states_twice: bool
+    """Whether it has two numbers of one quantity, which are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class _Cells:
     unread: list[UnreadCell] = field(default_factory=list)
     findings: list[Disagreement] = field(default_factory=list)
     is_dense: bool = True
+    states_twice: bool = False
 
     def add(self, meant: Meaning, number: Printed | float, shown: str) -> None:
         """Keep a number; the first of a quantity stays, and another one is a contradiction."""
@@ -94,7 +97,10 @@ class _Cells:
             return
         quantity = Quantity.of(meant.name, number, shown)
         first = self.values.setdefault(meant.name, quantity)
-        if first is not quantity and not first.loose.meets(quantity.loose):
+        if first is quantity:
+            return
+        self.states_twice = True
+        if not first.loose.meets(quantity.loose):
             self.findings.append(_contradiction(self.line, meant.name, first, quantity))
 
     def skip(self, column: str, text: str, reason: str) -> None:
@@ -132,6 +138,7 @@ def table(
                 identity=tuple(row.identity),
                 unknown=row.unknown,
                 is_dense=row.is_dense,
+                states_twice=row.states_twice,
             )
             for row in found
         ),

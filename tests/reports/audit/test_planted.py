@@ -254,9 +254,15 @@ def test_other_batches_are_another_configuration(audited: Audited) -> None:
 def test_a_row_that_contradicts_itself(clean: list[Cells], audited: Audited) -> None:
     for cells in clean:
         cells["notes"] = f"GBS {cells['global_batch']}"
-    assert audited(clean).findings == ()
+    agreeing = audited(clean)
+    assert agreeing.findings == ()
+    assert agreeing.seen["contradiction"] == len(clean)
     clean[1]["notes"] = "GBS 32"
-    finding = only(audited(clean))
+    del clean[0]["notes"]
+    audit = audited(clean)
+    # The account has the row that the check found fault with.
+    assert audit.seen["contradiction"] == len(clean) - 1
+    finding = only(audit)
     assert (finding.check, finding.lines) == ("contradiction", (3,))
     assert finding.inputs == ("global_batch 16", "global_batch 32 (in notes)")
 
