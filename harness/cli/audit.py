@@ -33,8 +33,7 @@ def command(table: str, *, mapping: tuple[str, ...], as_json: bool) -> int:
 
     A number is the interval that its printed digits leave, and a finding is where two cannot meet. Only
     columns whose names are on the list of docs/audit.md are read. Exit code 1 if there are findings, 2 if
-    nothing
-    could be checked.
+    nothing could be checked.
     """
     # An audit makes no cycles: collections free nothing, and take a third of the time.
     gc.disable()

@@ -116,18 +116,6 @@ class CellCommunication:
         return 1 - min(1.0, max(0.0, self.seen_ns) / self.total_ns)
 
     @property
-    def contended(self) -> bool:
-        """Whether more is seen than was in flight: the rest is computation that the exchange slows down."""
-        return self.seen_ns is not None and self.total_ns is not None and self.seen_ns > self.total_ns
-
-    @property
-    def over_compute(self) -> float | None:
-        """Exposed transfer over the compute of a step."""
-        if self.budget is None or self.budget.part_ns["compute"] <= 0:
-            return None
-        return self.budget.transfer_ns.value / self.budget.part_ns["compute"]
-
-    @property
     def disagreement_ns(self) -> float | None:
         """What on-off blocks see beyond the time blocked, if it is more than a step's `DISAGREE_ABOVE`.
 

@@ -78,11 +78,6 @@ class Stragglers:
         return len(self.excess)
 
     @property
-    def most_often_slowest(self) -> int:
-        """The rank that was the slowest in the most steps."""
-        return max(range(self.ranks), key=self.slowest_share.__getitem__)
-
-    @property
     def finding(self) -> str:
         """Who is slow, by how much and at what cost, or that nobody is, in one or two sentences."""
         if not self.persistent:

@@ -1,8 +1,7 @@
 """One cause, told once: formulas of a row that share a number, and rows that break a formula in the same way.
 
 The most telling cause comes first: what cannot be (an impossible number, a row that contradicts itself,
-counts), then equations
-of a row, then what compares rows; among these what is further from what was expected.
+counts), then equations of a row, then what compares rows; among these what is further from what was expected.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What the columns of a table mean: a positive list. What is not on it is not read, and said to be so.
 
 A name is compared by its words, in any case and with any punctuation: `Tokens/sec/GPU` is
-`tokens_per_s_per_gpu`, and
-`# of GPUs` is `num_gpus`. Bandwidths keep their case, where Gb is not GB. Every quantity is kept in SI
-units: seconds, bytes,
-FLOP/s, shares of one.
+`tokens_per_s_per_gpu`, and `# of GPUs` is `num_gpus`. Bandwidths keep their case, where Gb is not GB. Every
+quantity is kept in SI units: seconds, bytes, FLOP/s, shares of one.
 """
 
 from __future__ import annotations

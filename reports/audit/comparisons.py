@@ -1,9 +1,8 @@
 """Rows against each other: repeats, units, proportions, peaks, order, digits.
 
 - utilisation: MFU over throughput a GPU is one number for a model, a sequence length, a precision and a
-  device; FLOP/s over
-  throughput a GPU is one number for a model and a sequence length, on any device; FLOP/s over MFU is one
-  peak for a device.
+  device; FLOP/s over throughput a GPU is one number for a model and a sequence length, on any device;
+  FLOP/s over MFU is one peak for a device.
 - repeats: two rows that say the same but for what was measured measured the same, to 5 %.
 - units: throughput a GPU within a factor of 500 of its peers' median.
 - order: a larger message, a larger batch, a longer sequence, more layers take no less time.

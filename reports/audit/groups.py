@@ -131,8 +131,7 @@ def with_settings(entries: Sequence[DerivedRow]) -> None:
     """Set the cells of unknown columns that tell configurations apart.
 
     An unknown column does (workers, a version) if at least half of the rows have a value in it that stands
-    at two or more
-    numbers of devices; a measurement (memory) or a name of the size (nodes) does not.
+    at two or more numbers of devices; a measurement (memory) or a name of the size (nodes) does not.
     """
     columns = {column: None for entry in entries for column in entry.row.unknown}
     chosen = []

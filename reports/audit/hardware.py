@@ -1,9 +1,8 @@
 """Peaks of the devices that foreign tables name, from results/catalogue.
 
 A name that several devices share (`H100` is an SXM, a PCIe or an NVL card) has the interval of their peaks.
-A name with words
-that the list does not know (another memory, a MIG slice) has no peak, and the highest of its family as a
-bound.
+A name with words that the list does not know (another memory, a MIG slice) has no peak, and the highest of
+its family as a bound.
 """
 
 from __future__ import annotations

@@ -119,8 +119,7 @@ def table(
     """The table of these cells.
 
     `mapping` says what columns hold, and `values` what a cell of a column stands for. With
-    `has_decimal_commas`,
-    `1.234,5` is a number; otherwise `commas` says whether a comma may part thousands.
+    `has_decimal_commas`, `1.234,5` is a number; otherwise `commas` says whether a comma may part thousands.
     """
     meanings = _meanings(headers, mapping)
     cells_of = [(line, cells) for line, cells in lines if any(cell.strip() for cell in cells)]

@@ -111,7 +111,6 @@ def render_figures(study: StudyFigures) -> str:
         [study],
         (*sections, *last),
         title=study.name,
-        summary=summary(study),
         sections=sections,
         appendix=last,
     )

@@ -48,8 +48,6 @@ class Table:
 
     data: TextTable
     caption: str
-    folded: bool = False
-    """Whether it starts closed, under its caption: what most readers do without."""
     tools: bool = False
     """Whether the page's script adds a filter, and buttons that copy and download the rows shown."""
     row_ids: tuple[str, ...] = ()

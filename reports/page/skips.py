@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.outcomes import SkippedSizes
-from reports.analysis.study import StudyFigures
-from reports.table import Shown, TextTable, table, words
 from results.label import label
 
 
@@ -22,22 +20,6 @@ class SkippedPoints:
     gpus: tuple[int, ...]
     reason: str
     """Without the strategy's name where it is the subject of the sentence: equal for all."""
-
-
-def skipped_table(study: StudyFigures) -> TextTable:
-    columns: list[Shown[SkippedPoints]] = [
-        words("workload", lambda row: row.workload),
-        words("strategy", lambda row: ", ".join(row.strategies)),
-        words(
-            "scaling",
-            lambda row: ", ".join(row.series),
-            anchor="method-scaling",
-            hint="with the batch per replica (weak) or the global batch (strong)",
-        ),
-        words(study.devices_word, lambda row: ", ".join(f"{gpus:,}" for gpus in row.gpus)),
-        words("reason", lambda row: row.reason),
-    ]
-    return table(skipped_points(study.skipped), columns)
 
 
 def skipped_points(skipped: Sequence[SkippedSizes]) -> list[SkippedPoints]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from results.link import NO_LINK
@@ -21,19 +18,6 @@ def works(study: StudyFigures) -> list[WorkCurves]:
         groups.setdefault(key, []).append(curve)
     found = [curves for curves in groups.values() if any(curve.points for curve in curves)]
     return [(_title(study, curves[0]), tuple(curves)) for curves in found]
-
-
-def cells_by_work(study: StudyFigures) -> list[tuple[str, list[CellFigures]]]:
-    """The figures of each piece of work: what is drawn on one scale."""
-    return [
-        (title, [point.figures for curve in group for point in curve.points]) for title, group in works(study)
-    ]
-
-
-def cells_by_workload(study: StudyFigures) -> list[tuple[str, list[CellFigures]]]:
-    cells: Sequence[CellFigures] = list(study.cells.values())
-    workloads = dict.fromkeys(cell.cell.workload for cell in cells)
-    return [(name, [cell for cell in cells if cell.cell.workload == name]) for name in workloads]
 
 
 def _title(study: StudyFigures, curve: Curve) -> str:

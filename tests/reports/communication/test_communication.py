@@ -47,32 +47,25 @@ def test_what_hides_is_in_flight_and_neither_exposed_nor_waited_for(one) -> None
     # some of it skew, which the budget has in the wait.
     assert found.seen_ns == pytest.approx(3 * MS)
     assert found.overlap == pytest.approx(0.4)
-    assert not found.contended
-    assert found.over_compute == pytest.approx(2 / 7)
     assert found.method == "on-off"
 
 
-def test_more_exposed_than_in_flight_is_contention_and_no_negative_overlap(one) -> None:
-    found = one(total_ns=2.5 * MS)
-    assert found.contended
-    assert found.overlap == 0.0
-    assert not one(total_ns=3 * MS).contended
+def test_more_exposed_than_in_flight_is_no_negative_overlap(one) -> None:
+    assert one(total_ns=2.5 * MS).overlap == 0.0
 
 
 def test_less_than_nothing_exposed_hides_all_and_not_more(one) -> None:
     found = one(exposed=-0.5, budget=(10.5, -0.5, 0.0), total_ns=5 * MS)
     assert found.overlap == 1.0
-    assert found.over_compute == pytest.approx(-0.5 / 10.5)
 
 
 def test_what_was_not_measured_is_none(one) -> None:
     bare = one(exposed=None, budget=None)
     names = (
-        *("method", "exposed_ns", "transfer_ns", "wait_ns", "total_ns", "seen_ns", "overlap", "over_compute"),
+        *("method", "exposed_ns", "transfer_ns", "wait_ns", "total_ns", "seen_ns", "overlap"),
         *("disagreement_ns", "bus_bytes_per_s", "peak_bytes_per_s", "bandwidth_share"),
     )
     assert {name: getattr(bare, name) for name in names} == dict.fromkeys(names)
-    assert not bare.contended
     assert one(total_ns=0.0).overlap is None
 
 
