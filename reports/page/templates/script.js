@@ -19,8 +19,7 @@
   const write = () => address() !== (location.hash || "#") && history.replaceState("written", "", address());
 
   function keep(name, value) {
-    if (value) state.set(name, value);
-    else state.delete(name);
+    value ? state.set(name, value) : state.delete(name);
     write();
   }
 
@@ -33,8 +32,7 @@
   }
 
   function compare(a, b, way) {
-    if (a.rank !== b.rank) return a.rank - b.rank;
-    return way * (a.rank === 0 ? a.number - b.number : letters.compare(a.text, b.text));
+    return a.rank - b.rank || way * (a.rank === 0 ? a.number - b.number : letters.compare(a.text, b.text));
   }
 
   function sortable(table) {
@@ -43,13 +41,10 @@
     const heads = [...table.tHead.rows[0].cells];
 
     function sort(head, place) {
-      const next = { ascending: "descending", descending: null }[head.ariaSort];
-      const order = next === undefined ? "ascending" : next;
-      for (const other of heads) other.removeAttribute("aria-sort");
-      if (order) head.setAttribute("aria-sort", order);
-      const way = order === "descending" ? -1 : 1;
+      const order = head.ariaSort === "ascending" ? "descending" : head.ariaSort ? null : "ascending";
+      for (const one of heads) one.ariaSort = one === head ? order : null;
       const keyed = rows.map((row) => ({ row, key: key(row, place) }));
-      if (order) keyed.sort((a, b) => compare(a.key, b.key, way));
+      if (order) keyed.sort((a, b) => compare(a.key, b.key, order === "descending" ? -1 : 1));
       body.append(...keyed.map((one) => one.row));
       if (table.dataset.tools) keep("sort", order && `${head.dataset.title}|${order}`);
     }
@@ -64,9 +59,7 @@
         Object.assign(link, { textContent: "?", className: "what", ariaLabel: `What ${title} is` });
         head.append(link);
       }
-      head.addEventListener("click", (event) => {
-        if (event.target !== link) sort(head, place);
-      });
+      head.addEventListener("click", (event) => event.target !== link && sort(head, place));
     });
   }
 
@@ -94,14 +87,6 @@
     setTimeout(() => URL.revokeObjectURL(address), 10000);
   }
 
-  // Beside a table with tools, how many of its rows are shown.
-  function counted(table) {
-    const rows = [...table.tBodies[0].rows];
-    const left = rows.filter((row) => !row.hidden).length;
-    const text = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows shown`;
-    table.closest(".scroll").previousElementSibling.querySelector(".count").textContent = text;
-  }
-
   function tools(table) {
     const rows = [...table.tBodies[0].rows];
     const texts = rows.map((row) => said(row).toLowerCase());
@@ -109,13 +94,13 @@
     count.setAttribute("role", "status");
     const box = made("input", { type: "search", autocomplete: "off", spellcheck: false });
 
-    function filter() {
+    function filter(event) {
       const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      rows.forEach((row, place) => {
-        row.hidden = !words.every((word) => texts[place].includes(word));
-      });
+      const meant = (row, place) => row.id === event?.detail || words.every((word) => texts[place].includes(word));
+      rows.forEach((row, place) => (row.hidden = !meant(row, place)));
+      const left = rows.filter((row) => !row.hidden).length;
       keep("filter", box.value);
-      counted(table);
+      count.textContent = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows shown`;
     }
 
     const copier = made("button", { type: "button" }, "Copy");
@@ -124,15 +109,11 @@
       count.textContent = done ? "Copied, columns set apart by tabs" : "The browser refused to copy";
     });
     const saver = made("button", { type: "button" }, "Download CSV");
-    saver.addEventListener("click", () => {
-      download(shown(table).map((row) => row.map(quoted).join(",")).join("\n") + "\n");
-    });
-    table.closest(".scroll").before(
-      made("div", { className: "tools" }, made("label", {}, "Filter ", box), copier, saver, count),
-    );
+    saver.addEventListener("click", () => download(shown(table).map((row) => `${row.map(quoted).join(",")}\n`).join("")));
     box.addEventListener("input", filter);
     box.value = state.get("filter") ?? "";
     filter();
+    table.closest(".scroll").before(made("div", { className: "tools" }, made("label", {}, "Filter ", box), copier, saver, count));
   }
 
   // What a head, a radio button and the sorted order were in the address.
@@ -149,11 +130,14 @@
   // Drawings: the values stand in data-x and data-y, the ends of the axes in data-x-axis and data-y-axis.
   const SPACE = 13, NEAR = 26;
 
-  function scale(svg, name, values) {
+  // A logarithmic axis that cannot begin at 0 begins at the least of all that is drawn.
+  function scale(svg, name) {
     const [low, high, start, end, drawn] = svg.dataset[`${name}Axis`].split(" ");
     const kind = state.get(name) ?? drawn;
     const log = kind === "log";
-    const first = log && Number(low) <= 0 ? Math.min(...values.filter((one) => one > 0)) : Number(low);
+    const all = [...svg.querySelectorAll(`[data-${name}]`)].map((one) => one.dataset[name]);
+    for (const one of svg.querySelectorAll("[data-start]")) all.push(one.dataset.start.split(" ")[name === "x" ? 0 : 1]);
+    const first = log && Number(low) <= 0 ? Math.min(...all.map(Number).filter((one) => one > 0)) : Number(low);
     const to = (value) => (log ? Math.log(value) : value);
     const span = to(Number(high)) - to(first);
     return (value) => Number(start) + ((to(value) - to(first)) / span) * (Number(end) - Number(start));
@@ -161,25 +145,19 @@
 
   function named(svg) {
     const found = [...svg.querySelectorAll(".series:not(.off)")].map((series) => {
-      const last = [...series.querySelectorAll(".point")].at(-1);
-      const [x, y] = last.getAttribute("transform").match(/[-\d.]+/g).map(Number);
+      const [x, y] = [...series.querySelectorAll(".point")].at(-1).getAttribute("transform").match(/[-\d.]+/g).map(Number);
       return { x, y, name: series.querySelector(".name"), leader: series.querySelector(".leader") };
     });
     let place = -Infinity;
     for (const one of found.sort((a, b) => a.y - b.y)) {
       place = Math.max(one.y, place + SPACE);
-      const at = Number(one.name.getAttribute("x"));
       one.name.setAttribute("y", place + 3.5);
-      one.leader.setAttribute("d", `M${one.x + 5} ${one.y}L${at - 2} ${place}`);
+      one.leader.setAttribute("d", `M${one.x + 5} ${one.y}L${one.name.getAttribute("x") - 2} ${place}`);
     }
   }
 
   function redraw(svg) {
-    // All that is drawn: a logarithmic axis that cannot begin at 0 begins at the least of it.
-    const values = (name, read) => [...svg.querySelectorAll(`[data-${name}]`)].map((one) => Number(read(one.dataset)));
-    const starts = (place) => values("start", (data) => data.start.split(" ")[place]);
-    const x = scale(svg, "x", [...values("x", (data) => data.x), ...starts(0)]);
-    const y = scale(svg, "y", [...values("y", (data) => data.y), ...values("low", (data) => data.low), ...starts(1)]);
+    const [x, y] = [scale(svg, "x"), scale(svg, "y")];
     const foot = Number(svg.dataset.yAxis.split(" ")[2]);
     for (const one of svg.querySelectorAll("[data-x], [data-y]")) {
       const [oldX, oldY] = one.getAttribute("transform").match(/[-\d.]+/g).map(Number);
@@ -188,11 +166,9 @@
       const there = Number.isFinite(newX + newY);
       one.style.display = there ? "" : "none";
       if (there) one.setAttribute("transform", `translate(${newX} ${newY})`);
-      if (there && "low" in one.dataset) {
-        // An end that has no logarithm is below the foot.
-        const places = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)));
-        const ends = places.map((at) => (Number.isFinite(at) ? at : foot) - newY);
-        one.querySelector(".bar").setAttribute("d", `M0 ${ends[0]}V${ends[1]}`);
+      if ("low" in one.dataset) {
+        const ends = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)));
+        one.querySelector(".bar").setAttribute("d", `M0 ${(ends[0] < foot ? ends[0] : foot) - newY}V${ends[1] - newY}`);
       }
     }
     for (const series of svg.querySelectorAll(".series")) {
@@ -253,6 +229,19 @@
     tip.style.top = `${box.top + scrollY - tip.offsetHeight - 8}px`;
   }
 
+  // What the address leads to is shown, though filtered out or folded; one that was sent with another view needs a new page.
+  function reveal(event) {
+    const [anchor, view] = parts();
+    if (event && view !== undefined && view !== String(state)) return location.reload();
+    const there = document.getElementById(anchor);
+    // Else the browser goes there by itself: by a link of the page, and Back to what this script has written.
+    let goes = there?.hidden || (view !== undefined && !(event && history.state));
+    for (const one of document.querySelectorAll("details:not([open])")) goes = (one.open = one.contains(there)) || goes;
+    for (const box of document.querySelectorAll("[type=search]")) box.dispatchEvent(new CustomEvent("input", { detail: there?.id }));
+    write();
+    if (goes) there?.scrollIntoView();
+  }
+
   document.querySelectorAll("table").forEach((table) => {
     for (const head of table.tHead.rows[0].cells) head.dataset.title = said(head);
     if (table.tBodies[0].rows.length > 1) sortable(table);
@@ -266,30 +255,6 @@
   document.body.append(tip);
   for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => tell(event.target.closest?.(".point")));
   addEventListener("keydown", (event) => event.key === "Escape" && tell(null));
-
-  // What the address leads to is shown, though it is filtered out or folded away. The browser goes there by itself
-  // unless it was hidden then, or the address holds a view.
-  function reveal(goes) {
-    const there = document.getElementById(parts()[0]);
-    if (!there) return;
-    let wasHidden = there.hidden;
-    there.hidden = false;
-    if (wasHidden) counted(there.closest("table"));
-    for (let one = there.closest("details"); one; one = one.parentElement.closest("details")) {
-      wasHidden ||= !one.open;
-      one.open = true;
-    }
-    if (goes || wasHidden) there.scrollIntoView();
-  }
-
-  // A link with another view was pasted, or Back leads to one: the page is made anew. An entry of the history that
-  // this script has written is one to which the browser goes back by itself.
-  addEventListener("hashchange", () => {
-    const [, view] = parts();
-    if (view !== undefined && view !== String(state)) return location.reload();
-    const goes = view !== undefined && history.state === null;
-    write();
-    reveal(goes);
-  });
-  reveal(parts().length > 1);
+  addEventListener("hashchange", reveal);
+  reveal();
 })();
