@@ -1,7 +1,8 @@
 """Drawings of a study as files for papers and slides: throughput, efficiency and losses, each by itself.
 
-Of each piece of work (a workload, a rule of scaling, a batch, a setting, a network): a line a strategy, marks
-with their intervals, the ideal as a thin line. Equal studies give equal bytes: files hold no date.
+Of each piece of work (a workload, a rule of scaling, a batch, a setting, a network): a line a strategy with
+its compressor and collective, marks with their intervals, the ideal as a thin line. Equal studies give equal
+bytes: files hold no date.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ MUTED = "#6b7480"
 _DASHES = ("-", "--", "-.", ":")
 """By the study, where several share axes."""
 _MOST_LINES = 9
-"""Lines of a drawing: more are not told apart. The page has all."""
+"""Lines of a drawing: more are not told apart. It says that it leaves some out; the page has all."""
 _ROWS = 12
 """Rows of a drawing of ratios."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -126,23 +127,25 @@ def shared_figure_files(
 
 
 def _styled(named: Sequence[tuple[Curve, str, str]]) -> list[_Line]:
-    """A colour and a mark for each way of training; of many lines the fastest."""
+    """A colour and a mark for each way of training."""
     labels = list(dict.fromkeys(curve.key.label for curve, *_ in named))
     looks = dict(zip(labels, zip(cycle(_COLOURS), cycle(_MARKS), strict=False), strict=False))
-    lines = [
+    return [
         _Line(curve=curve, name=name, colour=colour, mark=mark, dash=dash)
         for curve, name, dash in named
         for colour, mark in [looks[curve.key.label]]
     ]
-    kept = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
-    return [line for line in lines if line in kept[:_MOST_LINES]]
 
 
 def _curve_files(
     stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
-    yield from _files(f"{stem}-throughput", lambda axes: _throughput(axes, lines), forms, style)
-    yield from _files(f"{stem}-efficiency", lambda axes: _efficiency(axes, lines), forms, style)
+    """Of many lines the fastest, and how many there are."""
+    ranked = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
+    shown = [line for line in lines if line in ranked[:_MOST_LINES]]
+    left_out = f"the {len(shown)} fastest of {len(lines)} lines" if len(shown) < len(lines) else ""
+    yield from _files(f"{stem}-throughput", partial(_throughput, lines=shown, note=left_out), forms, style)
+    yield from _files(f"{stem}-efficiency", partial(_efficiency, lines=shown, note=left_out), forms, style)
 
 
 def _files(
@@ -191,19 +194,19 @@ def _file(draw: Callable[[Axes], None], form: FileForm, look: _Look) -> bytes:
         return file.getvalue()
 
 
-def _throughput(axes: Axes, lines: Sequence[_Line]) -> None:
+def _throughput(axes: Axes, lines: Sequence[_Line], note: str) -> None:
     _draw(axes, lines, lambda point: point.figures.throughput)
     axes.set_yscale("log")
     axes.set_ylabel(f"throughput ({lines[0].curve.points[0].figures.throughput.unit})")
-    _finish(axes, lines)
+    _finish(axes, lines, note)
 
 
-def _efficiency(axes: Axes, lines: Sequence[_Line]) -> None:
+def _efficiency(axes: Axes, lines: Sequence[_Line], note: str) -> None:
     _draw(axes, lines, lambda point: point.efficiency.metric, scale=100)
     axes.axhline(100, color=MUTED, linewidth=0.7, linestyle=(0, (6, 2, 1, 2)), zorder=1)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("efficiency (%)")
-    _finish(axes, lines)
+    _finish(axes, lines, note)
 
 
 def _draw(
@@ -236,7 +239,7 @@ def _errors(metrics: Sequence[Metric], scale: float) -> list[list[float]]:
     return [below, above]
 
 
-def _finish(axes: Axes, lines: Sequence[_Line]) -> None:
+def _finish(axes: Axes, lines: Sequence[_Line], note: str) -> None:
     points = [point for line in lines for point in line.curve.points]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted({float(point.gpus) for point in points})))
@@ -244,6 +247,7 @@ def _finish(axes: Axes, lines: Sequence[_Line]) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("GPUs" if points[0].figures.cell.device == "cuda" else "ranks (CPU)")
     axes.grid(axis="y", linewidth=0.4)
+    axes.set_title(note, loc="right", color=MUTED)
     axes.legend()
 
 

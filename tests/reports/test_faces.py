@@ -159,6 +159,32 @@ def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
     }
 
 
+def test_a_drawing_that_leaves_lines_out_says_how_many(two, monkeypatch) -> None:
+    monkeypatch.setattr("reports.page.paper._MOST_LINES", 1)
+    svg = next(iter(shared_figure_files(two, ("svg",), "paper"))).data.decode()
+    # The text of glyphs stands beside them as a comment.
+    assert "<!-- the 1 fastest of 2 lines -->" in svg
+    assert "<!-- ddp, after -->" in svg
+    assert "<!-- ddp, before -->" not in svg
+
+
+def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_study, tmp_path) -> None:
+    made = []
+    for name in ("before", "after"):
+        planted = new_study(tmp_path / name)
+        series = [
+            planted.series("weak", "ddp", [2, 4], batch=8, **more) for more in ({}, {"compression": "bf16"})
+        ]
+        planted.plan()
+        for cell in (cell for cells in series for cell in cells):
+            planted.runs(cell, [10.0, 11.0, 12.0])
+        made.append(analysed(planted))
+    svg = str(next(iter(shared_charts(compare(made)))).svg)
+    looks = re.findall(r'style="--c: ([^"]*)">\n?<polyline points="[^"]*"( stroke-dasharray="[^"]*")?', svg)
+    assert len(looks) == len(set(looks)) == 4
+    assert len({colour for colour, _ in looks}) == len({dash for _, dash in looks}) == 2
+
+
 def test_the_page_of_two_studies_draws_them_on_the_same_axes_with_the_ratio_of_each_cell(two) -> None:
     throughput, ratio = shared_charts(compare(two))
     assert throughput.title == "gpt-nano, weak scaling, batch 8: throughput by ranks (CPU)"

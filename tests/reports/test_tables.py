@@ -49,9 +49,10 @@ def test_points_skipped_for_one_reason_are_one_row() -> None:
     skips = [
         skip(strategy, 1, f"{strategy} needs 2", predicate="needs 2", scaling=scaling, batch=batch)
         for strategy in ("ddp", "local-sgd:4")
-        for scaling, batch in (("weak", 8), ("strong", 32))
+        for scaling, batch in (("weak", 8), ("strong", 8))
     ]
-    assert skipped_points(skipped_sizes(skips)) == [
+    # --batch-size 8, and four ranks at most: 32 samples of all replicas.
+    assert skipped_points(skipped_sizes(skips), {("gpt", 8): 32}) == [
         SkippedPoints(
             workload="gpt",
             strategies=("ddp", "local-sgd:4"),
@@ -71,19 +72,20 @@ def test_no_row_says_more_than_was_skipped() -> None:
         skip("ddp", 2, "not here", workload="resnet"),
     ]
     found = [
-        (row.workload, row.strategies, row.series, row.gpus) for row in skipped_points(skipped_sizes(skips))
+        (row.workload, row.strategies, row.series, row.gpus)
+        for row in skipped_points(skipped_sizes(skips), {})
     ]
     assert found == [
         ("gpt", ("ddp",), ("weak 8",), (2, 4)),
         ("gpt", ("fsdp",), ("weak 8",), (4,)),
-        ("gpt", ("zero-1",), ("strong 8",), (2, 4)),
+        ("gpt", ("zero-1",), ("strong, batch size 8",), (2, 4)),
         ("resnet", ("ddp",), ("weak 8",), (2,)),
     ]
 
 
 def test_a_reason_is_cut_by_what_the_plan_says_and_never_as_text() -> None:
     skips = [skip("ddp", 2, "ddp needs 2"), skip("fsdp", 2, "as ddp", compression="topk:0.1")]
-    rows = skipped_points(skipped_sizes(skips))
+    rows = skipped_points(skipped_sizes(skips), {})
     assert [(row.strategies, row.reason) for row in rows] == [
         (("ddp",), "ddp needs 2"),
         (("fsdp + topk:0.1",), "as ddp"),

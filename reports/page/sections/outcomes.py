@@ -10,7 +10,7 @@ from reports.analysis.outcomes import reason_of
 from reports.analysis.outcomes import words as outcome_words
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
-from reports.page.skips import SkippedPoints, skipped_points
+from reports.page.skips import SkippedPoints, global_batches, skipped_points
 from reports.table import Shown, TextTable, figures, table, words
 from reports.text import listed
 from results.cell import Cell
@@ -85,7 +85,7 @@ def _counted(names: Sequence[str]) -> tuple[str, ...]:
 def _skipped(study: StudyFigures) -> Iterator[_Group]:
     """Each reason once, over all workloads."""
     groups: dict[str, list[SkippedPoints]] = {}
-    for one in skipped_points(study.skipped):
+    for one in skipped_points(study.skipped, global_batches(study.plans)):
         groups.setdefault(one.reason, []).append(one)
     for reason, those in groups.items():
         points = sum(len(one.gpus) * len(one.strategies) * len(one.series) for one in those)
