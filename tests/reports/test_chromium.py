@@ -482,7 +482,7 @@ def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium: Browser,
         pass
     status = "document.querySelector('#table [role=status]').textContent"
     assert chromium.read("location.hash") == "#curves~filter=strong"
-    assert chromium.read(status) == "2 of 8 rows shown"
+    assert chromium.read(status) == "3 of 8 rows shown"
 
 
 def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(
@@ -504,7 +504,7 @@ def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(
     assert chromium.read(shown.format(weak)) is True
     assert 0 <= chromium.read(top.format(weak)) <= 900
     assert chromium.read("location.hash").endswith("~filter=strong")
-    assert chromium.read("document.querySelector('#table [role=status]').textContent") == "3 of 8 rows shown"
+    assert chromium.read("document.querySelector('#table [role=status]').textContent") == "4 of 8 rows shown"
 
 
 def test_the_first_tab_stop_leads_past_the_navigation(chromium: Browser, page: Path) -> None:
