@@ -167,8 +167,7 @@ class Matrix:
         study = Study.for_planning(self._root)
         plans = self._plans(study)
         code = with_packages(code_version(), _as_one(plans).cells)
-        for each in self._to_run(plans):
-            self._call.check(study, each, code)
+        self._call.check_all(study, self._to_run(plans), code)
         with study_lock(self._root) as lock, signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence, Set
 
 from harness.jobs.documents import Document
 from harness.jobs.gpu_hours import require_within_budget
+from harness.jobs.job_status import held_by_jobs
 from harness.jobs.left import left
 from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.jobs.words import cost_lines
 from harness.launchers.launcher import LauncherCall, MatrixCall
+from harness.launchers.study_jobs import job_statuses
 from harness.plan.estimate import Hardware
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
@@ -34,10 +36,21 @@ class JobCall(LauncherCall):
     def maker(self, study: Study, plan: Plan, code: CodeVersion) -> Callable[[PlannedJob], Document]:
         """What makes the records of jobs, in their order, and the texts that are submitted for them."""
 
-    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """Raise UsageError where a new study would take more than was allowed: before it is written."""
-        if not study.plan_paths():
-            require_within_budget(self.left(study, plan, code)[1], self._options.max_gpu_hours)
+    def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
+        """Refuse more GPU-hours than were allowed for all settings of a call together.
+
+        Raises UsageError, and SchedulerError if a scheduler that has jobs of the study does not answer.
+        """
+        if self._options.max_gpu_hours is None:
+            return
+        held = held_by_jobs(job_statuses(study))
+        documents: list[Document] = []
+        for plan in plans:
+            made = self.left(study, plan, code, held=held)[1]
+            # Settings may have cells in common; their first jobs run these.
+            held |= {cell for document in made for cell in document.job.cells}
+            documents += made
+        require_within_budget(documents, self._options.max_gpu_hours)
 
     def left(
         self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()

@@ -57,6 +57,11 @@ class LauncherCall(ABC):
         """Refuse what cannot be done, before anything is written. Raises UsageError or MachineError."""
         return
 
+    def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
+        """`check` for the plans of all settings of a call. Raises as `check` does."""
+        for plan in plans:
+            self.check(study, plan, code)
+
     @abstractmethod
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Start what is left of the plan, under the study's lock (a descriptor that workers may inherit).

@@ -54,6 +54,8 @@ class KubernetesCall(JobCall):
         self._profile = profile_of(call.options)
         super().__init__(call, self._profile.price, self._profile.gpu_model)
         self._form: Form = call.options.kind or "job"
+        self._offered: set[str] = set()
+        """Ids of the jobs that this call has handed over; of several settings each comes to `run`."""
         self.hosts = WorkerHosts(
             has_gpus=self._profile.gpu_resource != "none",
             gpus_per_node=self._profile.gpus_per_node,
@@ -96,6 +98,7 @@ class KubernetesCall(JobCall):
             status.job.job_id
             for status in found
             if isinstance(status, KubernetesJobStatus) and status.is_live and status.submission is None
+            if status.job.job_id not in self._offered
         ]
         self._hand_over(store, [*waiting, *(document.job.job_id for document in documents)])
         self._advise(study, plan, code)
@@ -103,6 +106,7 @@ class KubernetesCall(JobCall):
 
     def _hand_over(self, store: JobStore, job_ids: list[str]) -> None:
         """Apply the manifests, or say how; those of earlier calls that were not applied are among them."""
+        self._offered.update(job_ids)
         for job_id in job_ids:
             path = store.folder(job_id) / MANIFEST
             if not self._options.apply:

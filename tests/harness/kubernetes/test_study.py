@@ -148,6 +148,22 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "volume").exists()
 
 
+def test_the_budget_is_of_all_settings_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 8 GPUs and 16 for half an hour: 12 GPU-hours for each setting.
+    call = [*MATRIX, "--time", "30m", "--seed"]
+    assert run([*call, "0,1", "--max-gpu-hours", "23"]) == 2
+    assert "--max-gpu-hours 23: the jobs may take 24.00" in capsys.readouterr().err
+    assert not (tmp_path / "volume").exists()
+    assert run([*call, "0", "--max-gpu-hours", "12"]) == 0
+    # In a study that is there, jobs that hold their cells do not count.
+    assert run([*call, "0,1,2", "--max-gpu-hours", "23"]) == 2
+    assert len(list(tmp_path.glob("volume/study/jobs/*"))) == 2
+    capsys.readouterr()
+    assert run([*call, "0,1,2", "--max-gpu-hours", "24"]) == 0
+    offers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kubectl")]
+    assert len(offers) == len(set(offers)) == 6
+
+
 def test_a_profile_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["matrix", "--gpus", "8", "--launcher", "kubernetes"]) == 2
     assert "--launcher kubernetes needs --site" in capsys.readouterr().err
