@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from harness.exits import exit_words
 from results.errors import MachineError
 from strategies.catalog import STRATEGIES
 from strategies.facts import StrategyFacts
@@ -121,23 +122,30 @@ def check(request: CheckRequest) -> CheckReport:
         raise MachineError("a workload is checked where torch is installed: it is not in this environment")
     with tempfile.TemporaryDirectory(prefix="bench-check-") as folder:
         Path(folder, "request.json").write_bytes(msgspec.json.encode(request))
-        said = _run(Path(folder), ranks=RANKS if request.strategies else 1)
-        found = Path(folder, "found.json")
-        if not found.exists():
-            raise MachineError(f"the check of {request.workload} ended without a result: {said[-2000:]}")
-        return msgspec.json.decode(found.read_bytes(), type=CheckReport)
+        code, printed = _run(Path(folder), ranks=RANKS if request.strategies else 1)
+        said = printed.strip()[-2000:]
+        path = Path(folder, "found.json")
+        if not path.exists():
+            raise MachineError(f"the check of {request.workload} ended without a result: {said}")
+        found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
+    if found.failure is not None or (code == 0 and found.step_s is not None):
+        return found
+    # What was found before the end is no result.
+    ended = f"took longer than {LONGEST_S:g} s" if code is None else exit_words(code)
+    failure = f"its check {ended}" + (f", and printed: {said}" if said else "")
+    return msgspec.structs.replace(found, failure=failure)
 
 
-def _run(folder: Path, *, ranks: int) -> str:
-    """All ranks from start to end. Returns what they printed."""
-    log = folder / "printed.log"
-    with log.open("wb") as printed, _started(folder, ranks, printed.fileno()) as started:
-        for rank in started:
-            try:
-                rank.wait(LONGEST_S)
-            except subprocess.TimeoutExpired:
-                break
-    return log.read_text(errors="replace")
+def _run(folder: Path, *, ranks: int) -> tuple[int | None, str]:
+    """All ranks until rank 0, which writes what was found, has ended.
+
+    Returns its exit code (None: it took too long), and what all have printed.
+    """
+    log, code = folder / "printed.log", None
+    with log.open("wb") as output, _started(folder, ranks, output.fileno()) as started:
+        with suppress(subprocess.TimeoutExpired):
+            code = started[0].wait(LONGEST_S)
+    return code, log.read_text(errors="replace")
 
 
 @contextmanager

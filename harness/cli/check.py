@@ -53,7 +53,8 @@ def rows_of(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]
         rows.append(("step", f"loss {report.loss:.4g}, {duration(report.step_s * 1e9)} on one core"))
         rows.append(("memory", _memory(request, report)))
         counted = None if report.flops is None else f"{si(report.flops, 'FLOP')}, forward and backward"
-        rows.append(("a sample", counted or f"FLOPs unknown: {report.absent['flops']}"))
+        unknown = report.absent.get("flops", "the check ended before they were counted")
+        rows.append(("a sample", counted or f"FLOPs unknown: {unknown}"))
     return rows
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.exits import signal_name
 from results.foreign_text import shortened
 from results.launch import RankExit
 from results.outcome import Outcome
@@ -42,7 +42,7 @@ def rank_exits(logs: Sequence[Path]) -> tuple[RankExit, ...]:
         RankExit(
             rank=rank,
             exit_code=code if code >= 0 else None,
-            signal=_signal_name(-code) if code < 0 else None,
+            signal=signal_name(-code) if code < 0 else None,
             message=_message(Path(file)),
         )
         for rank, (code, file) in sorted(found.items())
@@ -60,25 +60,13 @@ def _message(path: Path) -> str | None:
     return shortened(" ".join(str(text).split()))
 
 
-def exit_words(code: int) -> str:
-    """How a process ended, by its return code: below zero a signal's number."""
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def tell_torchrun_killed(number: int) -> None:
     """Print, for the log of a launch, that signal `number` killed this node's torchrun.
 
     An agent does so, because srun passes on the largest exit code of all nodes alone; `killed_on_a_node`
     reads it.
     """
-    print(f"torchrun was killed by {_signal_name(number)}", flush=True)
+    print(f"torchrun was killed by {signal_name(number)}", flush=True)
 
 
 def asked_to_end(logs: Sequence[Path], *, nodes: int) -> bool:
@@ -191,7 +179,7 @@ def _outcome_without_ranks(signs: Signs) -> tuple[Outcome, str]:
         return Outcome.MISSING_RANKS, words
     if code is None or code >= 0:
         return Outcome.UNKNOWN, "the launch ended without a word; see its logs"
-    name = _signal_name(-code)
+    name = signal_name(-code)
     if name == "SIGTERM":
         return Outcome.CANCELLED, "its processes were asked to end by a signal from outside"
     return _process_killed("the process that started the ranks", name, signs)

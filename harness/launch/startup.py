@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.launch.ending import Signs, Stopped, exit_words, inferred_outcome
+from harness.exits import exit_words
+from harness.launch.ending import Signs, Stopped, inferred_outcome
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
 from results.launch import Launch, RankExit

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import run
+
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 TYPO = """
+import os
+
 from torch import nn, randn
 from workloads import Workload
 
@@ -28,6 +32,10 @@ def step():
         return model(batch["imgae"])
 
     return Workload(module=nn.Linear(4, 1), step=step, synthetic=build().synthetic)
+
+
+def killed():
+    return Workload(module=nn.Linear(4, 1), step=lambda model, batch: os.kill(os.getpid(), 9), data=[0] * 8)
 """
 
 
@@ -56,7 +64,7 @@ def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Benc
     (tmp_path / "typo.py").write_text(TYPO)
     done = bench("check", "py:typo:step", "--strategy", "ddp")
     assert done.returncode == 1
-    assert "py:typo:step: KeyError: 'imgae' (typo.py, line 15)" in done.stderr
+    assert "py:typo:step: KeyError: 'imgae' (typo.py, line 17)" in done.stderr
     assert "['image'] float32 (8, 4)" in done.stdout
     call = ("matrix", "--workload", "py:typo:build", "--gpus", "1", "--device", "cpu", "--dry-run")
     dry = bench(*call)
@@ -64,3 +72,15 @@ def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Benc
     assert "py:typo:build does not train: the batch is a mapping with 'image', 'label'" in dry.stderr
     assert "for others use a step(model, batch)" in dry.stderr
     assert "py-typo-build" in dry.stdout
+
+
+def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "typo.py").write_text(TYPO)
+    (tmp_path / "site.yaml").write_text("gpus_per_node: 8")
+    call = ["matrix", "--workload", "py:typo:killed", "--dataset", "own", "--gpus", "1", "--device", "cuda"]
+    assert run([*call, "--launcher", "slurm", "--site", "site.yaml", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "py:typo:killed was not checked: on this CPU it fails (its check was killed by SIGKILL" in said

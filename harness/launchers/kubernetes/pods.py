@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.code import checkout
+from harness.exits import exit_words
 from harness.launch.command import node_command, worker_environment
-from harness.launch.ending import Stopped, exit_words
+from harness.launch.ending import Stopped
 from harness.launch.guarded import Guarded
 from harness.launch.node_exit import say_left
 from harness.launch.starter import LogWords
