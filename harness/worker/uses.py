@@ -14,6 +14,7 @@ from results.cell import Cell
 from results.groups import GroupLayout
 from strategies.training.loss import Loss, seen
 from workloads.batch import Batch, samples_of, tensors
+from workloads.datasets.facts import DATASETS, Own
 from workloads.workload import TokenInput, Workload
 
 
@@ -84,8 +85,10 @@ class Demand:
         samples = self.steps * self.cell.batch_per_replica
         asked = [(0, "samples", samples)]
         takes = self.workload.input
-        # A user's own `synthetic` may give targets of any shape.
-        if isinstance(takes, TokenInput) and not own_synthetic(self.cell):
+        # A step, or a model that gives its loss, is given inputs and targets together; batches of a user's
+        # own may have targets of any shape.
+        own = own_synthetic(self.cell) or DATASETS.facts(self.cell.dataset).takes == Own.takes
+        if isinstance(takes, TokenInput) and self.workload.loss is not None and not own:
             asked.append((1, "tokens", samples * takes.length))
         for column, unit, expected in asked:
             counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}

@@ -27,6 +27,29 @@ def gpt_of_samples() -> Workload:
     return replace(gpt(), unit="samples", units_per_sample=1)
 
 
+def gpt_by_a_step() -> Workload:
+    whole = gpt()
+
+    def step(model: Callable[..., Any], batch: tuple[Tensor, Tensor]) -> Tensor:
+        return whole.loss(model(batch[0]), batch[1])
+
+    return replace(whole, loss=None, step=step)
+
+
+def masked_gpt() -> Workload:
+    """Its own samples have a mask beside the tokens that are their targets."""
+    whole, generator = gpt(), torch.Generator().manual_seed(0)
+    tokens = torch.randint(256, (40, 17), generator=generator, device="cpu")
+    mask = torch.rand(40, 16, generator=generator, device="cpu").round()
+
+    def loss(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        each = F.cross_entropy(outputs.float().transpose(1, 2), targets["tokens"], reduction="none")
+        return (each * targets["mask"]).mean()
+
+    data = [(row[:-1], {"tokens": row[1:], "mask": kept}) for row, kept in zip(tokens, mask, strict=True)]
+    return replace(whole, loss=loss, data=data)
+
+
 def last_token() -> Workload:
     """Learns the token after a sample alone, and wants to be told which sample of the batch it is."""
     whole = gpt()

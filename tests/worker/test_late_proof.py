@@ -38,6 +38,8 @@ TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": 
     [
         (1, GPT | {"workload": "py:proof_models:gpt_of_samples", "dataset": "text", "accumulation": 2}),
         (1, GPT | {"workload": "py:proof_models:last_token", "micro_batch": 3, "precision": "bf16"}),
+        (1, GPT | {"workload": "py:proof_models:gpt_by_a_step", "dataset": "text"}),
+        (1, GPT | {"workload": "py:proof_models:masked_gpt", "dataset": "own"}),
         (2, MLP | {"dataset": "digits", "clip_norm": 0.1}),
         (3, NORMED | {"strategy": "scratch-ddp", "accumulation": 2}),
         (2, NORMED | {"strategy": "local-sgd:4"}),
