@@ -22,7 +22,14 @@ def named_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """The tensors of a batch, in the order of its form."""
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Mapping):
+            # One that torch takes for a leaf, as a tokenizer's `BatchEncoding`.
+            found += tensors(dict(leaf))
+        elif isinstance(leaf, Tensor):
+            found.append(leaf)
+    return found
 
 
 def samples_of(batch: Batch) -> int:

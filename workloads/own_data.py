@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from results.errors import UsageError
@@ -34,8 +34,8 @@ opens an epoch of batches."""
 
 
 def is_dataset(data: object) -> bool:
-    """Whether samples are read by their index."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    """Whether samples are read by their index; an IterableDataset has a `__getitem__` that only raises."""
+    return not isinstance(data, IterableDataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 def own_batches(data: Data, share: DataShare, generator: torch.Generator, *, pinned: bool) -> Iterator[Batch]:

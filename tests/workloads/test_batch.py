@@ -31,6 +31,7 @@ def test_a_mapping_that_torch_does_not_know_becomes_a_dictionary() -> None:
 def test_samples_are_those_of_the_first_tensor_that_has_a_dimension() -> None:
     assert samples_of({"weight": torch.tensor(1.0), "x": X}) == 3
     assert samples_of((torch.tensor(1.0), "text")) == 0
+    assert samples_of([7, UserDict(ids=UserDict(of=X))]) == 3
 
 
 def test_a_fingerprint_is_of_form_names_tensors_and_values() -> None:

@@ -39,6 +39,13 @@ class Row(IterableDataset[int]):
         return iter(range(self._length))
 
 
+class CountedRow(Row):
+    """One that knows how many samples it has."""
+
+    def __len__(self) -> int:
+        return self._length
+
+
 def request(data: Any, *, dataset: str = "own", replica: int = 0, seed: int = 0) -> DataRequest:
     """Of two replicas with batches of two."""
     return DataRequest(
@@ -68,9 +75,10 @@ def test_a_dataset_is_dealt_to_the_replicas_anew_in_each_epoch(dataset: str) -> 
     assert both[0] != numbers(request(Squares(), seed=1), 4)
 
 
-def test_of_samples_in_a_row_replicas_take_turns_and_begin_anew_at_the_end() -> None:
+@pytest.mark.parametrize("row", [Row, CountedRow])
+def test_of_samples_in_a_row_replicas_take_turns_and_begin_anew_at_the_end(row: type[Row]) -> None:
     # Replica 1 has 1, 3, 5, 7, 9, of which 9 fills no batch.
-    batches = islice(open_batches(request(Row(10), replica=1)), 3)
+    batches = islice(open_batches(request(row(10), replica=1)), 3)
     assert [batch.tolist() for batch in batches] == [[1, 3], [5, 7], [1, 3]]
 
 
