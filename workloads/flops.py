@@ -31,42 +31,45 @@ class CountedFlops:
         return self.forward + self.backward
 
 
-def count_flops(text: str, *, micro_batch: int, source_folder: Path | None = None) -> int:
+def count_flops(text: str, *, micro_batch: int, source_folder: Path | None = None, own: bool = False) -> int:
     """FLOPs of forward and backward of one micro-batch. Raises BenchError as `count_parts` does."""
-    return count_parts(text, micro_batch=micro_batch, source_folder=source_folder).total
+    return count_parts(text, micro_batch=micro_batch, source_folder=source_folder, own=own).total
 
 
-def count_parts(text: str, *, micro_batch: int, source_folder: Path | None = None) -> CountedFlops:
+def count_parts(
+    text: str, *, micro_batch: int, source_folder: Path | None = None, own: bool = False
+) -> CountedFlops:
     """FLOPs of convolutions and matrix products, uncompiled and without recomputation, attention in full.
 
-    Raises BenchError if the model cannot run on the meta device, which a user's may not: one that reads
-    values of its tensors.
+    `own` counts batches of the workload's own data, where it has synthetic samples as well. Raises BenchError
+    if the model cannot run on the meta device, which a user's may not: one that reads values of its tensors.
     """
     try:
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
                 workload = build_workload(text, source_folder=source_folder)
-            return counted(workload, micro_batch)
+            return counted(workload, micro_batch, own=own)
     except BenchError:
         raise
     except Exception as error:  # a user's model may fail on meta tensors in any way
         raise BenchError(f"the FLOPs of {text} cannot be counted on the meta device: {error}") from error
 
 
-def counted(workload: Workload, micro_batch: int) -> CountedFlops:
+def counted(workload: Workload, micro_batch: int, *, own: bool = False) -> CountedFlops:
     """FLOPs of a workload that was built in a context of the meta device. Raises BenchError where its batches
     differ in shape."""
+    own = own or workload.synthetic is None
     # Drawn outside the meta context: a generator lives on the CPU.
     request = DataRequest(
         workload=workload,
-        dataset=Own.name if workload.synthetic is None else SYNTHETIC,
+        dataset=Own.name if own else SYNTHETIC,
         micro_batch=micro_batch,
         replica=0,
         replicas=1,
         seed=0,
         device=torch.device("meta"),
     )
-    batch, *others = islice(open_batches(request), POOL if workload.input is None else 1)
+    batch, *others = islice(open_batches(request), POOL if own or workload.input is None else 1)
     shapes = [tensor.shape for tensor in tensors(batch)]
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("its batches differ in shape")

@@ -60,6 +60,7 @@ from results.training import Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.trainer import Trainer
+from workloads.datasets.facts import DATASETS, Own
 from workloads.flops import count_flops
 from workloads.workload import Workload
 
@@ -438,6 +439,7 @@ class RunInProgress:
                 self._cell.workload,
                 micro_batch=self._cell.micro_batch,
                 source_folder=Path(folder) if folder else None,
+                own=DATASETS.facts(self._cell.dataset).takes == Own.takes,
             )
         except Exception as error:
             # A user's model may do what the meta device can't; the run is good without the count.

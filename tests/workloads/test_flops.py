@@ -66,6 +66,10 @@ def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> N
     (user_folder / "counted.py").write_text(model_source)
     # Linear 3 x 2 on 5 samples: 2*3*2*5 = 60 forward, and as much for its weight's gradient.
     assert count_flops("py:counted:build", micro_batch=5, source_folder=user_folder) == 120
+    # Its own samples may be of another shape than its synthetic ones.
+    data = "data=[(torch.zeros(4, 3), torch.zeros(4, 2))] * 20, synthetic="
+    (user_folder / "longer.py").write_text(model_source.replace("synthetic=", data))
+    assert count_flops("py:longer:build", micro_batch=5, source_folder=user_folder, own=True) == 4 * 120
 
 
 def test_a_model_that_reads_its_values_is_named_uncountable(user_folder: Path, model_source: str) -> None:
