@@ -286,10 +286,14 @@ class Matrix:
 
 
 def _as_one(plans: Sequence[Plan]) -> Plan:
-    """Everything of the plans of one call, by the request of the first."""
+    """Everything of the plans of one call, by the request of the first, with the folder of those that read
+    the user's files."""
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
+    requests = [plan.request for plan in plans]
+    folder = next((one.source_folder for one in requests if one.source_folder is not None), None)
     return msgspec.structs.replace(
         plans[0],
+        request=msgspec.structs.replace(requests[0], source_folder=folder),
         cells=tuple(cells.values()),
         series=tuple(series for plan in plans for series in plan.series),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),

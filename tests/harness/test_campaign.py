@@ -297,3 +297,15 @@ def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         compile=True, out="c",
     )  # fmt: skip
     assert Matrix(options, study_file=None).run(report=False) == 0
+
+
+def test_settings_that_run_together_know_the_folder_of_the_users_file(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("a user's text " * 100)
+    options = StudyFile(
+        workload="gpt-nano:seq=8", gpus=1, strategy="single", dataset="synthetic,text:corpus.txt",
+        device="cpu", out=str(tmp_path / "s"),
+    )  # fmt: skip
+    matrix = Matrix(options, study_file=tmp_path / "study.yaml")
+    (plan,) = matrix._to_run(matrix._plans(Study(tmp_path / "s")))
+    assert [cell.dataset for cell in plan.cells] == ["synthetic", "text:corpus.txt"]
+    assert plan.request.source_folder == str(tmp_path)
