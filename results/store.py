@@ -298,7 +298,7 @@ class Study:
         kept = _kept(path)
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
-        if kept is not None and own and _still_holds(kept, path):
+        if kept is not None and own and _still_holds(kept, path) and not _lacks_startup(kept, attempt):
             return kept
         try:
             result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
@@ -332,6 +332,12 @@ def _still_holds(kept: RunResult, path: Path) -> bool:
     except OSError:
         return False
     return kept.ranks_present == kept.ranks_expected == len(written) and max(written, default=0) <= derived_ns
+
+
+def _lacks_startup(kept: RunResult, attempt: Attempt | None) -> bool:
+    """Whether a result was derived before its launch had ended, which then told the time of its start-up."""
+    known = attempt is not None and attempt.startup_ns is not None
+    return known and kept.outcome is Outcome.OK and kept.startup_ns is None
 
 
 def _kept(path: Path) -> RunResult | None:

@@ -18,7 +18,7 @@ from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.metrics import EXACT
+from reports.gate.metrics import EXACT, TIMED
 from reports.gate.paired import (
     FEWEST_PAIRS,
     LOOKS,
@@ -167,12 +167,15 @@ class PairedComparison:
             pairs = read_pairs(self.folder)
             if pairs:
                 found = decide(self.folder, pairs, self._rules, self._request, names)
-                if self._is_over(found, pairs):
-                    return found
+                over = self._is_over(found, pairs)
                 limit_s = self._request.max_time_s
-                if limit_s is not None and time.monotonic() - began > limit_s:
+                late = limit_s is not None and time.monotonic() - began > limit_s
+                if late and not over:
                     self._console.note(f"--max-time was over after {count(len(pairs), 'pair')}")
-                    return found
+                if over or late:
+                    # The start-up of a launch is on record when the launch has ended.
+                    source.close()
+                    return decide(self.folder, pairs, self._rules, self._request, names)
             self._add_pair(source)
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
@@ -273,11 +276,16 @@ def decide(
     ]
     sides = {side: merged_side(names[side], parts[side], any_failure=side == "new") for side in SIDES}
     require_figures(sides["base"])
-    return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
+    rules = replace(rules, paired=samples, looks=request.looks)
+    if any(pair.forked for pair in pairs):
+        # One start-up of each side is shown, and too few to be judged.
+        of_launch = {metric.name for metric in TIMED.values() if metric.of_launch}
+        rules = replace(rules, margins={n: m for n, m in rules.margins.items() if n not in of_launch})
+    return compare(sides["base"], sides["new"], rules)
 
 
 def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
-    """What the runs of each pair give; pairs of one launch have one start-up, that of the first."""
+    """What the runs of each pair give; pairs forked from one launch have one start-up, that of the first."""
     kept: dict[Path, list[RunResult]] = {}
     parts = []
     for pair in pairs:
@@ -286,7 +294,7 @@ def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
         if is_first:
             kept[study.root] = read_results(study)
         part = reduce_study(study, runs_of(pair, kept[study.root]) or kept[study.root])
-        parts.append(part if is_first else without_launch(part))
+        parts.append(without_launch(part) if pair.forked and not is_first else part)
     return parts
 
 

@@ -117,6 +117,8 @@ def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_chan
     assert not (out / git(repository, "rev-parse", "main~1")[:12]).exists() or "is skipped" in warned
     found = json.loads((tmp_path / "found.json").read_text())
     changed = {finding["metric"]: finding for finding in found["findings"]}["parameters"]
+    [startup] = [finding for finding in found["findings"] if finding["metric"] == "startup"]
+    assert (startup["verdict"], len(startup["base"]), len(startup["new"])) == ("shown", 1, 1)
     # 16 weights and a bias; 16 x 16 weights and 16 biases more.
     assert (changed["verdict"], changed["base"], changed["new"]) == ("changed", [17], [17 + 16 * 17])
     folder = out / bad[:12]

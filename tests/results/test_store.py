@@ -152,6 +152,18 @@ def test_collecting_writes_a_line_a_run(study: Study) -> None:
     assert [run.cell_id for run in results] == sorted(run.cell_id for run in results)
 
 
+def test_a_result_that_was_derived_while_its_launch_lived_gets_the_start_up_afterwards(
+    study: Study, cell_of: CellOf
+) -> None:
+    assert [run.startup_ns for run in study.collect()] == [None] * 4
+    slots = [Slot(cell_id=cell_of().id, run_id=f"run-{repeat}", repeat=repeat) for repeat in (1, 2)]
+    record = study.rank_records(cell_of().id, "run-1")[0]
+    study.add_launch(_launch(*slots, code=record.environment.code))
+    study.add_attempt(msgspec.structs.replace(_attempt(), startup_ns=7))
+    # Runs of the same ids, of another cell, are of the same launch here.
+    assert [run.startup_ns for run in study.collect()] == [7] * 4
+
+
 def test_collecting_again_changes_nothing(study: Study) -> None:
     results = study.collect()
     before = _bytes(study.root)
