@@ -125,8 +125,12 @@ def run_line(line: Line, device: str, out: Path) -> list[str]:
     command = line.command(device, out)
     print(f"\n{line.part}: {' '.join(command[4:])}", flush=True)
     code = subprocess.run(command, check=False).returncode
-    results = Study(out / f"{line.part}-{line.name}").results()
-    wrong = [] if code == 0 else [f"{line.part} {line.name}: exit code {code}"]
+    # Of each cell the newest run: earlier ones may be of a defect that is mended.
+    newest = {result.cell_id: result for result in Study(out / f"{line.part}-{line.name}").results()}
+    results = newest.values()
+    too_large = line.part == "figures" and any(one.outcome is Outcome.OUT_OF_MEMORY for one in results)
+    expected = code == 0 or (code == 1 and too_large)
+    wrong = [] if expected else [f"{line.part} {line.name}: exit code {code}"]
     if not results:
         wrong.append(f"{line.part} {line.name}: no run")
     for result in results:

@@ -1,4 +1,4 @@
-"""`make gpu`: every line of it with small models on CPU, and none where there is no GPU."""
+"""`make gpu`: every line is planned with small models, the first part runs on CPU; none without a GPU."""
 
 from __future__ import annotations
 
