@@ -32,8 +32,8 @@ def import_for(cells: Sequence[Cell], source_folder: str | None) -> None:
     # Every optimizer imports it when it is made; 2 s.
     import_module("torch._dynamo")
     for cell in cells:
-        # What cannot be imported fails in the run, which records it.
-        with suppress(Exception):
+        # What cannot be imported, or calls sys.exit meanwhile, fails in the run, which records it.
+        with suppress(Exception, SystemExit):
             import_module(STRATEGIES.facts(cell.strategy).model.partition(":")[0])
             import_builder(cell.workload, source_folder=Path(source_folder) if source_folder else None)
 
