@@ -61,6 +61,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     trained: int = 0
     """Parameters that are trained."""
     parameter_bytes: int = 0
+    trained_bytes: int = 0
+    """Of the parameters that are trained: as many as their gradients have."""
     blocks: tuple[str, ...] = ()
     """Units of sharding and activation checkpointing, by the layout or as they are found."""
     batch: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def _memory(request: CheckRequest, report: CheckReport) -> str:
     state, kept = report.optimizer_bytes or 0, report.activation_bytes or 0
     parts = {
         "parameters": report.parameter_bytes,
-        "gradients": report.parameter_bytes,
+        "gradients": report.trained_bytes,
         f"state of {request.optimizer.partition(':')[0]}": state,
         f"activations of {request.micro_batch} samples": kept,
     }

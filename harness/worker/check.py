@@ -113,6 +113,7 @@ class Check:
             parameters=sum(parameter.numel() for parameter in named),
             trained=sum(parameter.numel() for parameter in named if parameter.requires_grad),
             parameter_bytes=sum(parameter.nbytes for parameter in named),
+            trained_bytes=sum(parameter.nbytes for parameter in named if parameter.requires_grad),
             blocks=_layout(workload).blocks,
         )
         batches = setup.batches(workload, 0)
