@@ -312,7 +312,7 @@ class RunInProgress:
                 self._found["first_hash"] = parameters_hash(trainer)
             else:
                 self._absent["first_hash"] = "on a GPU equal steps need not give equal bits"
-            free_memory()
+            free_memory(around.device)
 
     def _prove_late(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
         """Steps after all that was measured, as the timed ones went; also in a run that leans on a proof."""

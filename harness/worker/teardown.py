@@ -23,7 +23,7 @@ def tear_down(device: torch.device) -> None:
         # Else the limit on recompilations, which counts over cells, falls back to eager without a word.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-    free_memory()
+    free_memory(device)
     on = device_of(device)
     on.synchronize()
     on.reset_memory_peaks()
@@ -34,10 +34,10 @@ def tear_down(device: torch.device) -> None:
     torch.manual_seed(0)
 
 
-def free_memory() -> None:
+def free_memory(device: torch.device) -> None:
     """Give back to the system what nothing refers to any more, so that peaks after it are of what follows."""
     gc.collect()
-    torch.cuda.empty_cache()
+    device_of(device).release_memory()
     # The C library keeps freed memory for itself, and with it the resident size, unless it is asked.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
