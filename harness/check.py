@@ -134,7 +134,7 @@ def check(request: CheckRequest) -> CheckReport:
         return found
     # What was found before the end is no result.
     ended = f"took longer than {LONGEST_S:g} s" if code is None else exit_words(code)
-    failure = f"its check {ended}" + (f", and printed: {said}" if said else "")
+    failure = f"its check {ended}" + (f"; the last line printed: {said.splitlines()[-1]}" if said else "")
     return msgspec.structs.replace(found, failure=failure)
 
 
