@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from harness.plan.options import read_counts, read_duration_s
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
-from harness.studies import warn_of_losses
+from harness.studies import placed, warn_of_losses
 from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
@@ -275,7 +276,7 @@ class Matrix:
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         granted = assumptions(study, CostFlags(), self._console)
-        figures = analyse(study.name, study.told_plans(), results, granted)
+        figures = replace(analyse(study.name, study.told_plans(), results, granted), placed=placed(study))
         if report:
             write_report(study, figures, self._console)
         missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))

@@ -57,12 +57,12 @@ def read_figures(
         read = _redacted(read)
     figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
     return [
-        replace(figure, nights=nights, placed=() if redact else _placed(one.study))
+        replace(figure, nights=nights, placed=() if redact else placed(one.study))
         for one, figure in zip(read, figures, strict=True)
     ]
 
 
-def _placed(study: Study) -> tuple[str, ...]:
+def placed(study: Study) -> tuple[str, ...]:
     """The words of a call that goes on in the study: its folder, and the launcher of its newest job."""
     launchers: list[str] = []
     with suppress(SchemaError):
