@@ -212,6 +212,7 @@ def temporary_folder() -> Iterator[tuple[Path, int]]:
             start_new_session=True,
         )
     except BaseException:
+        # Ctrl-C as well: without a sweeper nobody else removes the folder.
         os.close(held)
         shutil.rmtree(folder)
         raise
