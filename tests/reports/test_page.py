@@ -8,10 +8,11 @@ import re
 from itertools import pairwise
 
 import pytest
+from generated_study import Trouble, large_study
 from html_page import Page
 
 from reports.page.chart import log_ticks, nice_ticks
-from reports.page.render import render
+from reports.page.render import render, render_figures
 from results.outcome import Evidence, Outcome
 
 SECTIONS = [
@@ -305,3 +306,19 @@ def test_nodes_of_one_run_that_differ_are_a_warning(planted, new_environment) ->
     text = folder.read_text(encoding="utf-8")
     folder.write_text(text.replace("node-a", "node-b").replace('"cores":8', '"cores":4'), encoding="utf-8")
     assert "the nodes differ in cores: 8 (node-a), 4 (node-b)" in page_of(planted).text
+
+
+def test_the_first_screen_says_what_failed_what_was_disturbed_and_what_the_runs_leave_open() -> None:
+    trouble = Trouble(disturbed=0.3, failed=0.12, dirty=True)
+    page = render_figures(large_study(seed=7, trouble=trouble, priced=False))
+    first = page[page.index('id="summary"') : page.index('id="best"')]
+    for words in (
+        "4 to 256 GPUs or more",
+        "growing beyond 4 may pay or not: the runs leave it open",
+        "not chosen from: 22 points, such as ddp + bf16 on 2 (it compresses its gradients)",
+        "disturbed: 61 of 222 runs; code with local changes: 222",
+        "failed: 11 cells (out of memory), 0 runs of others; not run: 0",
+        "skipped: 18 points (single runs on exactly 1 GPU; 1 other reason)",
+        "whether growing from 4 to 16 and from 128 to 256 pays is left open by the runs; 3 runs a size",
+    ):
+        assert words in first
