@@ -49,8 +49,9 @@ class Matrix:
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
     ) -> None:
-        """`arguments` are those of the command line, for a job that makes the same call again."""
+        """`arguments` are those of the command line, for the plan and for a job that calls again."""
         self._options = options
+        self._arguments = arguments
         self._launcher = launcher(options.launcher or DEFAULT)
         self._machine = Machine.here()
         self._console = Console()
@@ -204,16 +205,15 @@ class Matrix:
             )
         made: list[Plan] = []
         for request in self._requests:
-            made.append(
-                expand(
-                    request,
-                    study=earlier[0].study if earlier else self._name or study.name,
-                    created_at=utc_now(),
-                    earlier=(*earlier, *made),
-                    limit=self._limit(),
-                    link_obstacle=self._link_obstacle(),
-                )
+            plan = expand(
+                request,
+                study=earlier[0].study if earlier else self._name or study.name,
+                created_at=utc_now(),
+                earlier=(*earlier, *made),
+                limit=self._limit(),
+                link_obstacle=self._link_obstacle(),
             )
+            made.append(msgspec.structs.replace(plan, command=self._arguments))
         return made
 
     def _warn_of_other_work(self, study: Study) -> None:
@@ -296,6 +296,7 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
         plans[0],
         request=msgspec.structs.replace(requests[0], source_folder=folder),
         cells=tuple(cells.values()),
+        predicted_bytes={cell: size for plan in plans for cell, size in plan.predicted_bytes.items()},
         series=tuple(series for plan in plans for series in plan.series),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),
     )

@@ -97,7 +97,8 @@ class Redactor:
             msgspec.structs.replace(self._value(one), cells=tuple(ids[cell_id] for cell_id in one.cells))
             for one in plan.series
         )
-        return msgspec.structs.replace(self.value(plan), series=series)
+        predicted = {ids[cell_id]: size for cell_id, size in plan.predicted_bytes.items()}
+        return msgspec.structs.replace(self.value(plan), series=series, predicted_bytes=predicted)
 
     def _result(self, result: RunResult, ids: dict[str, str]) -> RunResult:
         cell_id = ids.get(result.cell_id) or self.text(result.cell_id)

@@ -206,6 +206,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     series: tuple[Series, ...]
     skips: tuple[Skip, ...]
+    command: tuple[str, ...] = ()
+    """The words after `bench` that asked for it; none in plans from before they were kept."""
+    predicted_bytes: dict[str, int] = {}
+    """Memory of the fullest rank in closed form (docs/memory.md), by the cells of which it is known."""
 
     @property
     def virtual_cells(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from results.thresholds import Thresholds
 #   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes
 #   launch  -  unreleased  job_variables, forks
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

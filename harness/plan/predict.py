@@ -13,17 +13,18 @@ It is to choose by, not to report: what is not known of the machine is assumed, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.plan.estimate import BACKWARD_AND_FORWARD, replica_seconds
-from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings
+from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings, devices_here
 from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
-from strategies.closed_form.footprint import updated_bytes
+from strategies.closed_form.footprint import footprint, updated_bytes
 from strategies.closed_form.terms import Overlap, Term
+from workloads.catalog import WORKLOADS, facts
 
 REPEATED_SHARE = 4 / 3
 """Computation with activation checkpointing over that without: the forward pass twice."""
@@ -41,6 +42,21 @@ class StepTimes:
     @property
     def step(self) -> float:
         return self.compute + self.update + self.bubble + self.exposed
+
+
+def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[str, int]:
+    """Memory of the fullest rank of each cell, by its id.
+
+    Left out are cells whose model states no parts, and those with a compressor or a collective of our own:
+    what these hold is not in the closed form.
+    """
+    found = {}
+    for cell in cells:
+        parts = facts(WORKLOADS.parse(cell.workload)).parts
+        if cell.dense and not isinstance(parts, Unknown):
+            placed = Surroundings.of(cell, devices_here(), gpus_per_node).placed(cell)
+            found[cell.id] = footprint(placed, parts).total
+    return found
 
 
 def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> StepTimes:

@@ -25,6 +25,8 @@ class CellMemory:
     host_bytes: int | None
     """Memory of one host; recorded of runs on CPU."""
     ranks_per_host: int
+    predicted_bytes: int | None
+    """Of the fullest rank in closed form."""
 
     @property
     def cell(self) -> Cell:
@@ -44,10 +46,21 @@ class CellMemory:
         """Of what fills up first: the GPU, or the host of CPU ranks."""
         return self.host_share if self.cell.device == "cpu" else self.device_share
 
+    @property
+    def step_bytes(self) -> int | None:
+        """What a prediction is of: the allocator's peak on a GPU; on a CPU what the run took over idle."""
+        return self.rss_over_idle_bytes if self.cell.device == "cpu" else self.device_peak_bytes
+
+    @property
+    def over_prediction(self) -> float | None:
+        """Measured over predicted."""
+        return _over(self.step_bytes, self.predicted_bytes)
+
 
 def cell_memories(study: StudyFigures) -> list[CellMemory]:
     """The memory of every cell with a figure, in the study's order."""
-    return [_memory(one) for one in study.cells.values()]
+    predicted = study.predicted_bytes
+    return [_memory(one, predicted.get(cell_id)) for cell_id, one in study.cells.items()]
 
 
 def out_of_memory(study: StudyFigures) -> list[Cell]:
@@ -55,7 +68,7 @@ def out_of_memory(study: StudyFigures) -> list[Cell]:
     return [failure.cell for failure in study.failures if failure.outcome == Outcome.OUT_OF_MEMORY]
 
 
-def _memory(one: CellFigures) -> CellMemory:
+def _memory(one: CellFigures, predicted_bytes: int | None) -> CellMemory:
     on_cpu = one.cell.device == "cpu"
     environment = one.newest.environment
     capacity = environment.device_memory_bytes if environment else None
@@ -67,6 +80,7 @@ def _memory(one: CellFigures) -> CellMemory:
         rss_over_idle_bytes=_largest(one, "rss_over_idle_bytes"),
         host_bytes=capacity if on_cpu else None,
         ranks_per_host=math.ceil(one.cell.gpus / max(1, len(one.newest.hosts))),
+        predicted_bytes=predicted_bytes,
     )
 
 

@@ -22,6 +22,7 @@ from reports.analysis.series import SeriesSetting, merged_series, setting_labels
 from reports.text import devices_word
 from results.baseline import Baseline
 from results.cell import Cell
+from results.errors import bench_call
 from results.plan import Plan, Scaling
 from results.run import RunResult
 
@@ -63,6 +64,16 @@ class StudyFigures:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return tuple(left for pool in self.pools.values() for left in pool.left_out)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The calls that planned it, oldest first; of plans from before they were kept none is known."""
+        return tuple(dict.fromkeys(bench_call(*plan.command) for plan in self.plans if plan.command))
+
+    @property
+    def predicted_bytes(self) -> Mapping[str, int]:
+        """Memory of the fullest rank in closed form, by cell, of the newest plan that tells it."""
+        return {cell: size for plan in self.plans for cell, size in plan.predicted_bytes.items()}
 
     @property
     def runs(self) -> tuple[RunResult, ...]:

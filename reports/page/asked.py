@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import shorten
 
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
 from results.link import NO_LINK
+
+_ROOM = 120
+"""Characters of a command that the first screen has room for."""
 
 
 def asked(study: StudyFigures) -> str:
@@ -50,6 +54,16 @@ def ran(study: StudyFigures) -> str:
         when,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def called(study: StudyFigures) -> str:
+    """`; asked by bench matrix --gpus 1..2`: the first call, as far as a line has room; the environment has
+    all."""
+    if not study.commands:
+        return ""
+    first, *others = study.commands
+    more = f" and {count(len(others), 'more call')}" if others else ""
+    return f"; asked by {shorten(first, _ROOM, placeholder=' ...', break_on_hyphens=False)}{more}"
 
 
 def _scalings(study: StudyFigures) -> Iterator[str]:

@@ -169,6 +169,7 @@ CELLS = (
     largest("rss_peak_bytes"),
     largest("rss_over_idle_bytes"),
     largest("device_allocated_peak_bytes"),
+    whole("predicted_peak_bytes"),
     real("usd_per_hour", "cost.usd_per_hour"),
     *metric("usd_per_1000_steps", "cost.usd_per_1000_steps"),
     *metric("usd_per_million_samples", "cost.usd_per_million_samples"),

@@ -37,6 +37,7 @@ def _study(study: StudyFigures) -> Json:
     return {
         "name": study.name,
         "planned_at": [plan.created_at for plan in study.plans],
+        "commands": list(study.commands),
         "sizes_count": study.devices_word,
         "verdict": {
             "sentences": found.sentences,

@@ -32,6 +32,7 @@ class CellRow:
     cost: CellCost | None
     weak: CurvePoint | None
     strong: CurvePoint | None
+    predicted_peak_bytes: int | None
 
     @property
     def cell(self) -> Cell:
@@ -120,6 +121,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
     failures = {failure.cell.id: failure for failure in study.failures}
     exchanges = {row.cell.id: row for part in exchange_parts(study) for row in part.rows}
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    predicted = study.predicted_bytes
     points = {kind: _points(study, kind) for kind in ("weak", "strong")}
     return [
         CellRow(
@@ -132,6 +134,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             cost=costs.get(cell_id),
             weak=points["weak"].get(cell_id),
             strong=points["strong"].get(cell_id),
+            predicted_peak_bytes=predicted.get(cell_id),
         )
         for cell_id, pool in study.pools.items()
     ]

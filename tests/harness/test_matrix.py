@@ -130,6 +130,9 @@ def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench) -> 
     )  # fmt: skip
     assert shown.returncode == 0
     assert all(cell_id in shown.stdout for cell_id in study.cell_ids())
+    (plan,) = study.plans()
+    assert plan.command[:5] == ("matrix", "--workload", "mlp", "--batch-size", "32")
+    assert f"asked by</dt><dd>bench {' '.join(plan.command)}<" in (study.root / "report.html").read_text()
     assert "torch.distributed.run --nproc-per-node=2 --standalone" in shown.stdout
     assert not (Path(study.root.parent) / "runs").exists()
 

@@ -44,6 +44,11 @@ _SAMPLE_MS = 5.6
 _NOISE = 0.012
 """Standard deviation between runs, of the logarithm."""
 _DAY = "2026-03-14"
+_COMMAND = (
+    "matrix --name gpt2-on-256 --workload gpt2-small --gpus 1,2,4,8,16,32,64,128,256 "
+    "--strategy single,ddp,scratch-ddp,fsdp --compression none,bf16,powersgd:4,topk:0.01 "
+    "--scaling weak,strong --batch-size 8 --global-batch-size 2048 --precision bf16 --launcher slurm"
+)
 GPU = an_environment(
     host="node-00",
     device_name="NVIDIA A100-SXM4-80GB",
@@ -100,6 +105,8 @@ def _plan() -> Plan:
         cells=tuple(cells.values()),
         series=tuple(series),
         skips=tuple(_skips()),
+        command=tuple(_COMMAND.split()),
+        predicted_bytes={cell.id: _predicted_bytes(cell) for cell in cells.values() if cell.dense},
     )
 
 
@@ -188,6 +195,11 @@ def _base(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
         "fingerprint": environment.fingerprint,
         "evidence": Evidence.MEASURED,
     }
+
+
+def _predicted_bytes(cell: Cell) -> int:
+    """A little more than what is measured, and the more the more samples there are."""
+    return round((2.2 + 0.024 * cell.batch_per_replica) * 2**30)
 
 
 def _failed(cell: Cell, repeat: int, trouble: Trouble) -> RunResult:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from builders import a_cell
 
-from harness.plan.predict import predicted_times
+from harness.plan.predict import predicted_bytes, predicted_times
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import Cell
-from results.parts import ModelParts
+from results.parts import VALUE_BYTES, ModelParts
 from strategies.closed_form.terms import Overlap, Term
 from workloads.catalog import WORKLOADS, facts
 
@@ -80,3 +80,15 @@ def test_sgd_moves_what_it_keeps(momentum: float, moved: int) -> None:
     cell = cell_of("ddp", 2, optimizer=f"sgd:momentum={momentum}")
     times = predicted_times(cell, parts, [], Surroundings.of(cell, HOST, None))
     assert times.update == pytest.approx(moved * 4 * parts.values / 10e9)
+
+
+def test_a_plan_predicts_the_memory_of_the_cells_that_a_closed_form_covers() -> None:
+    """gpt-nano under AdamW: alone P + 2 P and activations; data parallel P of buckets more."""
+    alone, dense = cell_of("single", 1), cell_of("ddp", 2)
+    compressed = cell_of("ddp", 2, compression="bf16")
+    by_us = cell_of("ddp", 2, collective="ring")
+    found = predicted_bytes([alone, dense, compressed, by_us], None)
+    parts = facts(WORKLOADS.parse("gpt-nano")).parts
+    assert isinstance(parts, ModelParts)
+    assert found.keys() == {alone.id, dense.id}
+    assert found[dense.id] - found[alone.id] == VALUE_BYTES * parts.values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,8 +120,8 @@ class PlantedStudy:
             )
         )
 
-    def plan(self, *, repeats: int = 3) -> Plan:
-        """Write what was added since the last plan."""
+    def plan(self, *, repeats: int = 3, **more: Any) -> Plan:
+        """Write what was added since the last plan, with `more` of its fields."""
         cells = tuple(self._cells.values())
         plan = Plan(
             study=self.study.name,
@@ -135,6 +136,7 @@ class PlantedStudy:
             cells=cells,
             series=tuple(self._series),
             skips=tuple(self._skips),
+            **more,
         )
         self.study.add_plan(plan)
         self._series, self._skips, self._cells = [], [], {}

@@ -7,8 +7,10 @@ import pytest
 
 from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.study import StudyFigures, analyse
+from reports.page.export import frame_of
 from reports.page.section import Paragraph, Table
 from reports.page.sections.memory import memory_section
+from reports.text import NOTHING
 from results.outcome import Outcome
 
 GIB = 2**30
@@ -116,6 +118,41 @@ def test_the_page_has_a_row_a_way_to_train_and_the_full_table_one_a_cell(hosts, 
     assert told == {"peak on the host, MiB": "300", "over idle, MiB": "100", "of the memory, %": "14.6"}
     (row,) = full_rows(analysed(gpus, device_allocated_peak_bytes=60 * GIB))
     assert (row["peak of a device, GiB"], row["memory of a device, GiB"]) == ("60.0", "80.0")
+
+
+def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> None:
+    """On a CPU what a run took over idle is held against it: 100 MiB on one rank, 150 on two."""
+    cells = planted.series("weak", "ddp", [1, 2, 4], batch=8)
+    planted.plan(repeats=1, predicted_bytes={cells[0].id: 80 * MIB, cells[1].id: 160 * MIB})
+    planted.runs(cells[0], [10.0], memory_mib=100)
+    planted.runs(cells[1], [10.0], memory_mib=152)
+    planted.runs(cells[2], [10.0], memory_mib=200)
+    study = analysed(planted)
+    # 100 / 80 = 1.25, 152 / 160 = 0.95.
+    assert [one.over_prediction for one in cell_memories(study)] == [1.25, pytest.approx(0.95), None]
+    assert _texts(study)[1:] == [
+        "2 cells took 0.95 times (ddp x 2, 8 / 16) to 1.25 times (ddp x 1, 8 / 8) the memory predicted."
+    ]
+    (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
+    # The fullest cell has no prediction.
+    assert table.data.titles[-3:] == ("over idle", "predicted", "measured over predicted")
+    assert table.data.texts[0][-3:] == ("200 MiB", NOTHING, NOTHING)
+    rows = full_rows(study)
+    assert [row["predicted, MiB"] for row in rows] == ["80.0", "160", ""]
+    assert [row["measured over predicted"] for row in rows] == ["1.25", "0.950", ""]
+    assert list(frame_of([study], "cells")["predicted_peak_bytes"].dropna()) == [80 * MIB, 160 * MIB]
+
+
+def test_on_a_gpu_the_peak_of_the_allocator_is_held_against_the_prediction(gpus) -> None:
+    (plan,) = gpus.study.plans()
+    told = msgspec.structs.replace(plan, predicted_bytes={plan.cells[0].id: 48 * GIB})
+    results = [
+        msgspec.structs.replace(one, device_allocated_peak_bytes=60 * GIB) for one in gpus.study.collect()
+    ]
+    study = analyse("memory", [told], results)
+    assert _texts(study)[1] == "ddp x 2, 8 / 16 took 1.25 times the memory predicted."
+    (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
+    assert table.data.texts[0][-2:] == ("48.0 GiB", "1.25")
 
 
 def _texts(study: StudyFigures) -> list[str]:

@@ -172,6 +172,8 @@ PLAN_3 = msgspec.structs.replace(
     cells=(CELL_3,),
     series=(msgspec.structs.replace(PLAN_2.series[0], cells=(CELL_3.id,), strategy="fsdp:tp=2"),),
     skips=(msgspec.structs.replace(PLAN_2.skips[0], rule="strategy", predicate="needs 2 workers or more"),),
+    command=("matrix", "--gpus", "1,2"),
+    predicted_bytes={CELL_3.id: 10_000_000},
 )
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",

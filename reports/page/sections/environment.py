@@ -66,6 +66,8 @@ def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:
     for name in ("backend", "precision", "dataset", "optimizer", "seed"):
         if values := _distinct(str(getattr(cell, name)) for cell in cells):
             yield name, values
+    if study.commands:
+        yield "asked by", "; ".join(study.commands)
     yield "page by", f"bench {VERSION}"
 
 

@@ -30,6 +30,16 @@ DEFINITIONS = (
             "<code>peak x ranks a host / memory of the host</code>, an upper bound."
         ),
     ),
+    Definition(
+        "method-predicted-memory",
+        "Predicted memory",
+        Markup(
+            "In closed form, when the study was planned: parameters, gradients, optimizer state, buckets and "
+            "activations of the fullest rank at its fullest moment (docs/memory.md), under autocast an upper "
+            "estimate. On a device the peak is held against it, on a CPU what a run took over idle, of which "
+            "the C library keeps freed memory too unless <code>--memory-limit-mb</code> is given."
+        ),
+    ),
 )
 
 
@@ -52,13 +62,18 @@ def memory_section(study: StudyFigures) -> Section | None:
     memories = cell_memories(study)
     if not memories and not out_of_memory(study):
         return None
+    predicted = any(one.over_prediction is not None for one in memories)
     return Section(
-        anchor="memory", title="Memory", blocks=tuple(_blocks(study, memories)), definitions=DEFINITIONS
+        anchor="memory",
+        title="Memory",
+        blocks=tuple(_blocks(study, memories)),
+        definitions=DEFINITIONS if predicted else DEFINITIONS[:1],
     )
 
 
 def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
     yield from _finding(study, memories)
+    yield from _against_prediction(study, memories)
     failed = out_of_memory(study)
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
@@ -90,7 +105,25 @@ def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTab
         figures("of the memory", lambda row: fields.percent(row.fullest.share), anchor="method-memory"),
         figures("smallest peak of its cells", _smallest, anchor="method-memory"),
     ]
+    if any(one.over_prediction is not None for one in memories):
+        columns += _predicted(study)
     return table([_Kind(name, tuple(those)) for name, those in kinds.items()], columns)
+
+
+def _predicted(study: StudyFigures) -> Iterator[Shown[_Kind]]:
+    """What was predicted of the fullest cell, beside what it is held against."""
+    if any(one.cell.device == "cpu" for one in study.cells.values()):
+        yield figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor="method-memory")
+    yield figures(
+        "predicted",
+        lambda row: fields.size(row.fullest.predicted_bytes),
+        anchor="method-predicted-memory",
+    )
+    yield figures(
+        "measured over predicted",
+        lambda row: fields.number(row.fullest.over_prediction),
+        anchor="method-predicted-memory",
+    )
 
 
 def _bytes(one: CellMemory) -> int | None:
@@ -118,3 +151,18 @@ def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Bl
         return
     room = ": there is hardly room for more" if (fullest.share or 0.0) > _FULL_ABOVE else ""
     yield Paragraph(f"Fullest: {named}, {share} of a GPU's {size(fullest.device_bytes or 0)}{room}.")
+
+
+def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
+    """How far measured memory is from what the plan predicted: the two ends."""
+    ratios = [(ratio, one) for one in memories if (ratio := one.over_prediction) is not None]
+    if not ratios:
+        return
+    (low, least), (high, most) = (end(ratios, key=lambda pair: pair[0]) for end in (min, max))
+    if least is most:
+        yield Paragraph(f"{cell_label(study, most.cell)} took {high:.2f} times the memory predicted.")
+        return
+    yield Paragraph(
+        f"{count(len(ratios), 'cell')} took {low:.2f} times ({cell_label(study, least.cell)}) to {high:.2f} "
+        f"times ({cell_label(study, most.cell)}) the memory predicted."
+    )

@@ -17,7 +17,7 @@ from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
 from reports.analysis.verdict.scaling_sentences import cause
 from reports.analysis.verdict.verdict import verdict
-from reports.page.asked import asked, ran
+from reports.page.asked import asked, called, ran
 from reports.page.looks import looks
 from reports.page.scaling_charts import efficiency_chart
 from reports.page.section import (
@@ -51,7 +51,7 @@ def summary_section(study: StudyFigures) -> Section:
 
 def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(asked(study), "finding")
-    yield Paragraph(f"{ran(study)}; page by bench {VERSION}", "plain")
+    yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     yield Tiles(tiles(study, every))
     if not every:
         yield Paragraph(NOTHING_SUCCEEDED, "none")

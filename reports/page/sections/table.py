@@ -309,6 +309,18 @@ def _memory() -> Iterator[Column]:
     )
     for title, name in names:
         yield Quantity(title=title, kind="bytes", value=_remembered(name), anchor="method-memory")
+    yield Quantity(
+        title="predicted",
+        kind="bytes",
+        value=_remembered("predicted_bytes"),
+        anchor="method-predicted-memory",
+    )
+    yield Quantity(
+        title="measured over predicted",
+        kind="",
+        value=_remembered("over_prediction"),
+        anchor="method-predicted-memory",
+    )
     yield Quantity(title="of the memory", kind="ratio", value=_remembered("share"), anchor="method-memory")
     yield Quantity(title="parameters", kind="rate", value=_newest("parameters"), anchor="method-parameters")
 
