@@ -17,6 +17,7 @@ from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
 from harness.plan.study_file import SETTINGS
 from harness.plan.surroundings import MIB, SHARE
+from reports.analysis.series import told_settings
 from reports.text import count, devices, devices_word, duration, listed
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
@@ -57,7 +58,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {_sizes(plan)}, "
         f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, "
-        f"{_all_of(plan, 'dataset')} data",
+        f"{', '.join([_all_of(plan, 'dataset') + ' data', *told_settings([plan]), *_seeds(plan)])}",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
@@ -229,6 +230,11 @@ def _all_of(plan: Plan, field: str) -> str:
     """What the cells have of a setting: `fp32 and bf16`."""
     found = dict.fromkeys(str(getattr(cell, field)) for cell in plan.cells)
     return listed(list(found) or [getattr(plan.request, field)])
+
+
+def _seeds(plan: Plan) -> list[str]:
+    seeds = list(dict.fromkeys(cell.seed for cell in plan.cells))
+    return [] if seeds in ([], [0]) else [f"seed={','.join(map(str, seeds))}"]
 
 
 def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:

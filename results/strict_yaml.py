@@ -164,7 +164,7 @@ def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
 def _advice(hint: Any, given: object, text: str) -> str:
     """What to type where YAML, or its writer, took a text for a number or the other way round."""
     kinds = set(alternatives(hint))
-    if str in kinds and not kinds & {int, float}:
+    if str in kinds and not kinds & {int, float, bool}:
         if isinstance(given, dict) and len(given) == 1:
             # compression: {topk: 0.01}
             text = ":".join(str(part) for pair in given.items() for part in pair)

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from harness.cli.options import plan_options
+from harness.cli.options import PlanCommand, plan_options
 
 
-@click.command(name="matrix", short_help="Plan, launch, collect, report.")
+@click.command(cls=PlanCommand, name="matrix", short_help="Plan, launch, collect, report.")
 @click.argument("study_file", required=False, metavar="[STUDY.yaml]")
 @plan_options
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")

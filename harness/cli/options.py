@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -11,6 +13,10 @@ from harness.plan.options import PlanOption
 from harness.plan.study_file import OPTIONS
 
 Function = Callable[..., Any]
+_BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
+_NEGATED = {f"--no-{flag[2:]}": flag for flag in _BARE}
+_ANSWERS = re.compile(r"\s*(true|false|selective)\s*(,\s*(true|false|selective)\s*)*", re.IGNORECASE)
+"""Values of bare switches: what else follows one is an argument of its own, such as the study file."""
 
 
 def plan_options(function: Function) -> Function:
@@ -18,6 +24,24 @@ def plan_options(function: Function) -> Function:
     for option in reversed(OPTIONS):
         function = _flag(option)(function)
     return function
+
+
+class PlanCommand(click.Command):
+    """A command with `plan_options`: `--compile` stands for `--compile true`, `--no-compile` for false."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*_spelled(args)])
+
+
+def _spelled(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, each bare switch of several values with the value that it stands for."""
+    for word, following in pairwise([*arguments, ""]):
+        if word in _BARE and not _ANSWERS.fullmatch(following):
+            yield f"{word}=true"
+        elif word in _NEGATED:
+            yield f"{_NEGATED[word]}=false"
+        else:
+            yield word
 
 
 def _flag(option: PlanOption) -> Callable[[Function], Function]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
-from results.cell import MemoryFormat, Precision
+from results.cell import Checkpointing, MemoryFormat, Precision
 from results.errors import GpuCountsError, UsageError
 from results.gpus import GpuCounts
 from results.plan import Scaling
@@ -18,6 +18,7 @@ from results.value_types import Written, bounds, choices, notes, takes, within
 MOST = 1_000_000_000
 """Whole numbers above this are typing errors, and would not fit every reader of JSON."""
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|d)?")
+_SWITCHES = {"true": True, "false": False}
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -56,6 +57,41 @@ def read_duration_s(value: float | str, where: str) -> float:
     return float(match["number"]) * _UNIT_S[match["unit"]]
 
 
+def read_switches(value: bool | str | list[bool | str], where: str) -> tuple[bool, ...]:
+    """The distinct answers of true, false, a comma text or a list. Raises UsageError."""
+    texts = _texts(value)
+    for text in texts:
+        if text not in _SWITCHES:
+            raise UsageError(f"{where} takes {SWITCHES.words}, not {text!r}")
+    return tuple(dict.fromkeys(_SWITCHES[text] for text in texts))
+
+
+def read_checkpointing(value: bool | str | list[bool | str], where: str) -> tuple[Checkpointing, ...]:
+    """As `read_switches`, with `selective` as a third answer. Raises UsageError."""
+    texts = _texts(value)
+    for text in texts:
+        if text not in (*_SWITCHES, "selective"):
+            raise UsageError(f"{where} takes {CHECKPOINTINGS.words}, not {text!r}")
+    return tuple(dict.fromkeys("selective" if text == "selective" else _SWITCHES[text] for text in texts))
+
+
+def read_limits(value: float | str | list[float | str], where: str) -> tuple[float | None, ...]:
+    """The distinct numbers of a number, a comma text or a list; None for `none`. Raises UsageError."""
+    found: list[float | None] = []
+    for text in _texts(value):
+        try:
+            found.append(None if text == "none" else float(text))
+        except ValueError:
+            raise UsageError(f"{where} takes {LIMITS.words}, such as none,1.0, not {text!r}") from None
+    return tuple(dict.fromkeys(found))
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of a value, a comma text or a list, in lower case."""
+    items = value if isinstance(value, list) else [value]
+    return [text.strip().lower() for item in items for text in str(item).split(",") if text.strip()]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Written):
     """How values are written: in words for errors, as a placeholder in --help."""
@@ -67,6 +103,8 @@ class Kind(Written):
     items: Callable[[Any, str], Sequence[Any]] = lambda value, where: (value,)
     """What is held against bounds and choices, of a value; empty if it names nothing. Raises UsageError."""
     choices: tuple[str, ...] = ()
+    bare: bool = False
+    """Whether its flag alone says true, and `--no-` before its name false."""
 
 
 NAMES = Kind("texts joined by commas, or a list", "NAME,...", str, lambda value, where: read_names(value))
@@ -78,20 +116,28 @@ DURATION = Kind(
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
 PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
 MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
+SWITCHES = Kind("true or false", "BOOL,...", str, read_switches, bare=True)
+CHECKPOINTINGS = Kind("true, false or selective", "BOOL,...", str, read_checkpointing, bare=True)
+LIMITS = Kind("a number or none", "X,...", str, read_limits)
 SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(Scaling))
 
 
-def _joined(kind: Kind) -> Meta:
+def _joined(*choices: str) -> Meta:
     """For the JSON Schema: a text is choices joined by commas."""
-    one = f"\\s*({'|'.join(kind.choices)})\\s*"
+    one = f"\\s*({'|'.join(choices)})\\s*"
     return Meta(extra_json_schema={"pattern": f"^{one}(,{one})*$"})
 
 
 Names = Annotated[str | list[str] | None, NAMES]
 Counts = Annotated[int | str | list[int | str] | None, COUNTS]
 Gpus = Annotated[int | str | list[int | str] | None, GPUS]
-Precisions = Annotated[str | list[str] | None, PRECISIONS, _joined(PRECISIONS)]
-MemoryFormats = Annotated[str | list[str] | None, MEMORY_FORMATS, _joined(MEMORY_FORMATS)]
+Precisions = Annotated[str | list[str] | None, PRECISIONS, _joined(*PRECISIONS.choices)]
+MemoryFormats = Annotated[str | list[str] | None, MEMORY_FORMATS, _joined(*MEMORY_FORMATS.choices)]
+Switches = Annotated[bool | str | list[bool | str] | None, SWITCHES, _joined("true", "false")]
+Checkpointings = Annotated[
+    bool | str | list[bool | str] | None, CHECKPOINTINGS, _joined("true", "false", "selective")
+]
+Limits = Annotated[float | str | list[float | str] | None, LIMITS]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
 Duration = Annotated[float | str | None, DURATION]
 Text = Annotated[str | None, TEXT]
@@ -104,6 +150,11 @@ def option(help: str, *, ge: float | None = None, gt: float | None = None, le: f
     """The declaration of an option: its meaning, and the bounds of its numbers, if `ge` or `gt` gives one."""
     rule = {} if ge is gt else {"minimum": ge, "exclusiveMinimum": gt, "maximum": le}
     return Meta(description=help, extra_json_schema={name: v for name, v in rule.items() if v is not None})
+
+
+def _outside(limits: Mapping[str, float], item: Any) -> bool:
+    """Whether a number breaks its bounds; None stands for no limit at all."""
+    return bool(limits) and item is not None and not within(limits, item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +185,6 @@ class PlanOption:
         if not items:
             raise UsageError(f"{where} is empty; pass a value or omit it")
         for item in items:
-            if (kind.choices and item not in kind.choices) or (limits and not within(limits, item)):
+            if (kind.choices and item not in kind.choices) or _outside(limits, item):
                 given = value if kind is DURATION else item
                 raise UsageError(f"{where} takes {takes(self.type)}, not {given!r}")

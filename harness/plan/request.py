@@ -96,7 +96,7 @@ def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: P
         optimizer=OPTIMIZERS.parse(cast(str, options.optimizer)).text if options.optimizer else None,
         steps=_steps(options),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
-        clip_norm=None if options.clip_norm is None else float(options.clip_norm),
+        clip_norm=None if options.clip_norm is None else float(cast(float, options.clip_norm)),
         include=include,
         exclude=exclude,
         source_folder=_source_folder(named, dataset, source_folder),
@@ -164,12 +164,13 @@ def _check_nodes(request: Request) -> None:
 
 def _checkpointing(options: StudyFile) -> Checkpointing:
     if options.selective_checkpointing:
-        if options.activation_checkpointing:
+        if options.activation_checkpointing is True:
             raise UsageError(
-                "--selective-checkpointing is a kind of --activation-checkpointing: give one of the two"
+                "--selective-checkpointing is a kind of --activation-checkpointing: give one of the two, or "
+                "both as settings with --activation-checkpointing true,selective"
             )
         return "selective"
-    return bool(options.activation_checkpointing)
+    return cast("Checkpointing", options.activation_checkpointing or False)
 
 
 def _steps(options: StudyFile) -> StepPolicy:

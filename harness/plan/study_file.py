@@ -11,9 +11,11 @@ import msgspec
 
 from harness.plan.launchers import launcher_names, launchers_help
 from harness.plan.options import (
+    Checkpointings,
     Counts,
     Duration,
     Gpus,
+    Limits,
     MemoryFormats,
     Names,
     Number,
@@ -21,6 +23,7 @@ from harness.plan.options import (
     Precisions,
     Scalings,
     Switch,
+    Switches,
     Text,
     Whole,
     option,
@@ -58,16 +61,19 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     precision: Annotated[Precisions, option("arithmetic of forward and backward; fp32 means no TF32")] = None
     accumulation: Annotated[Counts, option("micro-batches added up before one update", ge=1)] = None
     optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw; the workload's own if left out")] = None
-    clip_norm: Annotated[Number, option("global gradient norm to clip at", gt=0)] = None
-    activation_checkpointing: Annotated[Switch, option("recompute activations in backward")] = None
+    clip_norm: Annotated[Limits, option("global gradient norm to clip at", gt=0)] = None
+    activation_checkpointing: Annotated[
+        Checkpointings, option("recompute activations in backward: all, none, or selective")
+    ] = None
     selective_checkpointing: Annotated[
-        Switch, option("recompute activations in backward, but not matrix products and attention")
+        Switch,
+        option("the same as --activation-checkpointing selective: not matrix products and attention"),
     ] = None
     memory_limit_mb: Annotated[
         Whole,
         option("MiB that each rank may take beyond the idle worker: a smaller device than there is", ge=1),
     ] = None
-    compile: Annotated[Switch, option("compile the model with torch.compile")] = None
+    compile: Annotated[Switches, option("compile the model with torch.compile")] = None
     memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
     seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
     gpus_per_node: Annotated[Whole, option("devices of one node; all on one if left out", ge=1)] = None
@@ -143,7 +149,17 @@ OPTIONS = tuple(
     if field.name not in ("include", "exclude")
 )
 """The options that are flags as well."""
-SETTINGS = ("dataset", "precision", "accumulation", "optimizer", "memory_format", "seed")
+SETTINGS = (
+    "dataset",
+    "precision",
+    "accumulation",
+    "optimizer",
+    "clip_norm",
+    "activation_checkpointing",
+    "compile",
+    "memory_format",
+    "seed",
+)
 """Options of which several values make several settings: a plan for each combination of them."""
 BY_NAME = {known.name: known for known in OPTIONS}
 

@@ -19,6 +19,10 @@ _AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "link
 _ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
+_TOLD = ("accumulation", "optimizer", "clip_norm", "activation_checkpointing", "compile", "memory_format")
+"""Settings of a study that a summary names where they are not the default."""
+_DEFAULTS = Request(workloads=(), gpus=(), strategies=())
+
 SeriesSetting = tuple[tuple[str, str], ...]
 _Asked = tuple[bytes, SeriesId, int]
 """A point of any plan: the settings of its request, its series, and its gpus."""
@@ -108,6 +112,19 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
         for shared in [set.intersection(*(set(setting) for setting in settings))]
         for setting in settings
     }
+
+
+def told_settings(plans: Iterable[Plan]) -> list[str]:
+    """What cells have of an option that is not its default, and was not left out: `accumulation=1,4`."""
+    known = list(plans)
+    told = []
+    for name in _TOLD:
+        values = dict.fromkeys(getattr(cell, name) for plan in known for cell in plan.cells)
+        default = getattr(_DEFAULTS, name)
+        asked = any(getattr(plan.request, name) != default for plan in known)
+        if asked or (name != "optimizer" and set(values) - {default}):
+            told.append(f"{name}={','.join(_text(value) for value in values)}")
+    return told if any(plan.cells for plan in known) else []
 
 
 def setting_of(cell: Cell) -> SeriesSetting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 
+from reports.analysis.series import told_settings
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
@@ -35,7 +36,7 @@ def asked(study: StudyFigures) -> str:
 
 
 def ran(study: StudyFigures) -> str:
-    """Device, backend, arithmetic, data, seed and days of the counted runs."""
+    """Device, backend, arithmetic, data, settings that are not the default, seed and days of the runs."""
     cells = [pool.cell for pool in study.pools.values()]
     environments = [run.environment for run in study.runs if run.environment is not None]
     names = _all([one.device_name] for one in environments)
@@ -50,6 +51,7 @@ def ran(study: StudyFigures) -> str:
         ", ".join(
             f"{name} data" if name == SYNTHETIC else name for name in _all([cell.dataset] for cell in cells)
         ),
+        *told_settings(study.plans),
         f"seed {', '.join(_all([str(cell.seed)] for cell in cells))}" if cells else "",
         when,
     ]

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.matrix import command
+from harness.plan.expand import expand
 from harness.plan.naming import default_name, study_name
 from harness.plan.request import make_request, make_requests
 from harness.plan.study_file import SETTINGS, StudyFile
+from reports.analysis.series import told_settings
 from results.errors import UsageError
 from results.plan import Request
 
@@ -31,6 +34,9 @@ def test_every_combination_is_a_request_and_the_last_setting_changes_first() -> 
         ("precision", ["fp32", "bf16"], ["fp32", "bf16"]),
         ("accumulation", "1,4", [1, 4]),
         ("optimizer", "sgd:lr=0.1,adamw,sgd", ["sgd", "adamw"]),
+        ("clip_norm", ["none", 1, "0.5"], [None, 1.0, 0.5]),
+        ("activation_checkpointing", "false,true,selective", [False, True, "selective"]),
+        ("compile", [False, "true"], [False, True]),
         ("memory_format", "contiguous, channels_last", ["contiguous", "channels_last"]),
         ("seed", [3, 1], [3, 1]),
     ],
@@ -55,6 +61,42 @@ def test_the_name_of_a_study_of_several_settings_is_of_all_of_them() -> None:
     assert study_name(*both, name="mine") == "mine"
 
 
-def test_a_value_that_no_setting_has_is_refused_by_its_name() -> None:
-    with pytest.raises(UsageError, match="--precision takes fp32, tf32, bf16 or fp16, not 'fp8'"):
-        requests(precision="fp32,fp8")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("precision", "fp32,fp8", "--precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
+        ("compile", "true,maybe", "--compile takes true or false, not 'maybe'"),
+        ("activation_checkpointing", "some", "takes true, false or selective, not 'some'"),
+        ("clip_norm", "none,high", "--clip-norm takes a number or none, such as none,1.0, not 'high'"),
+        ("clip_norm", ["none", 0], "--clip-norm takes a number or none, more than 0 and at most .* not 0.0"),
+        ("compile", " , ", "--compile is empty"),
+    ],
+)
+def test_a_value_that_no_setting_has_is_refused_by_its_name(name: str, value: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        requests(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (("--compile",), "true"),
+        (("--no-compile",), "false"),
+        (("--compile", "false,true"), "false,true"),
+        (("--compile=true",), "true"),
+        ((), None),
+    ],
+)
+def test_a_bare_switch_is_true_and_takes_no_study_file_for_its_value(
+    words: tuple[str, ...], made: str | None
+) -> None:
+    context = command.make_context("matrix", [*words, "study.yaml"])
+    assert (context.params["compile"], context.params["study_file"]) == (made, "study.yaml")
+
+
+def test_a_plan_tells_what_is_not_the_default() -> None:
+    plans = [
+        expand(one, study="s", created_at="")
+        for one in requests(clip_norm="none,1", compile=True, accumulation=1)
+    ]
+    assert told_settings(plans) == ["clip_norm=none,1.0", "compile=yes"]

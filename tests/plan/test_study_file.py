@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import command
-from harness.plan.options import COUNTS, DURATION, GPUS, NAMES, PlanOption
+from harness.plan.options import COUNTS, DURATION, GPUS, LIMITS, NAMES, PlanOption
 from harness.plan.request import make_request
 from harness.plan.study_file import (
     BY_NAME,
@@ -173,7 +173,8 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
         ("workload:\n- mlp\n- no", ", line 3: workload[1] takes a text, not no; quote it: 'no'"),
         ("link: 1.50", ", line 1: link takes texts joined by commas, or a list, not 1.50; quote it: '1.50'"),
         ("compile: 1", ", line 1: compile takes true or false, not 1"),
-        ("compile: 'true'", ", line 1: compile takes true or false, not 'true'; write true"),
+        ("compile: 'on'", ", line 1: compile takes true or false, not 'on'"),
+        ("tensorboard: 'true'", ", line 1: tensorboard takes true or false, not 'true'; write true"),
         ("gpus: 1\nprecision: fp8", ", line 2: precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
         ("exclude: [{scaling: up}]", ", line 1: exclude[0].scaling takes weak or strong, not 'up'"),
         ("exclude:\n- gpus: 0", ", line 2: exclude[0].gpus takes a whole number, at least 1, not 0"),
@@ -307,6 +308,10 @@ def values(option: PlanOption) -> st.SearchStrategy[Any]:
     number = st.integers(least + ("exclusiveMinimum" in limits), int(limits.get("maximum", 1000)))
     if kind.flag_type is bool:
         return st.booleans()
+    if kind.bare:
+        return st.booleans() | st.sampled_from(["true", "false,true", [False, True], ["false", True]])
+    if kind is LIMITS:
+        return number.map(float) | st.sampled_from(["none", "0.5,none", [1.0, "none"]])
     if kind.choices:
         chosen = st.sampled_from(kind.choices)
         return chosen | st.lists(chosen, min_size=1) if kind.metavar else chosen
