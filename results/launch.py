@@ -9,6 +9,7 @@ from results.environment import CodeVersion
 from results.job import SILENCE_S
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
+from results.train_order import TrainOrder
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Of every scheduler in whose jobs its ranks may run, whoever starts them: a rank records its job."""
     forks: bool = False
     """Whether each slot is run by a process of its own, forked from the rank, which ends with the run."""
+    training: TrainOrder | None = None
+    """How its cells are trained; None: they are measured."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

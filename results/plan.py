@@ -20,6 +20,7 @@ from results.cell import (
 )
 from results.errors import UsageError
 from results.link import NO_LINK
+from results.train_order import TrainOrder
 
 Scaling = Literal["weak", "strong"]
 Rule = Literal[
@@ -210,6 +211,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The words after `bench` that asked for it; none in plans from before they were kept."""
     predicted_bytes: dict[str, int] = {}
     """Memory of the fullest rank in closed form (docs/memory.md), by the cells of which it is known."""
+    training: TrainOrder | None = None
+    """How its cells are trained; None: they are measured."""
 
     @property
     def virtual_cells(self) -> frozenset[str]:

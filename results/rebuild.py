@@ -49,6 +49,7 @@ def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) 
         cells=tuple(cells),
         series=series,
         skips=(),
+        training=mine[-1].training if mine else None,
     )
 
 

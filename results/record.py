@@ -139,6 +139,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from one exchange to the next."""
     training: Training | None = None
     """What the strategy says of its training; None in records from before it was recorded."""
+    trained_steps: int | None = None
+    """Updates of a training run so far, those of earlier launches among them; None: the run was measured."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time was steady; None if it did not end."""

@@ -33,10 +33,11 @@ from results.thresholds import Thresholds
 #   cell    3  0.1.0  model_parallel, memory_limit_mb; selective activation_checkpointing
 #   rank-record -, run-result -  0.2.0  training
 #   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
-#   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns
+#   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns;
+#                             trained_steps
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes
-#   launch  -  unreleased  job_variables, forks
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, training
+#   launch  -  unreleased  job_variables, forks, training
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

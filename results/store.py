@@ -7,6 +7,7 @@
       cells/<cell-id>/cell.json      the worker's exact input
       cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
                                      trace-00000.json.gz of the ranks that were to keep one
+      cells/<cell-id>/training/      of `bench train`: log.jsonl, checkpoints/step-.../
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
                                      tensorboard/rank-00000/<cell-id>/ if it was asked for
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
@@ -35,8 +36,11 @@ from results.rebuild import rebuilt_plan
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
+from results.training_log import TrainingLog
 
 T = TypeVar("T")
+TRAINING = "training"
+"""The folder beside those of a cell's runs."""
 
 
 def utc_now() -> str:
@@ -198,7 +202,24 @@ class Study:
         return {path.name for path in self.root.glob("cells/*/")}
 
     def run_ids(self, cell_id: str) -> list[str]:
-        return sorted(path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
+        folders = (path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
+        return sorted(name for name in folders if name != TRAINING)
+
+    # Training
+
+    def training_folder(self, cell_id: str) -> Path:
+        """What `bench train` keeps of a cell, whatever launch has written it."""
+        return self.cell_folder(cell_id) / TRAINING
+
+    def checkpoints_folder(self, cell_id: str) -> Path:
+        return self.training_folder(cell_id) / "checkpoints"
+
+    def training_log_path(self, cell_id: str) -> Path:
+        return self.training_folder(cell_id) / "log.jsonl"
+
+    def training_log(self, cell_id: str) -> TrainingLog:
+        """The rows so far; none where the cell was never trained."""
+        return TrainingLog.read(self.training_log_path(cell_id))
 
     # Rank records
 

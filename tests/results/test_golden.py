@@ -26,6 +26,7 @@ from results.run import RunResult
 from results.schema import Schema
 from results.statistics import Metric
 from results.thresholds import MetricNoise, Thresholds
+from results.train_order import TrainOrder
 from results.training import Training
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -93,6 +94,20 @@ CELL_3 = msgspec.structs.replace(
     activation_checkpointing="selective",
     model_parallel=2,
     memory_limit_mb=4096,
+)
+ORDER = TrainOrder(
+    epochs=3,
+    checkpoint_every=50,
+    keep=2,
+    best="val_accuracy",
+    patience=4,
+    target="val_accuracy>=0.97",
+    validate_every=25,
+    schedule="cosine",
+    warmup_steps=10,
+    restarts=5,
+    elastic=(1, 2),
+    batch_rule="rate",
 )
 PLAN = Plan(
     study="demo",
@@ -174,6 +189,7 @@ PLAN_3 = msgspec.structs.replace(
     skips=(msgspec.structs.replace(PLAN_2.skips[0], rule="strategy", predicate="needs 2 workers or more"),),
     command=("matrix", "--gpus", "1,2"),
     predicted_bytes={CELL_3.id: 10_000_000},
+    training=ORDER,
 )
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",
@@ -197,6 +213,7 @@ LAUNCH_4 = msgspec.structs.replace(
     tensorboard=True,
     job_variables=(JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),),
     forks=True,
+    training=ORDER,
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
@@ -330,6 +347,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
     spent_ns={"build": 700, "late proof": 900},
     period=2,
     training=TRAINING,
+    trained_steps=120,
     quads=Quads(
         steps=2,
         on_first_ns=[16],

@@ -1,0 +1,145 @@
+"""What `bench train` was asked for: how long a cell is trained, what is kept, and when it ends early."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from results.errors import UsageError
+
+MetricName = Literal["val_loss", "val_accuracy", "loss"]
+Schedule = Literal["none", "cosine"]
+BatchRule = Literal["global", "rate"]
+
+CHECKPOINT_EVERY = 200
+"""Steps from one checkpoint to the next, unless another number is asked for."""
+KEEP = 3
+RESTARTS = 3
+_TARGET = re.compile(r"(?P<metric>val_loss|val_accuracy|loss)\s*(?P<sign><=|>=)\s*(?P<value>\S+)")
+
+
+def larger_is_better(metric: MetricName) -> bool:
+    """Whether a metric is one of quality (an accuracy), or of error (a loss)."""
+    return metric == "val_accuracy"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value at which training ends."""
+
+    metric: MetricName
+    value: float
+
+    def reached(self, found: float) -> bool:
+        """Whether the metric is as good as the target; NaN is not."""
+        return found >= self.value if larger_is_better(self.metric) else found <= self.value
+
+
+def read_target(text: str) -> Target:
+    """A target such as `val_accuracy>=0.97`. Raises UsageError for any other form, and for a bound on the
+    wrong side."""
+    match = _TARGET.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--target {text!r} is no target: write METRIC>=VALUE or METRIC<=VALUE with one of val_loss, "
+            f"val_accuracy and loss, such as 'val_accuracy>=0.97'"
+        )
+    metric: MetricName = match["metric"]  # type: ignore[assignment]
+    try:
+        value = float(match["value"])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"--target {text!r}: {match['value']!r} is no finite number; write {metric}<=2.0")
+    wanted = ">=" if larger_is_better(metric) else "<="
+    if match["sign"] != wanted:
+        raise UsageError(
+            f"--target {text!r}: {metric} is to become {wanted} a value; write {metric}{wanted}{value:g}"
+        )
+    return Target(metric, value)
+
+
+class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """How the cells of a plan are trained. One of `epochs` and `steps` is given."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    """Updates of the optimizer, from the first of the run on."""
+    checkpoint_every: int = CHECKPOINT_EVERY
+    """Steps."""
+    keep: int = KEEP
+    """The last checkpoints that stay; the best one stays beside them."""
+    best: MetricName | None = None
+    """The metric by which the best checkpoint is told; None: only the last ones are kept."""
+    patience: int | None = None
+    """Validations in a row without a better value after which training ends; None: it does not."""
+    target: str | None = None
+    """Such as `val_accuracy>=0.97`: training ends when a validation reaches it."""
+    validate_every: int | None = None
+    """Steps; None: each epoch, or where data have no epochs `checkpoint_every`."""
+    schedule: Schedule = "none"
+    """Of the rate, over the ordered steps."""
+    warmup_steps: int = 0
+    """Steps in which a schedule raises the rate linearly from 0."""
+    restarts: int = RESTARTS
+    """Launches of a call that may follow failed ones."""
+    elastic: tuple[int, int] | None = None
+    """The smallest and the largest number of nodes; None: all nodes of the cell, or none."""
+    batch_rule: BatchRule = "global"
+    """On fewer nodes: `global` keeps the global batch, `rate` scales the rate with the replicas."""
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            given = "neither was given" if self.epochs is None else "both were given"
+            raise UsageError(f"how long to train is --epochs N or --steps N, one of them: {given}")
+        _require_positive(self)
+        if self.target is not None:
+            read_target(self.target)
+        if self.schedule == "none" and self.warmup_steps:
+            raise UsageError("--warmup-steps is a part of a schedule: add --schedule cosine, or leave it out")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise UsageError(
+                f"--warmup-steps {self.warmup_steps} leaves nothing of {self.steps} steps: give fewer of them"
+            )
+        if self.elastic is not None and not 1 <= self.elastic[0] <= self.elastic[1]:
+            least, most = self.elastic
+            raise UsageError(
+                f"--elastic {least}:{most}: write MIN:MAX nodes with 1 <= MIN <= MAX, such as 1:2"
+            )
+
+    @property
+    def goal(self) -> Target | None:
+        """The target, read."""
+        return None if self.target is None else read_target(self.target)
+
+    @property
+    def watched(self) -> MetricName | None:
+        """The metric that patience counts by: that of `best`, of the target, or the validation loss."""
+        if self.patience is None:
+            return None
+        return self.best or (self.goal.metric if self.goal else "val_loss")
+
+    @property
+    def validates(self) -> bool:
+        """Whether it needs held-out samples."""
+        asked = {self.best, self.goal.metric if self.goal else None, self.watched}
+        return bool(asked & {"val_loss", "val_accuracy"})
+
+    def ends_as(self, other: TrainOrder) -> bool:
+        """Whether training by `other` ends where training by this order does."""
+        fields = ("epochs", "steps", "best", "patience", "target", "schedule", "warmup_steps")
+        return all(getattr(self, name) == getattr(other, name) for name in fields)
+
+
+def _require_positive(order: TrainOrder) -> None:
+    for name in ("epochs", "steps", "checkpoint_every", "keep", "patience", "validate_every"):
+        value = getattr(order, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    for name in ("warmup_steps", "restarts"):
+        if getattr(order, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} is at least 0, not {getattr(order, name)}")

@@ -1,0 +1,253 @@
+"""The log of a training run: a JSON object a line, by rank 0 of every launch, and what follows from it.
+
+A checkpoint ends a row of steps, so that what a launch goes on from is always the end of a row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from results.errors import StoreError
+from results.train_order import MetricName, TrainOrder, larger_is_better
+
+EndReason = Literal["epochs", "steps", "target", "patience"]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
+    """A launch begins, or goes on with, the training."""
+
+    at: str
+    """UTC, as are all times of the log."""
+    run_id: str
+    launch_id: str
+    gpus: int
+    replicas: int
+    resumed_step: int | None
+    """The step of the checkpoint that it goes on from; None: from the beginning."""
+    order: TrainOrder
+    total_steps: int
+    """Updates that the order comes to."""
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="steps"):
+    """Some steps in a row."""
+
+    at: str
+    step: int
+    """Updates so far."""
+    epoch: float
+    """Epochs so far; 0 where the data have none."""
+    samples: int
+    """Of all replicas, so far."""
+    loss: float
+    """Mean over the replicas and over the steps since the last row."""
+    seconds: float
+    """Of these steps, without validation and without what a checkpoint blocked."""
+    learning_rate: float
+    """Of the first group of parameters, at the last step."""
+    gradient_norm: float | None = None
+    """Of the last step; None unless it is clipped."""
+
+
+class Validated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="validated"):
+    """A pass over the held-out samples."""
+
+    at: str
+    step: int
+    epoch: float
+    metrics: dict[str, float]
+    seconds: float
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="saved"):
+    """A checkpoint counts, or could not be written."""
+
+    at: str
+    step: int
+    seconds: float
+    """For which training was blocked."""
+    failed: str | None = None
+    best: bool = False
+    """Whether its metric is the best one so far."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
+    """Training came to its end by itself."""
+
+    at: str
+    step: int
+    why: EndReason
+    words: str
+
+
+Row = Started | Steps | Validated | Saved | Ended
+_ROW = msgspec.json.Decoder(Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best value of a metric, and the step that had it."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """All rows of a run, in the order in which they were written."""
+
+    rows: tuple[Row, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> TrainingLog:
+        """The rows of a file; none where there is no file. A torn line, as a kill leaves one, is left out.
+
+        Raises StoreError if the file cannot be read.
+        """
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        return cls(tuple(_rows(lines)))
+
+    @cached_property
+    def launches(self) -> tuple[Started, ...]:
+        return tuple(row for row in self.rows if isinstance(row, Started))
+
+    @cached_property
+    def counted(self) -> tuple[Row, ...]:
+        """The rows of what training consists of now: of steps that were done again the later ones, and what
+        was found at them."""
+        kept: list[Row] = []
+        for row in self.rows:
+            if isinstance(row, Started):
+                begin = row.resumed_step or 0
+                kept = [one for one in kept if isinstance(one, Started) or one.step <= begin]
+            kept.append(row)
+        return tuple(kept)
+
+    @property
+    def steps(self) -> tuple[Steps, ...]:
+        return tuple(row for row in self.counted if isinstance(row, Steps))
+
+    @property
+    def validations(self) -> tuple[Validated, ...]:
+        return tuple(row for row in self.counted if isinstance(row, Validated))
+
+    @property
+    def saves(self) -> tuple[Saved, ...]:
+        return tuple(row for row in self.counted if isinstance(row, Saved))
+
+    @property
+    def ended(self) -> Ended | None:
+        """The end by itself, unless a later launch goes on from there."""
+        last = next((row for row in reversed(self.rows) if isinstance(row, Started | Ended)), None)
+        return last if isinstance(last, Ended) else None
+
+    def done(self, order: TrainOrder) -> bool:
+        """Whether training as `order` has it has ended by itself."""
+        return self.ended is not None and bool(self.launches) and self.launches[-1].order.ends_as(order)
+
+    @property
+    def step(self) -> int:
+        """Updates so far, of those that count."""
+        return max((row.step for row in self.counted if not isinstance(row, Started)), default=0)
+
+    @property
+    def restarts(self) -> int:
+        """Launches that went on with training that had not ended."""
+        return sum(
+            isinstance(row, Started) and index > 0 and not isinstance(self.rows[index - 1], Ended)
+            for index, row in enumerate(self.rows)
+        )
+
+    @property
+    def wasted_steps(self) -> int:
+        """Steps that are in the log and were done again."""
+        wasted = reached = 0
+        for row in self.rows:
+            if isinstance(row, Started):
+                begin = row.resumed_step or 0
+                wasted += max(0, reached - begin)
+                reached = begin
+            else:
+                reached = max(reached, row.step)
+        return wasted
+
+    @property
+    def counted_s(self) -> float:
+        """Seconds of the steps that count."""
+        return sum(row.seconds for row in self.steps)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the first row to the last."""
+        return seconds_between(self.rows[0].at, self.rows[-1].at) if self.rows else 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        """Time of the steps that count over all time; None before there is any."""
+        return min(1.0, self.counted_s / self.wall_s) if self.wall_s > 0 and self.steps else None
+
+    def best(self, metric: MetricName) -> Best | None:
+        """The best value of a metric, the earlier of equal ones; None where there is none."""
+        values = (
+            [(row.step, row.loss) for row in self.steps]
+            if metric == "loss"
+            else [(row.step, row.metrics[metric]) for row in self.validations if metric in row.metrics]
+        )
+        sign = -1.0 if larger_is_better(metric) else 1.0
+        found = min(values, key=lambda value: (sign * value[1], value[0]), default=None)
+        return None if found is None else Best(*found)
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Between two times of a log."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
+class TrainingLogWriter:
+    """Appends rows; each is in the file when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StoreError if the file cannot be written."""
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+            self._file = path.open("ab", buffering=0)
+            if torn:
+                # The line that a kill has cut off stays by itself.
+                self._file.write(b"\n")
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}; free some space there") from error
+
+    def write(self, row: Row) -> None:
+        """Raises StoreError."""
+        try:
+            self._file.write(msgspec.json.encode(row) + b"\n")
+            if isinstance(row, Saved | Ended):
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path}: {error.strerror}; free some space there") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _rows(lines: Sequence[bytes]) -> Iterator[Row]:
+    for line in lines:
+        try:
+            yield _ROW.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue

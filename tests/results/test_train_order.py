@@ -1,0 +1,55 @@
+"""What `bench train` may be asked for, and what it refuses with the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from results.errors import UsageError
+from results.train_order import Target, TrainOrder, read_target
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "--epochs N or --steps N, one of them: neither was given"),
+        ({"epochs": 1, "steps": 5}, "one of them: both were given"),
+        ({"steps": 0}, "--steps is at least 1, not 0"),
+        ({"epochs": 1, "keep": 0}, "--keep is at least 1, not 0"),
+        ({"epochs": 1, "restarts": -1}, "--restarts is at least 0, not -1"),
+        ({"epochs": 1, "target": "accuracy>=0.9"}, "is no target: write METRIC>=VALUE or METRIC<=VALUE"),
+        ({"epochs": 1, "target": "val_loss>=2"}, "val_loss is to become <= a value; write val_loss<=2"),
+        ({"epochs": 1, "target": "loss<=nan"}, "'nan' is no finite number"),
+        ({"epochs": 1, "warmup_steps": 5}, "add --schedule cosine"),
+        ({"steps": 5, "warmup_steps": 5, "schedule": "cosine"}, "leaves nothing of 5 steps"),
+        ({"epochs": 1, "elastic": (2, 1)}, "MIN:MAX nodes with 1 <= MIN <= MAX"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        TrainOrder(**fields)
+    assert words in str(refused.value)
+
+
+def test_a_target_is_reached_on_its_own_side() -> None:
+    assert read_target(" val_accuracy >= 0.97 ") == Target("val_accuracy", 0.97)
+    assert Target("val_accuracy", 0.97).reached(0.98)
+    assert not Target("val_accuracy", 0.97).reached(0.96)
+    assert Target("loss", 2.0).reached(2.0)
+    assert not Target("loss", 2.0).reached(float("nan"))
+
+
+def test_what_is_watched_follows_from_what_was_asked_for() -> None:
+    assert TrainOrder(steps=1).watched is None
+    assert TrainOrder(steps=1, patience=2).watched == "val_loss"
+    assert TrainOrder(steps=1, patience=2, target="val_accuracy>=0.9").watched == "val_accuracy"
+    assert TrainOrder(steps=1, patience=2, best="loss").watched == "loss"
+    assert not TrainOrder(steps=1, patience=2, best="loss").validates
+    assert TrainOrder(steps=1, target="val_loss<=2").validates
+
+
+def test_orders_end_alike_that_differ_in_what_is_kept_alone() -> None:
+    order = TrainOrder(steps=10)
+    assert order.ends_as(TrainOrder(steps=10, keep=1, checkpoint_every=2, restarts=0))
+    assert not order.ends_as(TrainOrder(steps=11))
