@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from strategies.build import parallelize
     from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
     from strategies.saving.checkpoints import CheckpointWarning, Resumed, Saving
+    from strategies.training.evaluation import evaluate
     from strategies.training.loss import BatchLoss
     from strategies.training.observer import Phase, SilentObserver, StepObserver
     from strategies.training.parallel import ParallelModel
@@ -34,6 +35,7 @@ __all__ = [
     "StepObserver",
     "TrainSettings",
     "Trainer",
+    "evaluate",
     "parallelize",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = {
     "StepObserver": "strategies.training.observer",
     "TrainSettings": "strategies.training.trainer",
     "Trainer": "strategies.training.trainer",
+    "evaluate": "strategies.training.evaluation",
     "parallelize": "strategies.build",
 }
 

@@ -17,7 +17,7 @@ from results.errors import UsageError
 from workloads.batch import Batch, placed
 from workloads.datasets.facts import DATASETS, DatasetFacts, Own
 from workloads.datasets.samples import Images, Windows
-from workloads.own_data import DataShare, own_batches
+from workloads.own_data import Data, DataShare, own_batches
 from workloads.workload import Workload
 
 POOL = 4
@@ -52,50 +52,62 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
-        return cycle(_pool(request))
+        return cycle(pool(request))
     if facts.takes == Own.takes:
-        return _own(request, workers=facts.spec.integer("workers"))
+        return _own(request)
     loader, sampler = _loader(request, facts)
     return _epochs(request, loader, sampler)
 
 
-def _pool(request: DataRequest) -> list[Batch]:
+def pool(request: DataRequest) -> list[Batch]:
+    """The synthetic batches that a replica is given in turn. Raises UsageError if the workload draws none."""
     draw = request.workload.synthetic
     if draw is None:
         raise UsageError(
             f"the workload draws no {SYNTHETIC} samples, and has data of its own: add --dataset {Own.name}"
         )
-    generator = torch.Generator().manual_seed(_seed(request.seed, request.replica))
+    generator = torch.Generator().manual_seed(seed_of(request.seed, request.replica))
     batches = (draw(generator, request.micro_batch) for _ in range(POOL))
-    return [_placed(request, batch) for batch in batches]
+    return [placed_for(request, batch) for batch in batches]
 
 
-def _seed(seed: int, replica: int) -> int:
+def seed_of(seed: int, replica: int) -> int:
     """32 bits (all that torch's CPU generator uses) that differ for neighbouring seeds and replicas."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{replica}".encode()).digest()[:4], "big")
 
 
-def _placed(request: DataRequest, batch: Batch) -> Batch:
+def placed_for(request: DataRequest, batch: Batch) -> Batch:
+    """The batch on the request's device, in its memory format."""
     return placed(batch, request.device, request.memory_format)
 
 
-def _own(request: DataRequest, *, workers: int) -> Iterator[Batch]:
-    data = request.workload.data
-    if data is None:
+def own_data(request: DataRequest) -> Data:
+    """The workload's own data. Raises UsageError if it has none."""
+    if request.workload.data is None:
         raise UsageError(
             f"dataset {request.dataset} does not fit: the workload has no data= of its own; use {SYNTHETIC}, "
             f"which fits all"
         )
-    share = DataShare(
+    return request.workload.data
+
+
+def share_of(request: DataRequest, *, epoch: int = 0) -> DataShare:
+    """What a function that opens the workload's own data is told."""
+    return DataShare(
         replica=request.replica,
         replicas=request.replicas,
         micro_batch=request.micro_batch,
         seed=request.seed,
-        workers=workers,
+        workers=DATASETS.facts(request.dataset).spec.integer("workers"),
+        epoch=epoch,
     )
-    generator = torch.Generator().manual_seed(_seed(request.seed, request.replica))
-    batches = own_batches(data, share, generator, pinned=request.device.type == "cuda")
-    return (_placed(request, batch) for batch in batches)
+
+
+def _own(request: DataRequest) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(seed_of(request.seed, request.replica))
+    pinned = request.device.type == "cuda"
+    batches = own_batches(own_data(request), share_of(request), generator, pinned=pinned)
+    return (placed_for(request, batch) for batch in batches)
 
 
 def _epochs(
@@ -104,11 +116,11 @@ def _epochs(
     for epoch in count():
         sampler.set_epoch(epoch)
         for batch in loader:
-            yield _placed(request, batch)
+            yield placed_for(request, batch)
 
 
 def _loader(request: DataRequest, facts: DatasetFacts) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:
-    dataset = _dataset(request, facts)
+    dataset = samples_for(request, facts)
     share = len(dataset) // request.replicas
     if share < request.micro_batch:
         raise UsageError(
@@ -128,22 +140,23 @@ def _loader(request: DataRequest, facts: DatasetFacts) -> tuple[DataLoader[Batch
         batch_size=request.micro_batch,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=_as_is,
+        collate_fn=as_is,
         pin_memory=request.device.type == "cuda",
         drop_last=True,
         persistent_workers=workers > 0,
         # Its own, or each epoch would draw from the generator that dropout uses.
-        generator=torch.Generator().manual_seed(_seed(request.seed, request.replica)),
+        generator=torch.Generator().manual_seed(seed_of(request.seed, request.replica)),
     )
     return loader, sampler
 
 
-def _as_is(batch: object) -> object:
+def as_is(batch: object) -> object:
     """The data sets give whole batches already."""
     return batch
 
 
-def _dataset(request: DataRequest, facts: DatasetFacts) -> Images | Windows:
+def samples_for(request: DataRequest, facts: DatasetFacts) -> Images | Windows:
+    """The samples of a data set of real data. Raises UsageError if it does not fit the workload."""
     takes = request.workload.input
     if takes is None or takes.kind != facts.takes:
         kind = "no real data (its input is None)" if takes is None else takes.kind

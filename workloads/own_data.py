@@ -26,7 +26,13 @@ class DataShare:
     seed: int
     workers: int = 0
     """Processes that prepare batches; 0: the rank itself."""
+    epoch: int = 0
+    """Of a training run: epochs before this one. A measured run leaves it 0."""
 
+
+WORKERS_FOR_A_ROW = (
+    "workers= is for a Dataset with __getitem__ and __len__: samples in a row are read by the rank"
+)
 
 Data = Iterable[Any] | Callable[[DataShare], Iterable[Batch]]
 """A torch Dataset (`__getitem__` and `__len__`), samples in a row that can be read again, or a function that
@@ -38,6 +44,20 @@ def is_dataset(data: object) -> bool:
     return not isinstance(data, IterableDataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
+def require_readable(data: object, name: str = "data=") -> None:
+    """Raise UsageError, with what to give, for data that are for one replica, or that can be read once."""
+    if isinstance(data, DataLoader):
+        raise UsageError(
+            f"{name} is a DataLoader, which does not know which replica it is for: give its Dataset, or a "
+            f"function of a workloads.DataShare that opens a DataLoader"
+        )
+    if isinstance(data, Iterator):
+        raise UsageError(
+            f"{name} is an iterator, which can be read once: give a Dataset, an iterable that begins anew, "
+            f"or a function of a workloads.DataShare that opens an epoch"
+        )
+
+
 def own_batches(data: Data, share: DataShare, generator: torch.Generator, *, pinned: bool) -> Iterator[Batch]:
     """A replica's batches on the CPU, epoch after epoch without end.
 
@@ -46,20 +66,11 @@ def own_batches(data: Data, share: DataShare, generator: torch.Generator, *, pin
     opens is its own business. Raises UsageError for data without a batch for each replica, for a batch of
     another number of samples, and for whatever the data raise.
     """
-    if isinstance(data, DataLoader):
-        raise UsageError(
-            "data= is a DataLoader, which does not know which replica it is for: give its Dataset, or a "
-            "function of a workloads.DataShare that opens a DataLoader"
-        )
+    require_readable(data)
     if is_dataset(data):
-        return _checked(_dealt(data, share, generator, pinned=pinned), share)
-    if isinstance(data, Iterator):
-        raise UsageError(
-            "data= is an iterator, which can be read once: give a Dataset, an iterable that begins anew, or "
-            "a function of a workloads.DataShare that opens an epoch"
-        )
+        return checked(_dealt(data, share, generator, pinned=pinned), share)
     opened = data if callable(data) else lambda share: _in_a_row(data, share)
-    return _checked(_reopened(opened, share), share)
+    return checked(_reopened(opened, share), share)
 
 
 def _dealt(data: Any, share: DataShare, generator: torch.Generator, *, pinned: bool) -> Iterator[Batch]:
@@ -90,9 +101,7 @@ def _dealt(data: Any, share: DataShare, generator: torch.Generator, *, pinned: b
 
 def _in_a_row(data: Iterable[Any], share: DataShare) -> Iterator[Batch]:
     if share.workers:
-        raise UsageError(
-            "workers= is for a Dataset with __getitem__ and __len__: samples in a row are read by the rank"
-        )
+        raise UsageError(WORKERS_FOR_A_ROW)
     own = islice(iter(data), share.replica, None, share.replicas)
     while len(samples := list(islice(own, share.micro_batch))) == share.micro_batch:
         yield default_collate(samples)
@@ -113,7 +122,7 @@ def _reopened(opened: Callable[[DataShare], Iterable[Batch]], share: DataShare) 
             )
 
 
-def _checked(batches: Iterator[Batch], share: DataShare) -> Iterator[Batch]:
+def checked(batches: Iterator[Batch], share: DataShare) -> Iterator[Batch]:
     """The batches, with errors in words of the contract."""
     for number in count():
         try:

@@ -67,6 +67,9 @@ class Workload:
     """Data of its own, for `--dataset own`: a torch Dataset or samples in a row, for which a loader is made,
     or a function that opens an epoch of batches for a `DataShare`. A sample follows from its index, or place,
     alone."""
+    held_out: Data | None = None
+    """What a training run validates on, of the same three forms as `data`; a function gives each replica
+    equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1

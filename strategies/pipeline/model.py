@@ -59,6 +59,7 @@ class PipelineModel(ParallelModel):
         super().__init__(module)
         facts, groups, layout = cast(Pipeline, setting.facts), setting.groups, setting.layout
         self._kind, self._device, self._pieces = facts.schedule, setting.device, facts.microbatches
+        self.forward_alone = False
         self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, facts.chunks)
         require_cuttable(module, layout)
         self._twin = Twin(module)

@@ -102,6 +102,8 @@ class ParallelModel:
         """Steps at the start that are done otherwise than all later ones."""
         self.decided_over: Link | None = None
         """Over whom ranks agree that gradients overflowed; None: all see the same gradients anyway."""
+        self.forward_alone = True
+        """Whether `module` can be called for a forward pass alone, on all ranks at once."""
         self.bubble_ideal: float | None = None
         """Share of a step in which a pipeline's stages idle at best, by the schedule; None without stages."""
 

@@ -1,0 +1,111 @@
+"""What a model being trained makes of samples that it is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from results.errors import UsageError
+from strategies.advice import SPLIT
+from strategies.training.loss import Batch, BatchLoss, Loss, loss_of
+from strategies.training.precision import autocast
+
+if TYPE_CHECKING:
+    from strategies.training.trainer import Trainer
+
+
+def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
+    """The figures of the batches of all ranks together, the same on each; collective, with equally many
+    batches on every rank.
+
+    `val_loss` is the mean over the samples of all ranks. `val_accuracy` is the share of targets that are the
+    largest of their outputs, where `loss(outputs, targets)` has integer targets and outputs with one more
+    dimension, the classes, at the end (images, tokens). The model is in evaluation mode, computes in the
+    precision of its steps, and is in its own mode again afterwards. Replicas that differ between two averages
+    (`local-sgd`) each evaluate their own.
+
+    Raises UsageError for a strategy of stages, which has no forward pass alone, and if no rank has a batch.
+    """
+    if not trainer.model.forward_alone:
+        raise UsageError(
+            f"{trainer.settings.strategy} has no forward pass without the backward pass, to validate with; "
+            f"{SPLIT}"
+        )
+    sums = torch.zeros(4, dtype=torch.float64, device=trainer.device)
+    counted = _Counted()
+    loss = counted.counting(trainer.loss)
+    with torch.no_grad(), _evaluating(trainer.model.bare):
+        for batch in batches:
+            counted.correct = counted.targets = 0
+            with autocast(trainer.settings.precision, trainer.device):
+                value = loss_of(trainer.model.module, batch, loss)
+            samples = _samples(batch)
+            sums += torch.stack(
+                [
+                    value.detach().double().reshape(()) * samples,
+                    *(
+                        torch.as_tensor(number, dtype=torch.float64, device=trainer.device)
+                        for number in (samples, counted.correct, counted.targets)
+                    ),
+                ]
+            )
+    if trainer.link is not None:
+        trainer.link.all_reduce(sums)
+    lost, samples, correct, targets = sums.tolist()
+    if not samples:
+        raise UsageError("there is no sample to validate on: hold out more")
+    figures = {"val_loss": lost / samples}
+    return figures | {"val_accuracy": correct / targets} if targets else figures
+
+
+class _Counted:
+    """The targets of a batch, and those that the model got right."""
+
+    def __init__(self) -> None:
+        self.correct: Tensor | int = 0
+        self.targets = 0
+
+    def counting(self, loss: Loss) -> Loss:
+        if loss is None or isinstance(loss, BatchLoss):
+            return loss
+        of_targets = loss
+
+        def counted(outputs: Any, targets: Any) -> Tensor:
+            if _are_classes(outputs, targets):
+                self.correct = self.correct + (outputs.argmax(dim=-1) == targets).sum()
+                self.targets += targets.numel()
+            return of_targets(outputs, targets)
+
+        return counted
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and outputs.is_floating_point()
+        and targets.dtype in (torch.int64, torch.int32)
+        and outputs.shape[:-1] == targets.shape
+        and outputs.dim() > 0
+    )
+
+
+def _samples(batch: Batch) -> int:
+    tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
+    return next((len(tensor) for tensor in tensors), 0)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

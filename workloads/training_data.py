@@ -1,0 +1,364 @@
+"""The data of a training run: batches without end that go on from a position, and what is held out.
+
+A position is an epoch and the samples of it that all replicas together have taken: it holds for another
+number of replicas, and for another micro-batch. Samples form one endless row, epoch after epoch; the k-th
+batch of R replicas with micro-batches of m takes the next R m of it, of which replica r takes every R-th,
+from the r-th on. So every sample is taken once in each epoch, by one replica, whatever interrupts the run; a
+batch may have the last samples of one epoch and the first of the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+
+from results.cell import SYNTHETIC
+from results.errors import UsageError
+from workloads.batch import Batch
+from workloads.data import DataRequest, as_is, own_data, placed_for, pool, samples_for, seed_of, share_of
+from workloads.datasets.facts import DATASETS, Own
+from workloads.own_data import WORKERS_FOR_A_ROW, checked, is_dataset, require_readable
+
+
+class TrainingData(ABC, Iterator[Batch]):
+    """One replica's micro-batches, on its device, without end; `Trainer.attach` takes it."""
+
+    note: str | None = None
+    """How a run finds its position where that is not exact; None where it is."""
+
+    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
+        self._request = request
+        self.samples_per_epoch = samples_per_epoch
+        """Of all replicas; None: not known before they are read, or there are no epochs."""
+        self.epoch = 0
+        """Epochs that have ended. Where their length is not known, one has ended when more is asked for."""
+        self.samples = 0
+        """Taken by all replicas since the beginning of the run."""
+        self._within = 0
+        """Samples of this epoch that all replicas have taken."""
+        self._batches: Iterator[Batch] | None = None
+
+    @property
+    def together(self) -> int:
+        """Samples that one batch of each replica has."""
+        return self._request.replicas * self._request.micro_batch
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Of a replica, the last one counted in full; None as `samples_per_epoch`."""
+        return None if self.samples_per_epoch is None else -(-self.samples_per_epoch // self.together)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs so far, with the part of this one that is behind where its length is known."""
+        return self.epoch + (self._within / self.samples_per_epoch if self.samples_per_epoch else 0.0)
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            self._batches = self._draw()
+        return placed_for(self._request, next(self._batches))
+
+    @abstractmethod
+    def _draw(self) -> Iterator[Batch]:
+        """Batches on the CPU from the position on; each is given when the position is behind it."""
+
+    def _advance(self, samples: int) -> None:
+        self.samples += samples
+        self._within += samples
+        if self.samples_per_epoch is not None:
+            ended, self._within = divmod(self._within, self.samples_per_epoch)
+            self.epoch += ended
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: numbers alone, the same on all replicas, except `loader`, a replica's own."""
+        return {
+            "epoch": self.epoch,
+            "within": self._within,
+            "samples": self.samples,
+            "of": self.samples_per_epoch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position, of this or another number of replicas.
+
+        Raises UsageError if it is in data of another length.
+        """
+        if state["of"] != self.samples_per_epoch:
+            raise UsageError(
+                f"the position is in data of {_length(state['of'])}, and these have "
+                f"{_length(self.samples_per_epoch)}: go on with the same data, or begin a new run"
+            )
+        self.epoch, self._within, self.samples = state["epoch"], state["within"], state["samples"]
+        self._batches = None
+
+
+def _length(samples: int | None) -> str:
+    return "unknown length" if samples is None else f"{samples} samples"
+
+
+class _Synthetic(TrainingData):
+    """The batches that a measured run is given in turn; there are no epochs."""
+
+    def __init__(self, request: DataRequest) -> None:
+        super().__init__(request, samples_per_epoch=None)
+        self._pool = pool(request)
+
+    def _draw(self) -> Iterator[Batch]:
+        while True:
+            batch = self._pool[self.samples // self.together % len(self._pool)]
+            self._advance(self.together)
+            yield batch
+
+
+class _Dealt(TrainingData):
+    """Samples by their index: an epoch is a permutation that follows from the seed and its number."""
+
+    def __init__(self, request: DataRequest, data: Dataset[Any], collate: Any = None) -> None:
+        length = len(cast(Any, data))
+        super().__init__(request, samples_per_epoch=length)
+        if length < self.together:
+            raise UsageError(
+                f"dataset {request.dataset} has {length} samples to train on, fewer than one batch of "
+                f"{request.micro_batch} for each of {request.replicas} replicas; use a smaller batch or more "
+                f"data"
+            )
+        self._data, self._collate = data, collate
+
+    def _draw(self) -> Iterator[Batch]:
+        request = self._request
+        workers = DATASETS.facts(request.dataset).spec.integer("workers")
+        loader: DataLoader[Batch] = DataLoader(
+            self._data,
+            batch_sampler=_Deal(request, cast(int, self.samples_per_epoch), self.epoch, self._within),
+            num_workers=workers,
+            collate_fn=self._collate,
+            pin_memory=request.device.type == "cuda",
+            # Its own, or it would draw from the generator that dropout uses.
+            generator=torch.Generator().manual_seed(seed_of(request.seed, request.replica)),
+        )
+        for batch in loader:
+            self._advance(self.together)
+            yield batch
+
+
+class _Deal:
+    """The indices of one replica's batches from a position on, without end."""
+
+    def __init__(self, request: DataRequest, length: int, epoch: int, within: int) -> None:
+        self._request, self._length, self._start = request, length, epoch * length + within
+
+    def __iter__(self) -> Iterator[list[int]]:
+        request = self._request
+        orders = lru_cache(maxsize=2)(self._order)
+        start = self._start
+        while True:
+            end = start + request.replicas * request.micro_batch
+            places = (divmod(n, self._length) for n in range(start + request.replica, end, request.replicas))
+            yield [orders(epoch)[within] for epoch, within in places]
+            start = end
+
+    def _order(self, epoch: int) -> list[int]:
+        """As torch's DistributedSampler has it: a training run begins with a measured run's batches, where
+        nothing is held out."""
+        generator = torch.Generator().manual_seed(self._request.seed + epoch)
+        order: list[int] = torch.randperm(self._length, generator=generator).tolist()
+        return order
+
+
+class _Reopened(TrainingData):
+    """Data that are read from their beginning in each epoch: they go on by their own state, if they have
+    one, or are read again up to the position."""
+
+    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
+        super().__init__(request, samples_per_epoch=samples_per_epoch)
+        self._opened: Any = None
+        self._kept: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        kept = self._opened.state_dict() if _has_state(self._opened) else self._kept
+        return state if kept is None else state | {"loader": {"state": kept, "of": self._share}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        kept = state.get("loader")
+        self._kept = kept["state"] if kept is not None and kept["of"] == self._share else None
+        self._opened = None
+
+    @property
+    def _share(self) -> list[int]:
+        """Whose state it is: that of another replica, or of other batches, says nothing of this one's."""
+        return [self._request.replica, self._request.replicas, self._request.micro_batch]
+
+    def _from_position(self, opened: Any, already: int) -> Iterator[Any]:
+        """What `opened` gives from the position on, `already` of it being behind."""
+        self._opened = opened
+        if self._kept is not None and _has_state(opened):
+            opened.load_state_dict(self._kept)
+            self._kept = None
+            return iter(opened)
+        if already:
+            self.note = "data= has no state_dict of this share: what came before the position was read again"
+        return islice(iter(opened), already, None)
+
+    def _next_epoch(self) -> None:
+        """Raises UsageError if nothing came in this one."""
+        if not self._within:
+            request = self._request
+            raise UsageError(
+                f"data= gave nothing to replica {request.replica} of {request.replicas} in epoch "
+                f"{self.epoch} (batches of {request.micro_batch}): an epoch is never empty"
+            )
+        self.epoch, self._within = self.epoch + 1, 0
+
+
+def _has_state(opened: object) -> bool:
+    return hasattr(opened, "state_dict") and hasattr(opened, "load_state_dict")
+
+
+class _Row(_Reopened):
+    """Samples in a row, which every replica reads, to keep its own."""
+
+    def __init__(self, request: DataRequest, data: Iterable[Any]) -> None:
+        super().__init__(request, samples_per_epoch=len(data) if isinstance(data, Sized) else None)
+        if share_of(request).workers:
+            raise UsageError(WORKERS_FOR_A_ROW)
+        self._data = data
+
+    def _draw(self) -> Iterator[Batch]:
+        return checked(self._rows(), share_of(self._request))
+
+    def _rows(self) -> Iterator[Batch]:
+        request = self._request
+        samples = self._from_position(self._data, self._within)
+        while True:
+            own = []
+            for place in range(self.together):
+                sample, samples = self._sample(samples)
+                if place % request.replicas == request.replica:
+                    own.append(sample)
+            yield default_collate(own)
+
+    def _sample(self, samples: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
+        """The next sample of the row, and what follows it."""
+        for sample in samples:
+            self._advance(1)
+            return sample, samples
+        if self.samples_per_epoch is None:
+            self._next_epoch()
+        samples = self._from_position(self._data, 0)
+        for sample in samples if self._within == 0 else ():
+            self._advance(1)
+            return sample, samples
+        raise UsageError(
+            f"data= has a length of {_length(self.samples_per_epoch)}, and epoch {self.epoch} ended after "
+            f"{self._within}: an epoch is as long as __len__ says, and never empty"
+        )
+
+
+class _Function(_Reopened):
+    """What a user's function opens for each epoch: batches, of which only it knows how many."""
+
+    def __init__(self, request: DataRequest) -> None:
+        super().__init__(request, samples_per_epoch=None)
+
+    def _draw(self) -> Iterator[Batch]:
+        return checked(self._epochs(), share_of(self._request))
+
+    def _epochs(self) -> Iterator[Batch]:
+        while True:
+            for batch in self._from_position(self._open(), self._within // self.together):
+                self._advance(self.together)
+                yield batch
+            self._next_epoch()
+
+    def _open(self) -> Any:
+        share = share_of(self._request, epoch=self.epoch)
+        return cast(Any, own_data(self._request))(share)
+
+
+def open_training(request: DataRequest) -> TrainingData:
+    """The batches of a training run, from its beginning on; worker processes, if any, end with it.
+
+    Real data are dealt as the module says, without what `held_out` has. Raises UsageError if the data set
+    does not fit the workload or has less than one batch for each replica.
+    """
+    facts = DATASETS.facts(request.dataset)
+    if facts.takes is None:
+        return _Synthetic(request)
+    if facts.takes != Own.takes:
+        samples = samples_for(request, facts)
+        return _Dealt(request, Subset(samples, samples.split()[0]), as_is)
+    data = own_data(request)
+    require_readable(data)
+    if is_dataset(data):
+        return _OwnDealt(request, cast(Dataset[Any], data))
+    return _Function(request) if callable(data) else _Row(request, data)
+
+
+class _OwnDealt(_Dealt):
+    """Samples of a user's, with errors in words of the contract."""
+
+    def _draw(self) -> Iterator[Batch]:
+        return checked(super()._draw(), share_of(self._request))
+
+
+def require_epochs(request: DataRequest) -> None:
+    """Raise UsageError if training in epochs is asked of data without end."""
+    if DATASETS.facts(request.dataset).takes is None:
+        raise UsageError(
+            f"{SYNTHETIC} data have no epochs: order a number of steps (--steps 1000), or real data "
+            f"(--dataset)"
+        )
+
+
+def held_out(request: DataRequest) -> Iterator[Batch] | None:
+    """One pass over this replica's share of the held-out samples; None where there are none.
+
+    Every replica is given equally many batches, the last of which may be smaller, or by one sample larger.
+    Raises UsageError if there are fewer samples than replicas.
+    """
+    facts = DATASETS.facts(request.dataset)
+    if facts.takes is None:
+        return None
+    if facts.takes != Own.takes:
+        samples = samples_for(request, facts)
+        _, kept = samples.split()
+        batches: Iterator[Batch] = map(samples.__getitems__, _shared(iter(kept), request))
+        return (placed_for(request, batch) for batch in batches) if kept else None
+    data = request.workload.held_out
+    if data is None:
+        return None
+    require_readable(data, "held_out=")
+    if is_dataset(data):
+        indexed = cast(Any, data)
+        row: Iterator[Any] = (indexed[index] for index in range(len(indexed)))
+    elif callable(data):
+        return (placed_for(request, batch) for batch in data(share_of(request)))
+    else:
+        row = iter(data)
+    return (placed_for(request, default_collate(own)) for own in _shared(row, request))
+
+
+def _shared(row: Iterator[Any], request: DataRequest) -> Iterator[list[Any]]:
+    """A row dealt in turn to the replicas, in batches; what is left at its end, too few for each replica to
+    have one, goes with the batch before."""
+    replicas = request.replicas
+    together = replicas * request.micro_batch
+    taken = list(islice(row, together))
+    if len(taken) < replicas:
+        raise UsageError(
+            f"{len(taken)} samples are held out, and each of {replicas} replicas needs one: hold out more"
+        )
+    while taken:
+        ahead = list(islice(row, replicas))
+        if len(ahead) < replicas:
+            taken, ahead = taken + ahead, []
+        yield taken[request.replica :: replicas]
+        taken = list(islice(chain(ahead, row), together)) if ahead else []
