@@ -13,3 +13,8 @@ LATE_SHARE = 0.05
 COPIES = 6
 """Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
 parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""
+SHARED_COPIES = 5
+"""The same of a rank that simulates one replica and compares nothing: what it gathers of the start, its model
+and gradients with their sizes, and what it sends."""
+SUMMED_BYTES_PER_S = 1e9
+"""Of gradients that ranks have simulated, summed over Gloo in host memory. Assumed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from results.cell import Cell
 from results.parts import VALUE_BYTES
-from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEPS
+from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEPS, SUMMED_BYTES_PER_S
 from results.recorded import RECORDED_STEPS
 from strategies.catalog import OPTIMIZERS, STRATEGIES
 
@@ -58,11 +58,16 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
 
 
 def _proof_s(cell: Cell, step_s: float, parameters: int, steps: int) -> float:
-    """The first steps with their checks; where simulating all replicas takes too long, one is simulated."""
-    one_s = _simulated_s(cell, step_s)
-    if cell.replicas * one_s > LONGEST_S / steps:
-        return steps * step_s + one_s + _compared_s(parameters)
-    return steps * (step_s + cell.replicas * one_s + _compared_s(parameters))
+    """The first steps with their checks. Where simulating all replicas takes one rank too long, one is
+    simulated; then the ranks simulate one each, or nothing where that takes too long as well."""
+    one_s, longest_s = _simulated_s(cell, step_s), LONGEST_S / steps
+    build_s = parameters / VALUES_PER_S
+    alone_s, shared_s = cell.replicas * one_s, one_s + VALUE_BYTES * parameters / SUMMED_BYTES_PER_S
+    if alone_s <= longest_s:
+        return build_s + steps * (step_s + alone_s + _compared_s(parameters))
+    checked = steps if cell.replicas > 1 and shared_s <= longest_s else 0
+    compared_s = _compared_s(parameters)
+    return build_s + steps * step_s + one_s + compared_s + checked * (shared_s + compared_s)
 
 
 def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> float:
@@ -75,7 +80,7 @@ def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> fl
     fewest = min(promise.every, LATE_STEPS) if promise.of == "parameters" else 1
     allowed_s = min(LONGEST_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
     before = max(LATE_STEPS - 1, 2 * promise.every)
-    return before * step_s + max(fewest * checked_s, allowed_s)
+    return before * step_s + parameters / VALUES_PER_S + max(fewest * checked_s, allowed_s)
 
 
 def _simulated_s(cell: Cell, step_s: float) -> float:
@@ -84,8 +89,8 @@ def _simulated_s(cell: Cell, step_s: float) -> float:
 
 
 def _compared_s(parameters: int) -> float:
-    """Beside the simulation of a step: a model is built, and all is copied."""
-    return parameters / VALUES_PER_S + COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
+    """Beside the simulation of a step: all is copied."""
+    return COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
 
 
 def _held_bytes(cell: Cell, parameters: int) -> float:

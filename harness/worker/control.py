@@ -51,6 +51,11 @@ class Control:
         dist.broadcast(tensor, src=0)
         return float(tensor.item())
 
+    def sum_to_first(self, values: Tensor) -> None:
+        """Sum a tensor of host memory over the ranks, in place on rank 0; what is left on the others means
+        nothing. Over the default group: nothing of what exchanges gradients takes part."""
+        dist.reduce(values, dst=0)
+
     def all_reduce(self, values: Tensor) -> None:
         """Sum a tensor of the device over the ranks, in place."""
         dist.all_reduce(values, group=self._backend)

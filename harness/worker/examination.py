@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,8 +37,10 @@ from harness.worker.measure import DivergedError
 from harness.worker.partners import Partners
 from harness.worker.promised import Witness, compare_promises
 from harness.worker.reference import (
+    Beat,
     History,
     Reference,
+    ReferenceModel,
     Replay,
     Simulated,
     TooLongError,
@@ -44,19 +48,23 @@ from harness.worker.reference import (
     finite,
     host_copy,
     optimizer_history,
-    reference_model,
     replay_update,
     simulate_step,
 )
+from harness.worker.room import no_room
 from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
+from harness.worker.shares import HALVINGS, NO_MEMORY, Shares, summed_s, too_long
+from results.proof_limits import COPIES, SHARED_COPIES
 from strategies.catalog import COMPRESSIONS, STRATEGIES
+from strategies.devices import device_of
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
-from workloads.workload import Workload
 
-HALVINGS = 4
-"""Of the scale of the loss, where a simulated step in fp16 overflows and the trainer's did not."""
+T = TypeVar("T")
+
+ONCE_S = 5.0
+"""Of a step's computation, what may be done once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,8 @@ class Examined:
     """Whether a rank found a difference."""
     stale: bool
     """Whether a replica's buffers are not what they must be."""
+    shared: bool = False
+    """Whether the ranks simulated a replica each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +125,14 @@ class Examination:
         """Whether this replica's buffers were not what rank 0 computed for it."""
         self.first = FirstStep()
         """Times what is training of the first step."""
+        self.beat: Beat = lambda: None
+        """Called often while a step is checked: a long check is not silence."""
+        self._model: ReferenceModel | None = None
+        """Built for the first simulation of this rank."""
+        self._replica_s: float | None = None
+        """What rank 0 takes for one replica, where all together take it too long."""
+        self._least_s = 0.0
+        """What it takes at least, known before anything is built."""
         self._alone = 0
         """Steps that were not averaged over all replicas."""
         self._common: dict[str, Tensor] = {}
@@ -155,15 +173,17 @@ class Examination:
         step = self.step
         seed_step(self._setup.cell.seed, step, self._setup.replica)
         take = self._by_each if by_each or not self._promise.averages_all_gradients(step) else self._by_first
-        if self.witness is None:
-            return take(step)
-        self.witness.watching = True
+        if self.witness is not None:
+            self.witness.watching = True
         try:
             return take(step)
         finally:
-            self.witness.watching = False
-            facts = COMPRESSIONS.facts(self._setup.cell.compression)
-            self._promised += compare_promises(facts.name, facts.promises, self.witness.taken())
+            if self._model is not None:
+                self._model.rest()
+            if self.witness is not None:
+                self.witness.watching = False
+                facts = COMPRESSIONS.facts(self._setup.cell.compression)
+                self._promised += compare_promises(facts.name, facts.promises, self.witness.taken())
 
     def begin_period(self) -> None:
         """The replicas are equal now, and the next step is the first of a period."""
@@ -182,6 +202,7 @@ class Examination:
             agreed=agreed,
             failed=bool(failed),
             stale=bool(stale),
+            shared=self._replica_s is not None,
         )
 
     def _by_first(self, step: int) -> str | None:
@@ -193,9 +214,7 @@ class Examination:
         ledger = Ledger(trainer.model, self._partners) if self._lossy else None
         gradients = self._gradients(step, kept=first)
         buffers, history = self._buffers(kept=first), optimizer_history(trainer, kept=first)
-        found, obstacle = None, ""
-        if first:
-            found, obstacle = self._recomputed(start, step, gradients, history, range(cell.replicas))
+        found, obstacle = self._all_recomputed(start, step, gradients, history)
         if self._control.from_first(float(found is None)):
             self._update()
             return obstacle
@@ -298,13 +317,20 @@ class Examination:
         collective all the same."""
         model = self._trainer.model
         named = chain(model.named_parameters(), model.named_buffers())
-        return {name: host_copy(value) for name, value in named if kept}
+        return {name: host_copy(value) for name, value in self._beating(named) if kept}
 
     def _parameters(self, *, kept: bool = True) -> dict[str, Tensor]:
-        return {name: value.cpu() for name, value in self._trainer.model.named_parameters() if kept}
+        named = self._trainer.model.named_parameters()
+        return {name: value.cpu() for name, value in self._beating(named) if kept}
 
     def _buffers(self, *, kept: bool = True) -> dict[str, Tensor]:
         return {name: value.cpu() for name, value in self._trainer.model.named_buffers() if kept}
+
+    def _beating(self, values: Iterable[T]) -> Iterator[T]:
+        """The values of a long walk over a model."""
+        for value in values:
+            self.beat()
+            yield value
 
     def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
@@ -317,12 +343,16 @@ class Examination:
         used = iter(batches)
         if self.unexpected:
             used = self._batches.sampler.unexpected(batches, self._setup.replica, step * accumulation)
+        began_s = time.thread_time()
         with self._setup.memory.kept(), self.first.part():
             loss = self._trainer.compute_gradients(used)
+        if not device_of(self._setup.device).asynchronous and not self._setup.cell.compile:
+            # Without waiting for the exchange; where a kernel is only queued, nothing is known of it.
+            self._least_s = max(0.0, time.thread_time() - began_s - ONCE_S)
         self._given.append(all_used(accumulation, left=len(list(used))))
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
-        return {name: value.cpu() for name, value in self._dense_gradients() if kept}
+        return {name: value.cpu() for name, value in self._beating(self._dense_gradients()) if kept}
 
     def _compare_batches(self, step: int, batches: Sequence[Batch]) -> None:
         """The micro-batches of a step, on all ranks."""
@@ -342,6 +372,80 @@ class Examination:
         with self._setup.memory.kept(), self.first.part():
             self._trainer.update()
 
+    def _all_recomputed(
+        self, start: dict[str, Tensor], step: int, gradients: dict[str, Tensor], history: History
+    ) -> tuple[_Recomputed | None, str]:
+        """The step of all replicas on rank 0, nothing on the others, or what stands in the way; collective.
+
+        Rank 0 simulates all of them; where that takes it too long, or would by what the step itself took, the
+        ranks simulate one each.
+        """
+        first, replicas = self._setup.rank.rank == 0, self._setup.cell.replicas
+        found, obstacle = None, ""
+        if self._replica_s is None:
+            if first and replicas * self._least_s > self._longest_s:
+                self._replica_s = self._least_s
+            elif first:
+                found, obstacle = self._recomputed(start, step, gradients, history, range(replicas))
+            self._replica_s = self._control.from_first(self._replica_s or 0.0) or None
+            if self._replica_s is None:
+                return found, obstacle
+        alone_s = replicas * self._replica_s
+        shared_s = self._replica_s + summed_s(self._trainer.parameter_bytes)
+        if replicas == 1 or shared_s > self._longest_s:
+            shared = f", and about {shared_s:.0f} s shared out over {replicas} ranks" if replicas > 1 else ""
+            return None, too_long(alone_s) + shared
+        return self._recomputed_by_all(start, step, gradients, history)
+
+    def _recomputed_by_all(
+        self, start: dict[str, Tensor], step: int, gradients: dict[str, Tensor], history: History
+    ) -> tuple[_Recomputed | None, str]:
+        """As `_all_recomputed`, by one rank of every replica."""
+        trainer, control, first = self._trainer, self._control, self._setup.rank.rank == 0
+        shares = Shares(self._setup, trainer.model, control, self.beat)
+        copies = (COPIES if first else SHARED_COPIES) if shares.simulates else 0
+        obstacle = no_room(control, trainer.parameter_bytes, copies=copies)
+        if obstacle is not None:
+            return None, obstacle
+        buffers = {
+            name: start[name] if first else host_copy(value) for name, value in self._buffers().items()
+        }
+        self._take_first_buffers(buffers)
+        model = self._fitting(self._awake) if shares.simulates else None
+        if control.largest([float(shares.simulates and model is None)])[0]:
+            return None, NO_MEMORY
+        what = self._what(step, range(self._setup.cell.replicas))
+        reference, obstacle = shares.simulate(model, buffers, what, gradients, longest_s=self._longest_s)
+        if reference is None or model is None:
+            return None, obstacle
+        replay = self._fitting(lambda: replay_update(self._setup, model, start, gradients, history))
+        return (None, NO_MEMORY) if replay is None else (_Recomputed(reference=reference, replay=replay), "")
+
+    def _awake(self) -> ReferenceModel:
+        if self._model is None:
+            self._model = ReferenceModel(self._setup)
+        self._model.wake()
+        return self._model
+
+    @staticmethod
+    def _fitting(take: Callable[[], T]) -> T | None:
+        """What `take` gives; None if it does not fit in memory."""
+        try:
+            return take()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            return None
+
+    def _what(self, step: int, replicas: Sequence[int], averaged: int | None = None) -> Simulated:
+        return Simulated(
+            step=step,
+            replicas=replicas,
+            averaged=averaged or len(replicas),
+            scale=self._scale,
+            unexpected=self.unexpected,
+        )
+
     def _recomputed(
         self,
         start: dict[str, Tensor],
@@ -354,39 +458,35 @@ class Examination:
     ) -> tuple[_Recomputed | None, str]:
         """The step of these replicas on this device, and with a `history` its update, or what stands in the
         way."""
-        what = Simulated(
-            step=step,
-            replicas=replicas,
-            averaged=averaged or len(replicas),
-            scale=self._scale,
-            unexpected=self.unexpected,
-        )
-        try:
-            model = reference_model(self._setup)
+
+        def recomputed() -> _Recomputed:
+            model, what = self._awake(), self._what(step, replicas, averaged)
             reference = self._simulated(model, start, what, gradients)
             replay = None if history is None else replay_update(self._setup, model, start, gradients, history)
+            return _Recomputed(reference=reference, replay=replay)
+
+        try:
+            found = self._fitting(recomputed)
         except TooLongError as error:
-            return None, f"a serial simulation of a step would take about {error.seconds:.0f} s"
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            return None, "a serial simulation does not fit in memory beside the model"
-        return _Recomputed(reference=reference, replay=replay), ""
+            self._replica_s = error.seconds / error.replicas
+            return None, too_long(error.seconds)
+        return found, "" if found is not None else NO_MEMORY
 
     def _simulated(
-        self, model: Workload, start: dict[str, Tensor], what: Simulated, gradients: Tensors
+        self, model: ReferenceModel, start: dict[str, Tensor], what: Simulated, gradients: Tensors
     ) -> Reference:
         """The step with the trainer's scale of the loss, so that both sides lose the same small numbers.
 
         Where the trainer's gradients are finite and those of the simulation are not, another kernel's
         rounding stands between them at the edge of fp16's range: then half the scale, up to `HALVINGS` times.
         """
-        reference = simulate_step(self._setup, model, start, what, longest_s=self._longest_s)
-        for _ in range(HALVINGS):
+        for _ in range(HALVINGS + 1):
+            reference = simulate_step(
+                self._setup, model, start.items, what, longest_s=self._longest_s, beat=self.beat
+            )
             if what.scale <= 1 or finite(reference.gradients) or not finite(gradients):
                 break
             what = replace(what, scale=what.scale / 2)
-            reference = simulate_step(self._setup, model, start, what, longest_s=self._longest_s)
         return reference
 
     def _buffers_equal(self, found: _Recomputed | None) -> bool:

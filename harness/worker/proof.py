@@ -2,10 +2,11 @@
 
 For its first steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
 replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
-random state, and adds the gradients up in rank order. Replicas, not one big batch: BatchNorm and dropout
-depend on how samples are grouped. The reference starts each step from the parameters of the strategy, so
-that errors of one step are judged alone, and then replays the update from the strategy's own gradients and
-optimizer state. What state the replay leaves is what the next step must begin with.
+random state, and adds the gradients up in rank order; where that takes it too long, the ranks simulate a
+replica each (`shares`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are grouped.
+The reference starts each step from the parameters of the strategy, so that errors of one step are judged
+alone, and then replays the update from the strategy's own gradients and optimizer state. What state the
+replay leaves is what the next step must begin with.
 
 What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
 alone: a device that the cell nearly fills has no room for full tensors.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,9 +38,10 @@ from harness.worker.examination import Examination
 from harness.worker.measure import DivergedError
 from harness.worker.own_code import own_code_cause
 from harness.worker.promised import Witness
+from harness.worker.reference import Beat
+from harness.worker.room import no_room
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
-from harness.worker.usage import available_bytes, host_number
 from harness.worker.verdict import failure, verdict, weaker
 from results.cell import Cell
 from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
@@ -49,8 +51,6 @@ from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
-
-Beat = Callable[[], None]
 
 AFTER_RAMP = 2
 """Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
@@ -89,7 +89,8 @@ def prove(
 ) -> Proof:
     """Take the cell's first steps and compare them with the reference; collective.
 
-    `beat` is called after each step: many are not silence. `first` times what is training of the first one.
+    `beat` is called often, also while a step is simulated: a long check is not silence. `first` times what is
+    training of the first one.
 
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
     more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
@@ -101,10 +102,12 @@ def prove(
     checked = sum(first_steps(trainer.model))
     with setup.memory.lifted(), _audited(setup, trainer, after_ramp=False) as witness:
         examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / checked)
-        examination.witness = witness
+        examination.witness, examination.beat = witness, beat
         if first is not None:
             examination.first = first
-        obstacle = None
+        promise = STRATEGIES.facts(setup.cell.strategy).promise
+        by_first = promise.averages_all_gradients(0) and setup.rank.rank
+        obstacle = no_room(control, trainer.parameter_bytes, copies=0 if by_first else COPIES)
         for step_checked in first_steps(trainer.model):
             if obstacle is None and step_checked:
                 obstacle = examination.check()
@@ -134,23 +137,10 @@ class LateProof:
     """Why no step was checked, or no further one."""
 
 
-def no_room(cell: Cell, parameter_bytes: int, control: Control) -> str | None:
-    """Why a host has too little memory for the check of a late step; None if all have enough. Collective,
-    the same answer on all ranks.
-
-    The kernel would end a rank that takes too much, and with it a run whose figures are not written yet.
-    """
-    rows = control.of_all([host_number(), available_bytes()])
-    simulating = rows if _each_simulates(cell) else rows[:1]
-    for host, _ in simulating:
-        left = [available for place, available in simulating if place == host]
-        needed = COPIES * parameter_bytes * len(left)
-        if needed > min(left):
-            return (
-                f"to recompute a step takes about {needed / 2**30:.2g} GiB of host memory "
-                f"(ranks on the host: {len(left)}), and {min(left) / 2**30:.2g} GiB are available"
-            )
-    return None
+def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
+    """Why there is too little memory for the check of a late step, as `no_room`; collective."""
+    copies = COPIES if _each_simulates(setup.cell) or setup.rank.rank == 0 else 0
+    return no_room(control, trainer.parameter_bytes, copies=copies)
 
 
 def _each_simulates(cell: Cell) -> bool:
@@ -178,7 +168,7 @@ def prove_late(
     try:
         with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
             examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / fewest)
-            examination.witness = witness
+            examination.witness, examination.beat = witness, beat
             examination.unexpected = not exact_arithmetic(setup.cell)
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
             if averages:

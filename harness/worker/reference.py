@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,12 @@ SMALLEST_NORMAL = 2.0**-126
 """Below it the error of a share is absolute: half of 2^-149."""
 
 
+Beat = Callable[[], None]
+"""Says that work goes on."""
+Start = Callable[[], Iterable[tuple[str, Tensor]]]
+"""Gives the parameters and buffers that a step begins with, anew for each replica."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """What a step must give, and how far rounding may take it from that; all of it in host memory."""
@@ -55,11 +61,11 @@ class Reference:
 
 
 class TooLongError(Exception):
-    """Simulating a step of all replicas would take `seconds`, which is over the limit."""
+    """Simulating a step of `replicas` replicas would take `seconds`, which is over the limit."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+    def __init__(self, seconds: float, replicas: int) -> None:
+        super().__init__(seconds, replicas)
+        self.seconds, self.replicas = seconds, replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,29 +83,68 @@ class Simulated:
     """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
 
 
-def reference_model(setup: CellSetup) -> Workload:
-    """A model of the cell for simulations, on this device; this rank's random state stays as it is."""
-    before = torch.get_rng_state()
-    workload = setup.workload()
-    torch.set_rng_state(before)
-    module = workload.module.to(setup.device).train()
-    if setup.cell.memory_format == "channels_last":
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return workload
+class ReferenceModel:
+    """A model of the cell for simulations: built once, on this device, and given its state by `load`.
+
+    Between steps it rests, and has no memory of the device: what the cell's own step takes is not beside it.
+    """
+
+    def __init__(self, setup: CellSetup) -> None:
+        """This rank's random state stays as it is."""
+        before = torch.get_rng_state()
+        self.workload = setup.workload()
+        torch.set_rng_state(before)
+        self.module = self.workload.module.to(setup.device).train()
+        if setup.cell.memory_format == "channels_last":
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._resting: list[tuple[torch.UntypedStorage, int]] = []
+
+    @torch.no_grad()
+    def load(self, start: Iterable[tuple[str, Tensor]]) -> None:
+        """Take these parameters and buffers, all of them, at addresses that are aligned as theirs, and no
+        gradient."""
+        self.wake()
+        parameters, missing = dict(self.module.named_parameters()), dict(state_of(self.module))
+        for name, value in start:
+            missing.pop(name).copy_(value)
+            parameter = parameters.get(name)
+            if parameter is not None and parameter.device.type == "cpu" and _off(parameter) != _off(value):
+                parameter.data = host_copy(value)
+        assert not missing, f"no state of {', '.join(missing)}"
+        for parameter in parameters.values():
+            parameter.grad = None
+
+    def wake(self) -> None:
+        """Take the memory that a rest gave up; what is in it means nothing until `load`."""
+        for storage, size in self._resting:
+            storage.resize_(size)
+        self._resting = []
+
+    def rest(self) -> None:
+        """Give up the memory of parameters, buffers and gradients."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        for _, value in state_of(self.module):
+            storage = value.untyped_storage()
+            # What shares its memory with other tensors, or has it from elsewhere, keeps it.
+            if storage.resizable() and storage.nbytes() == value.nbytes > 0:
+                self._resting.append((storage, storage.nbytes()))
+                storage.resize_(0)
 
 
 def simulate_step(
     setup: CellSetup,
-    model: Workload,
-    start: dict[str, Tensor],
+    model: ReferenceModel,
+    start: Start,
     what: Simulated,
     *,
     longest_s: float = math.inf,
+    beat: Beat = lambda: None,
 ) -> Reference:
-    """One step of the named replicas, one after another, on `model`, each from the state `start`.
+    """One step of the named replicas, one after another, on `model`, each from the state that `start` gives.
 
-    Deliberately plain: what is under test (Trainer, strategies) is not used. Raises TooLongError if, by the
-    first replica, the step would take more than `longest_s`.
+    Deliberately plain: what is under test (Trainer, strategies) is not used. `beat` is called after each
+    micro-batch. Raises TooLongError if, by the first replica, the step would take more than `longest_s`.
     """
     replicas, averaged = what.replicas, what.averaged
     sums: dict[str, Tensor] = {}
@@ -108,7 +153,8 @@ def simulate_step(
     buffer_hashes: list[float] = []
     began = time.perf_counter()
     for replica in replicas:
-        own = _replica_step(setup, model, start, what, replica)
+        model.load(start())
+        own = _replica_step(setup, model.workload, what, replica, beat)
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))
@@ -116,7 +162,7 @@ def simulate_step(
             device_of(setup.device).synchronize()
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
-                raise TooLongError(seconds)
+                raise TooLongError(seconds, len(replicas))
             buffers = {name: buffer.to("cpu", copy=True) for name, buffer in own.module.named_buffers()}
     return Reference(
         gradients={name: gradient.cpu() for name, gradient in sums.items()},
@@ -137,12 +183,9 @@ class _Share:
     """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
 
 
-def _replica_step(
-    setup: CellSetup, workload: Workload, start: dict[str, Tensor], what: Simulated, replica: int
-) -> _Share:
+def _replica_step(setup: CellSetup, workload: Workload, what: Simulated, replica: int, beat: Beat) -> _Share:
     """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
     cell = setup.cell
-    _load(workload.module, start)
     sampler = Sampler(cell, workload, setup.device, setup.source_folder)
     first = what.step * cell.accumulation
     batches = sampler.batches(replica, first, cell.accumulation)
@@ -163,6 +206,7 @@ def _replica_step(
                 _add(gradients, {name: gradient})
                 if sized:
                     _add(sizes, {name: gradient.abs()})
+        beat()
     return _Share(module=workload.module, gradients=gradients, sizes=sizes)
 
 
@@ -214,14 +258,14 @@ class Replay:
 
 def replay_update(
     setup: CellSetup,
-    model: Workload,
-    start: dict[str, Tensor],
+    model: ReferenceModel,
+    start: Mapping[str, Tensor],
     gradients: dict[str, Tensor],
     history: History,
 ) -> Replay:
     """A plain optimizer step of `model` from `start` by `gradients`, with that history, none of which it
     changes."""
-    _load(model.module, start)
+    model.load(start.items())
     parameters = dict(model.module.named_parameters())
     optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())
     for name, state in history.items():
@@ -249,14 +293,9 @@ def _own(key: str, value: object, device: torch.device) -> object:
     return value.to("cpu" if key == "step" else device, copy=True)
 
 
-@torch.no_grad()
-def _load(module: nn.Module, start: dict[str, Tensor]) -> None:
-    """Give a module the parameters and buffers `start`, at addresses that are aligned as theirs."""
-    for name, value in state_of(module):
-        value.copy_(start[name])
-    for name, parameter in module.named_parameters():
-        if parameter.device.type == "cpu" and start[name].data_ptr() % ALIGNED_BYTES:
-            parameter.data = host_copy(start[name])
+def _off(value: Tensor) -> int:
+    """Bytes from a multiple of `ALIGNED_BYTES`."""
+    return value.data_ptr() % ALIGNED_BYTES if value.device.type == "cpu" else 0
 
 
 def host_copy(value: Tensor) -> Tensor:
@@ -265,8 +304,8 @@ def host_copy(value: Tensor) -> Tensor:
     A strategy may put parameters one after another (`zero1`), and the CPU's product of a matrix and a vector
     rounds by where the matrix begins.
     """
-    off = value.data_ptr() % ALIGNED_BYTES // value.itemsize
-    if value.device.type != "cpu" or not off or not value.is_contiguous():
+    off = _off(value) // value.itemsize
+    if not off or not value.is_contiguous():
         return value.to("cpu", copy=True)
     return torch.empty(off + value.numel(), dtype=value.dtype)[off:].view(value.shape).copy_(value)
 

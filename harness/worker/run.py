@@ -32,7 +32,7 @@ from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
     LateProof,
     first_steps,
-    no_room,
+    no_room_late,
     prove,
     prove_late,
     take_first_steps,
@@ -102,7 +102,7 @@ class RunInProgress:
         self._found = PartialRecord(clock="monotonic", spent_ns={})
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
-        self._parameters = self._parameter_bytes = 0
+        self._parameters = 0
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
@@ -206,7 +206,6 @@ class RunInProgress:
         self._model = weakref.ref(workload.module)
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
-        self._parameter_bytes = sum(parameter.nbytes for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
         trainer = setup.trainer(workload, around.exchange)
         trainer.loss = self._uses.counted(trainer.loss)
@@ -319,7 +318,7 @@ class RunInProgress:
         around = self._around
         self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
-        obstacle = batches.sampler.obstacle or no_room(self._cell, self._parameter_bytes, around.control)
+        obstacle = batches.sampler.obstacle or no_room_late(setup, trainer, around.control)
         if obstacle is None:
             with reproducible_compilation(self._cell):
                 late = prove_late(

@@ -22,10 +22,11 @@ def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
         return weaker(
             cell, found.agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
         )
+    where = ", one on a device of each" if found.shared else " on one device"
     return Proof(
         method="serial-simulation",
         passed=True,
-        detail=f"{steps} steps of {_replicas(cell)} recomputed on one device; {_rule(cell)}",
+        detail=f"{steps} steps of {_replicas(cell)} recomputed{where}; {_rule(cell)}",
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
     )

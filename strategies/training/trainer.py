@@ -122,6 +122,8 @@ class Trainer:
         self._checkpoints: Checkpoints | None = None
         set_float32_math(settings.precision)
         module = _placed(module, device, settings.memory_format)
+        self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
+        """Of the whole model: a strategy may leave this rank a part of it."""
         layout = found_layout(module) if layout is None else layout
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"

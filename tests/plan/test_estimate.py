@@ -137,13 +137,13 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
         (0.0001, 1, True, {"proof": 6e-4, "warm-up": 4e-3, "measure": 0.1, "late proof": 9e-4 + 2e-3}),
         # 6 blocks x 5 steps x 2 s are measured whatever the budget says; 5 % of 140 s are 7 s.
         (2.0, 1, True, {"proof": 12, "warm-up": 80, "measure": 60, "late proof": 18 + 7}),
-        # Simulating 2 replicas of 3 steps of 11 s is beyond the limit of 60 s.
+        # Simulating 2 replicas of 3 steps of 11 s is beyond the limit of 60 s: the ranks simulate one each.
         (
             11.0,
             2,
             True,
-            # 3 steps and one replica; quads 100 steps, recorded 21; 9 steps, and 5 % of 770 s.
-            {"proof": 44, "warm-up": 440, "measure": 330, "exposed": 1100, "recording": 231}
+            # One replica, then 3 steps and 3 replicas; quads 100 steps, recorded 21; 9 steps, 5 % of 770 s.
+            {"proof": 77, "warm-up": 440, "measure": 330, "exposed": 1100, "recording": 231}
             | {"late proof": 99 + 0.05 * 770},
         ),
     ],
@@ -185,8 +185,8 @@ def test_parameters_are_built_simulated_copied_and_hashed(cell_of: MakeCell) -> 
     build, hashed, copied = 10, 4 / 1.1, 1.6
     assert costs["build"] == build
     assert costs["hash"] == pytest.approx(hashed)
-    # A model is built for each of 3 steps, and 6 copies are made.
-    assert costs["proof"] == pytest.approx(3 * (build + 6 * copied) + hashed)
+    # A model is built once, and 6 copies are made for each of 3 steps.
+    assert costs["proof"] == pytest.approx(build + 3 * 6 * copied + hashed)
     # Each of 5 quads copies parameters and two values of state for each, there and back.
     assert costs["exposed"] == pytest.approx(5 * 2 * 3 * copied)
     # One step is checked, which takes longer than 1.2 s, 5 % of the time of measuring.
@@ -202,9 +202,19 @@ def test_parameters_are_built_simulated_copied_and_hashed(cell_of: MakeCell) -> 
 
 def test_a_small_models_proof_is_simulated_whole(cell_of: MakeCell) -> None:
     cell = cell_of(gpus=2, strategy="ddp")
-    # 3 x (a step, 2 replicas of one, a model of 0.1 s, 6 copies of 16 ms), then a hash.
+    # A model of 0.1 s, 3 x (a step, 2 replicas of one, 6 copies of 16 ms), then a hash.
     parts = run_parts(cell, 0.1, parameters=10**7, proves=True)
-    assert parts["proof"] == pytest.approx(3 * (0.1 + 2 * 0.1 + 0.1 + 6 * 0.016) + 0.04 / 1.1)
+    assert parts["proof"] == pytest.approx(0.1 + 3 * (0.1 + 2 * 0.1 + 6 * 0.016) + 0.04 / 1.1)
+
+
+def test_a_long_proof_is_shared_out_or_given_up(cell_of: MakeCell) -> None:
+    cell = cell_of(gpus=8, strategy="ddp")
+    # Rank 0 would take 32 s of the 20 a step has: it simulates one replica to know; then each rank its own,
+    # with 0.04 s for the sum of 4e7 bytes.
+    parts = run_parts(cell, 4, parameters=10**7, proves=True)
+    assert parts["proof"] == pytest.approx(0.1 + 4 + 6 * 0.016 + 3 * (4 + 4 + 0.04 + 6 * 0.016) + 0.04 / 1.1)
+    given_up = run_parts(cell, 25, parameters=10**7, proves=True)
+    assert given_up["proof"] == pytest.approx(0.1 + 4 * 25 + 6 * 0.016 + 0.04 / 1.1)
 
 
 def test_what_earlier_runs_took_stands_for_the_model_of_it(cell_of: MakeCell) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof, reference
+from harness.worker import proof, reference, room
 from harness.worker import run as run_module
 from harness.worker.sampler import Draws
 from strategies.compression.base import Compressor
@@ -323,7 +323,7 @@ def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checke
 
 @contextmanager
 def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
-    with patch.object(proof, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
+    with patch.object(room, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
         yield
 
 

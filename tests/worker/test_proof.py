@@ -6,6 +6,8 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import examination, proof
+from harness.worker import examination, proof, reference, room
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 
@@ -114,12 +116,74 @@ def _no_time(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(proof, "LONGEST_S", 0.0)
 
 
+@contextmanager
+def _slow_replicas(rank: int, size: int) -> Iterator[None]:
+    """By its clock each takes 15 s: rank 0 would take too long for all of them, but not for one."""
+    clock = count(step=15)
+    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
+        yield
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        NORMED | {"accumulation": 2, "clip_norm": 0.1},
+        GPT | {"strategy": "fsdp"},
+        MLP | {"strategy": "scratch-ddp", "precision": "fp16"},
+    ],
+)
+def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Proofs, fields: Fields) -> None:
+    found = proofs(2, fields, broken=_slow_replicas)[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+    assert "3 steps of 2 replicas recomputed, one on a device of each" in found["detail"]
+    if fields.get("precision") is None:
+        assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
+
+
 def _no_room(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(examination, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
 
 
 def _no_room_for_the_update(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(examination, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
+
+
+@contextmanager
+def _slow_replicas_and_one_dropped(rank: int, size: int) -> Iterator[None]:
+    original = Trainer.compute_gradients
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        loss = original(self, batches)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                # Of the gradients of two, those of the last.
+                torch.distributed.broadcast(parameter.grad, src=size - 1)
+                parameter.grad.mul_(1.5)
+        return loss
+
+    with _slow_replicas(rank, size), patch.object(Trainer, "compute_gradients", wrong):
+        yield
+
+
+def test_a_shared_simulation_finds_what_differs(proofs: Proofs) -> None:
+    found = proofs(2, NORMED, broken=_slow_replicas_and_one_dropped)[0]
+    assert not found["passed"]
+    assert "differs from the serial simulation" in found["detail"]
+
+
+@contextmanager
+def _slow_by_its_own_thread(rank: int, size: int) -> Iterator[None]:
+    """A step computes for 100 s by the thread's clock; nothing may be built to learn more."""
+    clock = SimpleNamespace(thread_time=count(step=100).__next__)
+    with (
+        patch.object(examination, "time", clock),
+        patch.object(examination, "ReferenceModel", side_effect=AssertionError),
+    ):
+        yield
+
+
+def _little_memory(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(room, "available_bytes", lambda: 2.0**15)
 
 
 @contextmanager
@@ -161,7 +225,19 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
-        (_no_time, r"a serial simulation of a step would take about \d+ s"),
+        (
+            _no_time,
+            r"a serial simulation of a step would take about \d+ s, and about \d+ s shared out over 2 ranks",
+        ),
+        (
+            _slow_by_its_own_thread,
+            "a serial simulation of a step would take about 190 s, and about 95 s shared out over 2 ranks",
+        ),
+        (
+            _little_memory,
+            r"to recompute a step takes about [\d.e-]+ GiB of host memory \(ranks on the host: 1\), and "
+            r"3.1e-05 GiB are available",
+        ),
         (_no_room, "a serial simulation does not fit in memory beside the model"),
         (_no_room_for_the_update, "a serial simulation does not fit in memory beside the model"),
     ],
