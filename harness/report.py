@@ -34,6 +34,8 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     written = _write([figures], target, f"{path.stem}." if path else "")
     print_headline(figures, console)
     print_verdict(figures, console)
+    if figures.compare_over is not None:
+        _print_over(figures, console)
     _tell(written, console)
     return target
 
@@ -112,6 +114,15 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
         return
     for line in narrow_lines(headline(figures), figures.devices_word, console.width):
         console.result(line)
+
+
+def _print_over(figures: StudyFigures, console: Console) -> None:
+    # The rows of a section: drawing is imported for the page anyway.
+    from reports.page.sections.over import over_table
+
+    table = over_table(figures)
+    console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+    console.result()
 
 
 def print_verdict(figures: StudyFigures, console: Console) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from harness.console import Console
 from harness.costs import CostFlags, assumptions
 from reports.analysis.assumptions import Assumptions
+from reports.analysis.over import comparing_over
 from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
 from results.baseline import Baseline
-from results.errors import SchemaError
+from results.errors import SchemaError, UsageError
 from results.history import read_nights
 from results.job_store import JobStore
 from results.run import RunResult
@@ -97,6 +98,21 @@ def warn_of_losses(study: Study, console: Console) -> None:
 def read_results(study: Study) -> list[RunResult]:
     """Every run of the study; what is derived is kept where the study may be written."""
     return study.collect() if os.access(study.root, os.W_OK) else study.results()
+
+
+def compared_over(studies: list[StudyFigures], setting: str | None) -> list[StudyFigures]:
+    """The studies, asked to be compared over a setting as a flag writes it; None: as they are.
+
+    Raises UsageError where a study has one value of it alone.
+    """
+    if setting is None:
+        return studies
+    if len(studies) > 1:
+        raise UsageError(
+            f"--compare-over {setting} compares cells of one study: name one, in which bench matrix has "
+            f"measured several values of --{setting}"
+        )
+    return [comparing_over(study, setting.replace("-", "_")) for study in studies]
 
 
 def _redacted(read: Sequence[_Read]) -> list[_Read]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.cost_options import cost_options
+from harness.cli.options import compare_over
 
 if TYPE_CHECKING:
     from harness.console import Console
@@ -24,9 +25,16 @@ TABLES = ("cells", "runs", "ranks", "losses", "skips")
 @click.option("--table", type=click.Choice(TABLES), help="one table of CSV or Parquet, not all of them")
 @click.option("-o", "--output", metavar="PATH", help="a file; for CSV and Parquet without --table, a folder")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
+@compare_over
 @cost_options
 def command(
-    studies: tuple[str, ...], form: str, table: str | None, output: str | None, *, redact: bool, **costs: Any
+    studies: tuple[str, ...],
+    form: str,
+    table: str | None,
+    output: str | None,
+    *,
+    redact: bool,
+    **others: Any,
 ) -> int:
     """Write STUDY (a folder), or several, as Markdown, CSV, JSON, Parquet or LaTeX (docs/exports.md).
 
@@ -34,11 +42,14 @@ def command(
     """
     from harness.console import Console
     from harness.costs import CostFlags
-    from harness.studies import read_figures
+    from harness.studies import compared_over, read_figures
 
+    over = others.pop("compare_over")
     _check(form, table, output)
+    _check_over(form, over)
     console = Console()
-    figures = read_figures(studies, CostFlags(**costs), console, redact=redact)
+    figures = read_figures(studies, CostFlags(**others), console, redact=redact)
+    figures = compared_over(figures, over)
     if form in ("csv", "parquet"):
         _tables(figures, form, table, output, console)
     else:
@@ -57,6 +68,15 @@ def _check(form: str, table: str | None, output: str | None) -> None:
         raise UsageError("parquet is no text: give --output FOLDER, or --table NAME and --output FILE")
     elif output is None and table is None:
         raise UsageError(f"csv is {len(TABLES)} tables: give --output FOLDER, or --table {'|'.join(TABLES)}")
+
+
+def _check_over(form: str, compare_over: str | None) -> None:
+    from results.errors import UsageError
+
+    if compare_over is not None and form not in ("markdown", "json"):
+        raise UsageError(
+            f"--compare-over {compare_over} is for markdown and json; {form} has every cell with its settings"
+        )
 
 
 def _text(studies: Sequence[StudyFigures], form: Any, output: str | None, console: Console) -> None:

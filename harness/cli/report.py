@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from harness.cli.cost_options import cost_options
+from harness.cli.options import compare_over
 
 
 @click.command(name="report")
@@ -23,6 +24,7 @@ from harness.cli.cost_options import cost_options
 @click.option(
     "--style", type=click.Choice(("paper", "screen")), help="of --figures; paper: a column of 84 mm"
 )
+@compare_over
 @cost_options
 def command(
     studies: tuple[str, ...],
@@ -32,23 +34,25 @@ def command(
     history: str | None,
     figures: str | None,
     style: Any,
-    **costs: Any,
+    **others: Any,
 ) -> int:
     """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV beside it.
 
     Several studies stand side by side in one report, which needs --output. Works where torch is not
     installed. A study that may not be written is read all the same; then the report needs --output.
     Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); GPUs that
-    have none are looked up in a catalogue of list prices. --figures writes drawings into STUDY/figures, with
+    have none are looked up in a catalogue of list prices. --compare-over puts cells that differ in one
+    setting side by side, with their loss. --figures writes drawings into STUDY/figures, with
     --output FILE.html into FILE.figures.
     """
     from harness.console import Console
     from harness.costs import CostFlags
     from harness.report import figure_forms, write_figures, write_joint_report, write_report
-    from harness.studies import read_figures
+    from harness.studies import compared_over, read_figures
     from results.errors import UsageError
     from results.store import Study
 
+    over = others.pop("compare_over")
     if len(studies) > 1 and output is None:
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     if style is not None and figures is None:
@@ -57,7 +61,8 @@ def command(
     console = Console()
     nights = Path(history or "history")
     given = nights if history is not None or any(nights.glob("*/*.json")) else None
-    read = read_figures(studies, CostFlags(**costs), console, redact=redact, history=given)
+    read = read_figures(studies, CostFlags(**others), console, redact=redact, history=given)
+    read = compared_over(read, over)
     if len(studies) > 1 and output is not None:
         page = Path(output)
         write_joint_report(read, console, path=page)

@@ -21,7 +21,7 @@ _WINDOW_SHARE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCurve:
-    """The losses of a cell's newest run that kept them."""
+    """The losses of a run of a cell."""
 
     label: str
     """How gradients travel: `ddp + topk:0.01`."""
@@ -129,7 +129,7 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     sizes: dict[int, list[LossCurve]] = {}
     for curve in curves:
         for point in curve.points:
-            found = _loss_curve(curve.key.exchange, point.figures)
+            found = _newest_curve(curve.key.exchange, point.figures)
             if found is not None:
                 sizes.setdefault(point.gpus, []).append(found)
     if not sizes:
@@ -140,19 +140,22 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     return LossGroup(gpus=gpus, curves=tuple(c for c in sizes[gpus] if c not in late), late=tuple(late))
 
 
-def _loss_curve(label: str, figures: CellFigures) -> LossCurve | None:
-    if figures.cell.synthetic:
+def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | None:
+    """The losses of one run of a cell; None where it kept none, or its samples are noise."""
+    if figures.cell.synthetic or len(run.losses) < 2:
         return None
-    kept = [run for run in figures.runs if len(run.losses) > 1]
-    if not kept:
-        return None
-    newest = kept[-1]
-    first = newest.first_steps or 0
+    first = run.first_steps or 0
     return LossCurve(
         label=label,
         figures=figures,
-        losses=newest.losses,
-        every=newest.losses_every,
+        losses=run.losses,
+        every=run.losses_every,
         first=first,
-        last=first + newest.warmup_steps + newest.steps,
+        last=first + run.warmup_steps + run.steps,
     )
+
+
+def _newest_curve(label: str, figures: CellFigures) -> LossCurve | None:
+    """Of the newest run that kept its losses."""
+    curves = (loss_curve(label, figures, run) for run in reversed(figures.runs))
+    return next((curve for curve in curves if curve is not None), None)

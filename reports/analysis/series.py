@@ -123,19 +123,20 @@ def told_settings(plans: Iterable[Plan]) -> list[str]:
         default = getattr(_DEFAULTS, name)
         asked = any(getattr(plan.request, name) != default for plan in known)
         if asked or (name != "optimizer" and set(values) - {default}):
-            told.append(f"{name}={','.join(_text(value) for value in values)}")
+            told.append(f"{name}={','.join(value_text(value) for value in values)}")
     return told if any(plan.cells for plan in known) else []
 
 
 def setting_of(cell: Cell) -> SeriesSetting:
     """The workload, and the fields of a cell that all cells of its series share, as texts."""
     names = [name for name in cell.__struct_fields__ if name not in _SIZED]
-    values = [(name, _text(getattr(cell, name))) for name in names]
-    policy = [(name, _text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
+    values = [(name, value_text(getattr(cell, name))) for name in names]
+    policy = [(name, value_text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
     return (("workload", cell.workload), *values, *policy)
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """A setting's value as labels have it: `bf16`, `yes`, `none`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

@@ -55,6 +55,8 @@ class StudyFigures:
     """Those of a history, by machine, in the order of time."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
+    compare_over: str | None = None
+    """The setting whose values the reader wants side by side, though they are different work."""
 
     @property
     def devices_word(self) -> str:

@@ -17,6 +17,7 @@ from reports.page.sections.environment import environment_section
 from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
 from reports.page.sections.outcomes import outcomes_section
+from reports.page.sections.over import over_section
 from reports.page.sections.ranks import ranks_section
 from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
@@ -28,6 +29,7 @@ Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
         "summary": summary_section,
+        "over": over_section,
         "best": best_section,
         "curves": curves_section,
         "anatomy": anatomy_section,

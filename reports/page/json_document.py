@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from reports.analysis.over import over_groups
 from reports.analysis.scaling import CurvePoint, Efficiency
 from reports.analysis.side_by_side import SideBySide, compare
 from reports.analysis.study import StudyFigures
@@ -44,9 +45,33 @@ def _study(study: StudyFigures) -> Json:
             "workloads": found.workloads,
             "next_run": found.next_run,
         },
+        **({} if study.compare_over is None else {"compare_over": _over(study, study.compare_over)}),
         "cells": [_cell(row) for row in cell_rows(study)],
         "skipped": [
             {"gpus": group.gpus, **_fields(group.skip, without=("gpus",))} for group in study.skipped
+        ],
+    }
+
+
+def _over(study: StudyFigures, axis: str) -> Json:
+    return {
+        "axis": axis,
+        "groups": [
+            {
+                "samples": group.samples,
+                "cells": [
+                    {
+                        "id": row.figures.cell.id,
+                        "value": getattr(row.figures.cell, axis),
+                        "ratio": row.ratio,
+                        "absent": row.absent,
+                        "memory_bytes": row.memory_bytes,
+                        "loss": row.loss,
+                    }
+                    for row in group.rows
+                ],
+            }
+            for group in over_groups(study, axis)
         ],
     }
 

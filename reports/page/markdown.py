@@ -12,6 +12,7 @@ from reports.analysis.summary import summary
 from reports.analysis.verdict.verdict import verdict
 from reports.page.sections.comparison import comparison_table
 from reports.page.sections.environment import environment_table
+from reports.page.sections.over import over_table
 from reports.table import TextTable
 from reports.text import NOTHING
 from results.foreign_text import visible
@@ -53,6 +54,8 @@ def _study(study: StudyFigures) -> Iterator[str]:
     sentences = verdict(study).sentences
     if sentences:
         yield "\n".join(f"- {plain(sentence)}" for sentence in sentences)
+    if study.compare_over is not None:
+        yield github_table(over_table(study))
     table = headline_table(study)
     yield github_table(table) if table.rows else "No cell of this study has a figure."
     yield f"Environment: {plain(_environment(study))}"

@@ -1,0 +1,151 @@
+"""Unlike work side by side, where the user names the difference as the subject: cells that differ in one
+setting alone, with what they do to a step, to memory, and to the loss after equally many samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.figures import CellFigures
+from reports.analysis.losses import LossCurve, loss_curve
+from reports.analysis.memory import cell_memories
+from reports.analysis.scaling import unlike_conditions
+from reports.analysis.series import value_text
+from reports.analysis.study import StudyFigures
+from results.cell import Cell
+from results.errors import UsageError
+from results.statistics import Metric, differences, ratio_of_runs
+
+AXES = (
+    "dataset",
+    "precision",
+    "accumulation",
+    "optimizer",
+    "clip_norm",
+    "activation_checkpointing",
+    "compile",
+    "memory_format",
+    "seed",
+)
+"""Fields of a cell that a study may have several values of, and that make the work another."""
+_FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
+"""Fields that differ where an axis does."""
+_SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
+_WINDOW_SHARE = 10
+"""A loss is the mean over the last tenth of the samples that are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverRow:
+    """One value of the axis."""
+
+    value: str
+    figures: CellFigures
+    memory_bytes: int | None
+    """The largest of any rank and run: its allocator's peak, or on a CPU what was taken over idle."""
+    ratio: Metric | None
+    """Step time of the first value over its own: above 1 it is faster. None for the first."""
+    absent: str | None
+    """Why there is no ratio, or none that can be judged; None for the first."""
+    loss: Metric | None
+    """The mean over runs of the training loss after the samples that every run of the group trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverGroup:
+    """Cells that differ in the axis alone, at one size; two values at least."""
+
+    rows: tuple[OverRow, ...]
+    """In the order of the study; the first is what the others are held against."""
+    samples: int | None
+    """After which losses are compared; None where no losses can be."""
+
+    @property
+    def cell(self) -> Cell:
+        """What the rows share, but for the axis."""
+        return self.rows[0].figures.cell
+
+
+def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
+    """The study, asked to be compared over an axis. Raises UsageError where it has one value alone."""
+    if not over_groups(study, axis):
+        flag = f"--{axis.replace('_', '-')}"
+        values = list(dict.fromkeys(value_text(getattr(one.cell, axis)) for one in study.cells.values()))
+        found = (
+            "no cell has a figure"
+            if not values
+            else f"all cells with a figure have {values[0]}"
+            if len(values) == 1
+            else f"no two cells with figures differ in it alone ({', '.join(values)} are there)"
+        )
+        raise UsageError(
+            f"--compare-over {flag[2:]}: {found}; measure several in one study: bench matrix {flag} A,B"
+        )
+    return replace(study, compare_over=axis)
+
+
+def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
+    """Of each way to train, the largest size at which most values of the axis have figures."""
+    ways: dict[tuple[object, ...], dict[int, list[CellFigures]]] = {}
+    for one in study.cells.values():
+        ways.setdefault(_way(study, one.cell, axis), {}).setdefault(one.cell.gpus, []).append(one)
+    memory = {one.cell.id: one.step_bytes for one in cell_memories(study)}
+    found = []
+    for sizes in ways.values():
+        most = max(sizes, key=lambda gpus: (len(sizes[gpus]), gpus))
+        if len(sizes[most]) > 1:
+            found.append(_group(sizes[most], axis, memory))
+    return found
+
+
+def _way(study: StudyFigures, cell: Cell, axis: str) -> tuple[object, ...]:
+    """What cells of one group share, but for the size; under strong scaling it changes the batch."""
+    but = {axis, *_FOLLOWS.get(axis, ()), *_SIZED}
+    kinds = study.scalings.get(cell.id, ())
+    batch = ("strong", cell.global_batch) if kinds == ("strong",) else ("weak", cell.batch_per_replica)
+    return (batch, *(getattr(cell, name) for name in cell.__struct_fields__ if name not in but))
+
+
+def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None]) -> OverGroup:
+    # Losses on different data are different tasks.
+    curves = {one.cell.id: [] if axis == "dataset" else _curves(one) for one in cells}
+    samples = min((curve.samples for those in curves.values() for curve in those), default=None)
+    rows = (
+        OverRow(
+            value=value_text(getattr(one.cell, axis)),
+            figures=one,
+            memory_bytes=memory[one.cell.id],
+            ratio=None if one is cells[0] else _ratio(cells[0], one),
+            absent=None if one is cells[0] else _absent(cells[0], one),
+            loss=None if samples is None else _loss(curves[one.cell.id], samples),
+        )
+        for one in cells
+    )
+    return OverGroup(rows=tuple(rows), samples=samples)
+
+
+def _curves(one: CellFigures) -> list[LossCurve]:
+    return [curve for run in one.runs if (curve := loss_curve("", one, run)) is not None]
+
+
+def _loss(curves: Iterable[LossCurve], samples: int) -> Metric | None:
+    """None where no run has a loss before the samples that are compared, as after a long proof."""
+    losses = [
+        curve.loss_after(samples, window=samples / _WINDOW_SHARE)
+        for curve in curves
+        if curve.first * curve.batch < samples
+    ]
+    return differences(losses, "loss") if losses else None
+
+
+def _ratio(first: CellFigures, one: CellFigures) -> Metric | None:
+    return None if unlike_conditions(one, first) else ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+
+
+def _absent(first: CellFigures, one: CellFigures) -> str | None:
+    if one.evidence is not first.evidence:
+        return f"{one.evidence} here, {first.evidence} there"
+    if (unlike := unlike_conditions(one, first)) is not None:
+        return str(unlike)
+    return FEW_RUNS if min(len(one.runs), len(first.runs)) < FEWEST_RUNS else None
