@@ -67,7 +67,8 @@ CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30
 SlurmdTimeout=20
-ReturnToService=2
+# A node that was set down stays down: an answer that was under way when it ended would bring it back.
+ReturnToService=1
 JobRequeue=1
 PropagateResourceLimits=NONE
 # The nodes are larger than this machine.
@@ -158,7 +159,7 @@ class Lab:
             lambda process: process.environ().get("SLURMD_NODENAME") == node and self._owns(process)
         )
         if is_told:
-            self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
+            self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def kill_controller(self) -> None:
         """End the controller as a crash does: jobs go on, and no command is answered."""
@@ -233,8 +234,14 @@ class Lab:
         self.command("scontrol", "update", f"NodeName={','.join(self.nodes)}", "State=DRAIN", "Reason=test")
 
     def resume(self) -> None:
-        if "drain" in self.command("sinfo", "-h", "-N", "-o", "%T"):
-            self.command("scontrol", "update", f"NodeName={','.join(self.nodes)}", "State=RESUME")
+        """Have the nodes that were drained or set down take jobs again."""
+        lines = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %E").splitlines()
+        states = [
+            (name, state) for name, state, why in (line.split(maxsplit=2) for line in lines) if why == "test"
+        ]
+        told = [name for name, state in states if "drain" in state or "down" in state]
+        if told:
+            self.command("scontrol", "update", f"NodeName={','.join(told)}", "State=RESUME")
 
     def clean(self) -> None:
         """End what a test has left, and bring lost nodes back."""
