@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from harness.console import Console
 from harness.plan.options import read_duration_s
 from reports.analysis.assumptions import Assumptions
+from reports.analysis.effect import SMALLEST_EFFECT
 from reports.analysis.goal import KNEE, Goal, GoalKind
 from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, UsageError
@@ -28,6 +29,7 @@ class CostFlags:
     epoch_samples: int | None = None
     within: str | None = None
     goal: str | None = None
+    smallest_effect: str | None = None
 
 
 GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
@@ -37,6 +39,8 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
     """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
     if flags.epoch_samples is not None and flags.epoch_samples < 1:
         raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
+    told = flags.smallest_effect
+    smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
     within_s = None if flags.within is None else _seconds(flags.within, "--within")
     return Assumptions(
         price=None if flags.price is None else _flag(flags.price),
@@ -47,7 +51,8 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
             facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
         },
         within_s=within_s,
-        goal=KNEE if flags.goal is None else read_goal(flags.goal),
+        goal=replace(KNEE if flags.goal is None else read_goal(flags.goal), smallest=smallest),
+        smallest_effect=smallest,
     )
 
 
@@ -69,11 +74,11 @@ def read_goal(text: str) -> Goal:
     if kind == "time" and limit:
         return Goal(kind="time", limit=_seconds(limit, "--goal time:"))
     if kind == "efficiency" and limit:
-        return Goal(kind="efficiency", limit=_efficiency(limit))
+        return Goal(kind="efficiency", limit=_share(limit, "--goal efficiency:", "80% or 0.8"))
     raise UsageError(f"--goal is {GOALS}, not {text!r}")
 
 
-def _efficiency(text: str) -> float:
+def _share(text: str, flag: str, like: str) -> float:
     """A fraction of 1, of `80%` or `0.8`."""
     number, percent, _ = text.strip().partition("%")
     try:
@@ -81,9 +86,7 @@ def _efficiency(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise UsageError(
-            f"--goal efficiency: takes more than 0 and at most 100 %, like 80% or 0.8, not {text!r}"
-        )
+        raise UsageError(f"{flag} takes more than 0 and at most 100 %, like {like}, not {text!r}")
     return share
 
 

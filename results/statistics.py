@@ -6,13 +6,14 @@ Jones, Rigorous Benchmarking in Reasonable Time (ISMM 2013); ratios of runs by W
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 FEWEST_FOR_INTERVAL = 6
 """Below this the range is given: no distribution-free 95 % interval of the median exists for n <= 5."""
@@ -137,14 +138,33 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
     )
 
 
+def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
+    """The probability of runs at least so far apart if the cells are equal, by Welch's t on logarithms.
+
+    1 where a side has one run, of which no spread is known.
+    """
+    if min(len(first), len(second)) < 2:
+        return 1.0
+    difference, error, freedom = _welch_t(np.log(first), np.log(second))
+    if error == 0:
+        return float(difference == 0)
+    return 2 * float(stdtr(freedom, -abs(difference) / error))
+
+
 def _welch(first: Floats, second: Floats) -> tuple[float, float]:
-    """Difference of means and the half-width of its 95 % interval (Welch-Satterthwaite)."""
+    """Difference of means and the half-width of its 95 % interval."""
+    difference, error, freedom = _welch_t(first, second)
+    return difference, t_quantile(freedom) * error if error else 0.0
+
+
+def _welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """Difference of means, its standard error, and the degrees of freedom (Welch-Satterthwaite)."""
     a, b = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
     difference = float(first.mean() - second.mean())
     if a + b == 0:
-        return difference, 0.0
+        return difference, 0.0, math.inf
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
-    return difference, t_quantile(freedom) * (a + b) ** 0.5
+    return difference, (a + b) ** 0.5, freedom
 
 
 def _range(mean: float, values: Floats, unit: str) -> Metric:

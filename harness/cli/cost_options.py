@@ -21,6 +21,11 @@ _OPTIONS = (
         metavar="GOAL",
         help="what the size to buy is chosen by: knee, throughput, cost, time:24h or efficiency:80%",
     ),
+    click.option(
+        "--smallest-effect",
+        metavar="SHARE",
+        help="differences below it are not called faster or slower (2%)",
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reports.analysis.effect import SMALLEST_EFFECT
 from reports.analysis.goal import KNEE, Goal
 from reports.text import count
 from results.catalogue.prices import Price, Prices, catalogue_prices, chosen, device_prices
@@ -41,6 +42,8 @@ class Assumptions:
     """Time in which an epoch is to be finished."""
     goal: Goal = KNEE
     """What the size to buy is chosen by."""
+    smallest_effect: float = SMALLEST_EFFECT
+    """Share from which on a difference between cells matters."""
 
     def epoch_of(self, cell: Cell) -> int | None:
         """Samples of one epoch of a cell's data; None if not known."""

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from results.statistics import Metric
+from results.statistics import Metric, p_equal, ratio_of_runs
+
+Side = Literal["above", "below"]
+Runs = Sequence[float]
+"""The figures of a cell's runs."""
 
 SMALLEST_EFFECT = 0.02
 """Share by which two cells must differ to be called different: less is no reason to choose (2 %)."""
+FALSE_CLAIMS = 0.05
+"""Probability that equal cells lead to a claim, at most, however many pairs are compared."""
 
 
-def side(ratio: Metric) -> Literal["above", "below"] | None:
-    """On which side of 1 a ratio lies: its whole interval, and its value by `SMALLEST_EFFECT` or more.
+def side(ratio: Metric, smallest: float) -> Side | None:
+    """On which side of 1 a ratio lies: its whole interval, and its value by the share `smallest` or more.
 
     None: no difference is shown, or the ratio has no interval.
     """
     if ratio.low is None or ratio.high is None:
         return None
-    if ratio.low > 1 and ratio.value >= 1 + SMALLEST_EFFECT:
+    if ratio.low > 1 and ratio.value >= 1 + smallest:
         return "above"
-    return "below" if ratio.high < 1 and ratio.value <= 1 / (1 + SMALLEST_EFFECT) else None
+    return "below" if ratio.high < 1 and ratio.value <= 1 / (1 + smallest) else None
+
+
+def sides(pairs: Sequence[tuple[Runs, Runs]], smallest: float) -> list[Side | None]:
+    """On which side of 1 each pair's ratio lies, first over second, of pairs that are judged together.
+
+    Beside `side`, Welch's t on logarithms must tell the pair apart with all of them counted: Holm's method
+    (1979), in which the k-th least probable of m pairs may have a p of `FALSE_CLAIMS` / (m - k + 1), as long
+    as those before it pass.
+    """
+    probable = [p_equal(first, second) for first, second in pairs]
+    left, passed = len(pairs), set()
+    for place in sorted(range(len(pairs)), key=lambda place: probable[place]):
+        if probable[place] > FALSE_CLAIMS / left:
+            break
+        passed.add(place)
+        left -= 1
+    return [
+        side(ratio_of_runs(first, second, "x"), smallest) if place in passed else None
+        for place, (first, second) in enumerate(pairs)
+    ]
+
+
+def effect_text(smallest: float) -> str:
+    """`2 %`."""
+    return f"{100 * smallest:.3g} %"
+
+
+def claim_rule(smallest: float) -> str:
+    """When `faster` and `slower` are said, as the page defines it."""
+    return (
+        "Faster and slower say that the interval lies on one side of 1, the value by "
+        f"{effect_text(smallest)} or more (bench report --smallest-effect), and that Welch's t on the "
+        "logarithms of the runs tells the two apart at "
+        f"{effect_text(FALSE_CLAIMS)} for all such comparisons together (Holm)"
+    )

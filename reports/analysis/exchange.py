@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reports.analysis.communication import communication
 from reports.analysis.compression import (
@@ -17,7 +17,7 @@ from reports.analysis.compression import (
     loss_guard,
     payload_ratio,
 )
-from reports.analysis.effect import side
+from reports.analysis.effect import Side, effect_text, sides
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesSetting, setting_of
@@ -33,7 +33,7 @@ NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
 """Of one parameter: gradients are in single precision, whatever they are sent as."""
 ALONE = "every strategy has its dense exchange alone"
-_GAINS: dict[str | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
+_GAINS: dict[Side | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class ExchangeRow:
     """Step time of the dense exchange over its own: above 1 it is faster."""
     reason: str | None
     """Why there is no speed-up, or none that can be judged; None for the dense exchange itself."""
+    verdict: Gain | None = None
+    """Whether its runs are apart from those of the dense exchange, and on which side; None: not judged."""
 
     @property
     def cell(self) -> Cell:
@@ -56,13 +58,6 @@ class ExchangeRow:
     def name(self) -> str:
         """`ddp + topk:0.01, ring`."""
         return exchange_label(self.cell)
-
-    @property
-    def verdict(self) -> Gain | None:
-        """Whether its runs are apart from those of the dense exchange, and on which side; None: unknown."""
-        if self.reason is not None or self.speed_up is None:
-            return None
-        return _GAINS[side(self.speed_up)]
 
     @property
     def gradients_per_exposed_s(self) -> float | None:
@@ -109,6 +104,8 @@ class ExchangePart:
     link: str
     rows: tuple[ExchangeRow, ...]
     """By size and batch; at each point the dense exchange first."""
+    smallest_effect: float
+    """Share from which on a difference is told."""
 
     @property
     def finding(self) -> str:
@@ -122,7 +119,7 @@ class ExchangePart:
             return f"{where} nothing can be told apart: {'; '.join(reasons) or ALONE}."
         if any(row.verdict == "faster" for row in judged):
             return f"{where} {_gains(judged, _names(self.rows))}."
-        return f"{where} {_no_gain(judged, _names(self.rows))}."
+        return f"{where} {_no_gain(judged, _names(self.rows), self.smallest_effect)}."
 
 
 def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
@@ -131,11 +128,29 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
     for one in study.cells.values():
         if one.cell.gpus > 1:
             parts.setdefault((one.cell.workload, one.cell.link), []).append(one)
+    rows = {
+        part: list(_rows(parts[part]))
+        for part in sorted(parts, key=lambda part: (part[0], read_link(part[1]) or 0.0))
+        if len({exchange_label(one.cell) for one in parts[part]}) > 1
+    }
+    smallest = study.assumptions.smallest_effect
+    verdicts = _verdicts([row for those in rows.values() for row in those], smallest)
     return [
-        ExchangePart(workload=workload, link=link, rows=tuple(_rows(parts[workload, link])))
-        for workload, link in sorted(parts, key=lambda part: (part[0], read_link(part[1]) or 0.0))
-        if len({exchange_label(one.cell) for one in parts[workload, link]}) > 1
+        ExchangePart(
+            workload=workload,
+            link=link,
+            rows=tuple(replace(row, verdict=verdicts.get(row.cell.id)) for row in those),
+            smallest_effect=smallest,
+        )
+        for (workload, link), those in rows.items()
     ]
+
+
+def _verdicts(rows: Sequence[ExchangeRow], smallest: float) -> Mapping[str, Gain]:
+    """Of the rows of a study that can be judged, all of them together, by the ids of their cells."""
+    pairs = [(row, row.dense) for row in rows if row.dense is not None and row.reason is None]
+    found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
+    return {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
 
 
 Names = Mapping[str, str]
@@ -200,7 +215,7 @@ def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
     return "; ".join(f"{what}: {which}" for what, which in found.items() if which)
 
 
-def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
+def _no_gain(rows: Sequence[ExchangeRow], names: Names, smallest: float) -> str:
     """That nothing was faster, and what came nearest to it."""
     noun = "other exchange" if any(not row.cell.compresses for row in rows) else "compressor"
     nothing = f"no {noun} was faster than the dense exchange"
@@ -210,7 +225,7 @@ def _no_gain(rows: Sequence[ExchangeRow], names: Names) -> str:
         return f"{nothing}; the fastest, {names[best.name]}, was {number(_factor(best))} times slower"
     slower = [row for row in rows if row.verdict == "slower"]
     told = f"; slower: {_times(rows, 'slower', names)}" if slower else ""
-    return f"{nothing}; no difference shown, or one below 2 %: {', '.join(even)}{told}"
+    return f"{nothing}; no difference shown, or one below {effect_text(smallest)}: {', '.join(even)}{told}"
 
 
 def _times(rows: Sequence[ExchangeRow], verdict: Gain, names: Names) -> str:

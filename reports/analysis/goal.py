@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from reports.analysis.effect import SMALLEST_EFFECT
 from reports.text import duration, percent
 
 GoalKind = Literal["knee", "throughput", "cost", "time", "efficiency"]
@@ -17,6 +18,8 @@ class Goal:
     kind: GoalKind = "knee"
     limit: float | None = None
     """Seconds of an epoch (`time`), or an efficiency as a fraction of 1 (`efficiency`); else None."""
+    smallest: float = SMALLEST_EFFECT
+    """Share by which two points must differ to be told apart."""
 
     @property
     def text(self) -> str:

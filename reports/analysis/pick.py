@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.cost import NO_EPOCH, CellCost
-from reports.analysis.effect import SMALLEST_EFFECT
+from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures
 from reports.analysis.goal import Goal, GoalKind
 from reports.analysis.knee import Knee, knee
@@ -102,7 +102,9 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
             reasons[stop.reason] = None
     if not ends:
         return f"no growth can be judged: {listed(list(reasons) or [LEFT_OUT])}"
-    chosen, curve, stop = ends[_smallest_of_fastest([end for end, *_ in ends.values()]).figures.cell.id]
+    chosen, curve, stop = ends[
+        _smallest_of_fastest([end for end, *_ in ends.values()], goal.smallest).figures.cell.id
+    ]
     sizes = {one.cell.gpus: one for one in _figures(curve)}
     left_open = [one for one in stop.deciding if one.is_open]
     spans = [f"from {one.smaller:,} to {one.larger:,}" for one in left_open]
@@ -132,14 +134,14 @@ def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate
     return next((one for one in candidates if one.figures.cell.id in ids), None)
 
 
-def _smallest_of_fastest(candidates: Sequence[Candidate]) -> Candidate:
+def _smallest_of_fastest(candidates: Sequence[Candidate], smallest: float) -> Candidate:
     fastest = max(candidates, key=lambda one: one.rate)
-    level = [one for one in candidates if one is fastest or ties(fastest.figures, one.figures)]
+    level = [one for one in candidates if one is fastest or ties(fastest.figures, one.figures, smallest)]
     return min(level, key=lambda one: (one.gpus, -one.rate))
 
 
 def _by_throughput(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked:
-    chosen = _smallest_of_fastest(candidates)
+    chosen = _smallest_of_fastest(candidates, goal.smallest)
     fastest = max(candidates, key=lambda one: one.rate)
     others = [one for one in candidates if one is not chosen]
     runner_up = max(others, key=lambda one: one.rate)
@@ -158,12 +160,12 @@ def _by_throughput(piece: Piece, candidates: Sequence[Candidate], goal: Goal) ->
 def _by_cost(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked:
     priced = all(one.cost.usd_per_million_samples is not None for one in candidates)
     lowest = min(map(_usd_or_time, candidates))
-    level = [one for one in candidates if _usd_or_time(one) <= lowest * (1 + SMALLEST_EFFECT)]
+    level = [one for one in candidates if _usd_or_time(one) <= lowest * (1 + goal.smallest)]
     chosen = max(level, key=lambda one: one.rate)
     return Picked(
         candidate=chosen,
         why=f"{_cost_text(chosen, priced)} a million samples, the lowest of {count(len(candidates), 'point')}"
-        + ("" if len(level) == 1 else f" within {percent(SMALLEST_EFFECT)}, and the fastest of these"),
+        + ("" if len(level) == 1 else f" within {effect_text(goal.smallest)}, and the fastest of these"),
         deciding=tuple(one.figures for one in sorted(candidates, key=_usd_or_time)[:2]),
     )
 

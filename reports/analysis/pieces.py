@@ -83,9 +83,9 @@ def name(named: Named) -> str:
     return f"{named[0].key.label} on {named[1].gpus:,}"
 
 
-def ties(best: CellFigures, other: CellFigures) -> bool:
-    """Whether the runs of two cells leave open which has the higher throughput, or it is not higher by enough
-    to matter (see `effect.side`)."""
+def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:
+    """Whether the runs of two cells leave open which has the higher throughput, or it is not higher by the
+    share `smallest`."""
     work = best.cell.global_batch / other.cell.global_batch
     faster = scaled(ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio"), work)
-    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster) != "above"
+    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster, smallest) != "above"

@@ -9,12 +9,12 @@ that others on the machine disturbed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
 from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
-from reports.analysis.effect import side
+from reports.analysis.effect import SMALLEST_EFFECT, Side, sides
 from reports.analysis.figures import CellFigures
 from reports.analysis.pieces import Piece, pieces
 from reports.analysis.pooling import differing
@@ -27,7 +27,7 @@ from results.statistics import Metric, ratio_of_runs
 
 Change = Literal["faster", "slower", "no difference shown"]
 CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
-_CHANGES: dict[str | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
+_CHANGES: dict[Side | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
 NO_ENVIRONMENT = "the environment is unknown"
 _POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
 """Fields by which a reader takes two cells for the same."""
@@ -60,13 +60,8 @@ class CellInStudy:
     """The conditions that differ from the first study's: there and here, by name."""
     disturbed: tuple[Disturbed, Disturbed]
     """Of the runs of the first study and of its own."""
-
-    @property
-    def change(self) -> Change | None:
-        """Whether its runs are apart from the first study's, and on which side; None: not judged."""
-        if self.absent is not None or self.ratio is None or self.ratio.low is None:
-            return None
-        return _CHANGES[side(self.ratio)]
+    change: Change | None = None
+    """Whether its runs are apart from the first study's, and on which side; None: not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +95,8 @@ class SideBySide:
     findings: tuple[str, ...]
     pieces: tuple[tuple[StudyPiece, ...], ...] = ()
     """Pieces of equal work that several studies have curves of, which may share axes: one of each study."""
+    smallest_effect: float = SMALLEST_EFFECT
+    """Share from which on a difference is told."""
 
     def ratio(self, study: str, cell_id: str) -> CellInStudy | None:
         """What a study's cell comes to against the first study that has it; None if that is the only one."""
@@ -120,16 +117,35 @@ def compare(studies: Sequence[StudyFigures]) -> SideBySide:
     for study in studies:
         for one in study.cells.values():
             works.setdefault(_work(one.cell), {}).setdefault(study.name, (study, one))
-    shared = [
-        SharedCell(entries=_entries(list(found.values()))) for found in works.values() if len(found) > 1
-    ]
+    smallest = studies[0].assumptions.smallest_effect
+    shared = _judged(
+        [SharedCell(entries=_entries(list(found.values()))) for found in works.values() if len(found) > 1],
+        smallest,
+    )
     return SideBySide(
         studies=tuple(study.name for study in studies),
         cells=tuple(shared),
         unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
         findings=tuple(_findings(studies, shared)),
         pieces=tuple(_pieces(studies)),
+        smallest_effect=smallest,
     )
+
+
+def _judged(shared: Sequence[SharedCell], smallest: float) -> list[SharedCell]:
+    """With the changes, which are judged together."""
+    pairs = [
+        (one.entries[0], entry)
+        for one in shared
+        for entry in one.entries[1:]
+        if entry.ratio is not None and entry.absent is None
+    ]
+    found = sides([(first.figures.run_step_ns, one.figures.run_step_ns) for first, one in pairs], smallest)
+    changes = {id(one): _CHANGES[told] for (_, one), told in zip(pairs, found, strict=True)}
+    return [
+        SharedCell(entries=tuple(replace(one, change=changes.get(id(one))) for one in shared_cell.entries))
+        for shared_cell in shared
+    ]
 
 
 def _pieces(studies: Sequence[StudyFigures]) -> Iterator[tuple[StudyPiece, ...]]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from reports.page.section import Definition, Section
-from results.cell import REFERENCE_STRATEGY
 
 _SHARED = (
     Definition(
@@ -91,16 +90,6 @@ _SHARED = (
         "Buckets, and early ones",
         "Vectors of gradients that one rank begins to exchange in a step; early are those that begin while "
         "gradients of the same backward pass are still to come.",
-    ),
-    Definition(
-        "method-speed-up",
-        "Speed-up over the dense exchange",
-        Markup(
-            "<code>Step time of the dense exchange / step time</code> of cells that differ in the exchange "
-            "alone: no compressor, the default collective, of the same strategy or else of {reference}. "
-            "Faster and slower say that the interval lies on one side of 1, the value by 2 % or more. Three "
-            "runs of two equal exchanges lie apart by chance one time in ten; fewer are not judged."
-        ).format(reference=REFERENCE_STRATEGY),
     ),
     Definition(
         "method-cost",

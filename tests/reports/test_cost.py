@@ -513,6 +513,10 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
         (["--within", "soon"], "--within takes seconds or a time like 90s, 30m, 2h, not 'soon'"),
         (["--within", "4"], "--within needs a unit, like 4h or 4m, not '4'"),
         (["--within", "0h"], "--within is more than 0, not '0h'"),
+        (
+            ["--smallest-effect", "two"],
+            "--smallest-effect takes more than 0 and at most 100 %, like 2% or 0.02, not 'two'",
+        ),
         (["--prices", "nowhere.csv"], "there is no price file nowhere.csv"),
     ],
 )

@@ -10,6 +10,7 @@ import math
 import msgspec
 import pytest
 
+from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import cells_csv
@@ -74,15 +75,16 @@ def test_the_speed_up_is_the_ratio_of_means_within_the_ratios_of_single_runs(pla
 @pytest.mark.parametrize(
     ("step_ms", "verdict"),
     [
-        ([8.0, 9.0, 9.9], "faster"),  # its slowest is faster than the fastest dense run
-        ([8.0, 9.0, 10.0], "no gain"),  # its slowest is as fast as that
-        ([11.0, 11.0, 11.0], "no gain"),
-        ([12.0, 13.0, 14.0], "no gain"),  # its fastest is as slow as the slowest dense run
-        ([12.1, 13.0, 14.0], "slower"),
+        ([9.0, 9.3, 9.6], "faster"),  # its slowest is faster than the fastest dense run, and p is 0.03
+        ([9.0, 9.0, 10.0], "no gain"),  # its slowest is as fast as that
+        ([9.2, 9.6, 9.9], "no gain"),  # apart, as two equal cells are one time in ten: p is 0.07
+        ([10.5, 10.5, 10.5], "no gain"),
+        ([11.0, 11.5, 12.0], "no gain"),  # its fastest is as slow as the slowest dense run
+        ([11.5, 12.0, 12.5], "slower"),
     ],
 )
 def test_a_verdict_needs_runs_that_are_apart(planted, plant, step_ms, verdict) -> None:
-    plant({("ddp",): [10.0, 11.0, 12.0], ("ddp", "bf16"): step_ms})
+    plant({("ddp",): [10.0, 10.5, 11.0], ("ddp", "bf16"): step_ms})
     planted.plan()
     assert row_of(part_of(planted), "ddp + bf16").verdict == verdict
 
@@ -450,3 +452,19 @@ def test_the_full_table_says_what_an_exchange_gains(planted, plant, full_rows) -
     )
     assert (dense["payload, MiB"], other["payload, MiB"]) == ("3.81", "2.00")
     assert (dense["speed-up over dense"], dense["verdict"]) == ("", "")
+
+
+def test_the_smallest_effect_is_an_option_of_the_command_and_stands_on_the_page(planted, plant) -> None:
+    plant({("ddp",): [10.0, 10.0, 10.1], ("ddp", "bf16"): [10.4, 10.4, 10.5]})
+    planted.plan()
+    verdicts, pages = [], []
+    for flags in ([], ["--smallest-effect", "5%"]):
+        assert run(["report", str(planted.study.root), *flags]) == 0
+        pages.append((planted.study.root / "report.html").read_text())
+        cells = csv.DictReader(io.StringIO((planted.study.root / "cells.csv").read_text()))
+        verdicts.append([row["speed_up_verdict"] for row in cells if row["compression"] == "bf16"])
+    # 10.43 / 10.03 = 1.04.
+    assert verdicts == [["slower"], ["no gain"]]
+    for text, effect in zip(pages, ("2 %", "5 %"), strict=True):
+        assert f"the value by {effect} or more" in text
+        assert f"less than {effect} apart" in text

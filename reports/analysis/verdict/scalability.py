@@ -143,14 +143,14 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     of_kind = (one for one in study.curves if (one.key.workload, one.key.kind) == (workload, kind))
     precisions = {point.figures.cell.precision for one in of_kind for point in one.points}
     plain = _dense(points) if lead and not _is_dense(lead) else []
-    key = piece.curves[0].key
+    key, smallest = piece.curves[0].key, study.assumptions.smallest_effect
     return Scalability(
         kind=kind,
         batch=key.batch,
         setting=study.settings[key.setting],
-        fastest=_configuration(max(points, key=rate), points, precisions) if points else None,
-        largest=_reach(lead, at_largest, precisions) if lead else None,
-        dense=_reach(max(plain, key=rate), plain, precisions) if plain else None,
+        fastest=_configuration(max(points, key=rate), points, precisions, smallest) if points else None,
+        largest=_reach(lead, at_largest, precisions, smallest) if lead else None,
+        dense=_reach(max(plain, key=rate), plain, precisions, smallest) if plain else None,
         super_linear=tuple(name(named) for named in points if named[1].efficiency.super_linear),
         others=piece.others,
     )
@@ -179,14 +179,15 @@ def reach_of(study: StudyFigures, workload: str, kind: Scaling, strategy: str) -
     if len(points) < 2:
         return None
     precisions = {point.figures.cell.precision for _, point in points}
-    return _reach(max(points, key=lambda named: named[1].gpus), points[-1:], precisions)
+    smallest = study.assumptions.smallest_effect
+    return _reach(max(points, key=lambda named: named[1].gpus), points[-1:], precisions, smallest)
 
 
-def _reach(lead: Named, among: Sequence[Named], precisions: Iterable[Precision]) -> Reach:
+def _reach(lead: Named, among: Sequence[Named], precisions: Iterable[Precision], smallest: float) -> Reach:
     stop = knee(lead[0])
     dominant, absent = _dominant(lead[0], stop.beyond)
     return Reach(
-        configuration=_configuration(lead, among, precisions),
+        configuration=_configuration(lead, among, precisions, smallest),
         knee=stop.at,
         beyond=stop.beyond.larger if stop.beyond else None,
         knee_text=stop.text,
@@ -195,7 +196,9 @@ def _reach(lead: Named, among: Sequence[Named], precisions: Iterable[Precision])
     )
 
 
-def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Precision]) -> Configuration:
+def _configuration(
+    best: Named, among: Sequence[Named], precisions: Iterable[Precision], smallest: float
+) -> Configuration:
     curve, point = best
     claim = point.efficiency
     return Configuration(
@@ -207,7 +210,9 @@ def _configuration(best: Named, among: Sequence[Named], precisions: Iterable[Pre
         efficiency=None if claim.is_baseline else claim.metric,
         against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
         ties=tuple(
-            name(other) for other in among if other is not best and ties(point.figures, other[1].figures)
+            name(other)
+            for other in among
+            if other is not best and ties(point.figures, other[1].figures, smallest)
         ),
         compared=len(among),
         fewest_runs=min(len(other.figures.runs) for _, other in among),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from reports import fields
 from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.effect import effect_text
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.pieces import ties
 from reports.analysis.scaling import Curve, CurvePoint
@@ -53,7 +52,7 @@ def best_section(study: StudyFigures) -> Section | None:
         if sum(bool(curve.points) for curve in curves) > _FEWEST_ROWS
     ]
     blocks: tuple[Block, ...] = (*tables, *([Row(tuple(maps))] if maps else []))
-    return Section(anchor="best", title="Best of each size", blocks=blocks, definitions=_DEFINITIONS)
+    return Section(anchor="best", title="Best of each size", blocks=blocks, definitions=(_tie(study),))
 
 
 def _short(title: str, curves: Sequence[Curve]) -> str:
@@ -76,7 +75,8 @@ def _best(study: StudyFigures) -> Iterator[Best]:
                 ties=tuple(
                     other.key.label
                     for other, one in measured
-                    if one is not point and ties(point.figures, one.figures)
+                    if one is not point
+                    and ties(point.figures, one.figures, study.assumptions.smallest_effect)
                 ),
                 compared=len(measured),
                 cost=costs.get(point.figures.cell.id),
@@ -151,13 +151,10 @@ def _what(curves: Sequence[Curve]) -> str:
     return "efficiency by size, %" if _claimed(curves) else "throughput of a device by size"
 
 
-_DEFINITIONS = (
-    Definition(
+def _tie(study: StudyFigures) -> Definition:
+    return Definition(
         "method-tie",
         "Not told apart",
-        Markup(
-            "The interval of the ratio of the two throughputs holds 1, or the two are less than 2 % apart; "
-            "of single runs, less than 5 %."
-        ),
-    ),
-)
+        "The interval of the ratio of the two throughputs holds 1, or the two are less than "
+        f"{effect_text(study.assumptions.smallest_effect)} apart; of single runs, less than 5 %.",
+    )

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from reports.analysis.communication import CellCommunication, communication, communication_finding, slow_links
+from reports.analysis.compression import FEWEST_RUNS
+from reports.analysis.effect import claim_rule
 from reports.analysis.exchange import exchange_parts
 from reports.analysis.headline import runs_text
 from reports.analysis.peaks import LinkPeaks, link_peaks
@@ -20,6 +22,7 @@ from reports.page.scaling_charts import ROW
 from reports.page.section import Block, Bullets, Definition, Drawings, Section
 from reports.page.works import works
 from reports.text import count, devices, duration, listed, metric, percent
+from results.cell import REFERENCE_STRATEGY
 from results.link import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric
@@ -226,3 +229,16 @@ DEFINITIONS = (
         "convergence.",
     ),
 )
+
+
+def speed_up_definition(smallest: float) -> Definition:
+    """For the table of all cells, with the smallest effect that is told."""
+    return Definition(
+        "method-speed-up",
+        "Speed-up over the dense exchange",
+        Markup(
+            "<code>Step time of the dense exchange / step time</code> of cells that differ in the exchange "
+            "alone: no compressor, the default collective, of the same strategy or else of {reference}. "
+            "{rule}. Fewer than {runs} runs of either are not judged."
+        ).format(reference=REFERENCE_STRATEGY, rule=claim_rule(smallest), runs=FEWEST_RUNS),
+    )

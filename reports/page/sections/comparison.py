@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reports import fields
+from reports.analysis.effect import claim_rule
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.series import SeriesSetting, setting_labels, setting_of
 from reports.analysis.side_by_side import CellInStudy, SideBySide
@@ -22,15 +23,19 @@ _ABOUT = (
     "Cells that do the same work in more than one study, one row a study. The first study that has a cell is "
     "what the others are compared with."
 )
-DEFINITION = Definition(
-    "method-against-first",
-    "Against the first study",
-    "Step time of the cell in the first study over that in this one: above 1 it is faster here. The interval "
-    "is made from the runs of both, as that of an efficiency; faster and slower say that it lies on one side "
-    "of 1, the value by 2 % or more. Only cells whose work is equal in every field "
-    "are compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
-    "runs that others on the machine disturbed: the ratio is then of all of them together.",
-)
+_AGAINST_FIRST = "method-against-first"
+
+
+def _definition(comparison: SideBySide) -> Definition:
+    return Definition(
+        _AGAINST_FIRST,
+        "Against the first study",
+        "Step time of the cell in the first study over that in this one: above 1 it is faster here. The "
+        "interval is made from the runs of both, as that of an efficiency. "
+        f"{claim_rule(comparison.smallest_effect)}. Only cells whose work is equal in every field are "
+        "compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
+        "runs that others on the machine disturbed: the ratio is then of all of them together.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ def comparison_section(comparison: SideBySide) -> Section:
         blocks.append(Paragraph("Not compared, since the work differs:", "plain"))
         blocks.append(Bullets(comparison.unlike, "plain"))
     return Section(
-        anchor=ANCHOR, title="Studies side by side", blocks=tuple(blocks), definitions=(DEFINITION,)
+        anchor=ANCHOR,
+        title="Studies side by side",
+        blocks=tuple(blocks),
+        definitions=(_definition(comparison),),
     )
 
 
@@ -79,8 +87,8 @@ def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Sh
             "throughput", lambda row: fields.figure(row.entry.figures.throughput), anchor="method-throughput"
         ),
         figures("efficiency", _efficiency, anchor="method-efficiency"),
-        figures("against the first", _ratio, anchor=DEFINITION.anchor),
-        words("differs in", _differs, anchor=DEFINITION.anchor),
+        figures("against the first", _ratio, anchor=_AGAINST_FIRST),
+        words("differs in", _differs, anchor=_AGAINST_FIRST),
         words("runs", lambda row: runs_text(row.entry.figures), anchor="method-evidence"),
     ]
 

@@ -113,11 +113,12 @@ def table_section(study: StudyFigures) -> Section | None:
     files = Downloads((("cells.csv", cells_csv(study)), ("runs.csv", runs_csv(study))))
     shown = full_table(study, rows)
     linked = {column.anchor for column in shown.data.columns}
+    speed_up = network.speed_up_definition(study.assumptions.smallest_effect)
     return Section(
         anchor="table",
         title="Every cell",
         blocks=(_ABOUT, shown, files),
-        definitions=tuple(one for one in _EXPLAINED if one.anchor in linked),
+        definitions=tuple(one for one in (*_EXPLAINED, speed_up) if one.anchor in linked),
     )
 
 
