@@ -29,7 +29,7 @@ from harness.worker.log import RankLog
 from harness.worker.output import bound_output, mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, RunInProgress
-from harness.worker.teardown import fragmented, tear_down
+from harness.worker.teardown import fragmented, keep_imports, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
@@ -148,6 +148,7 @@ def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
 
 
 def _run_slots(study: Study, around: RankContext, slots: Sequence[Slot]) -> int:
+    keep_imports()
     stopped = False
     for slot in slots:
         outcome, stopped = _run_slot(study, around, slot)
