@@ -15,6 +15,7 @@ import pynvml
 
 BUSY_GPU_BYTES = 2**30
 """What a GPU has taken that nobody uses: the driver's own."""
+CPUS = Path("/sys/devices/system/cpu")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 
@@ -371,16 +372,19 @@ def usable_cores() -> list[int]:
 
     A second thread of a core comes after all first ones: two ranks on one core are not two cores.
     """
-    allowed = sorted(os.sched_getaffinity(0))
-    seen: set[str] = set()
-    first: list[int] = []
-    second: list[int] = []
-    for cpu in allowed:
-        siblings = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu)
-        (second if siblings in seen else first).append(cpu)
-        seen.add(siblings)
+    cores = physical_cores(sorted(os.sched_getaffinity(0)))
+    first, others = [core[0] for core in cores], sorted(cpu for core in cores for cpu in core[1:])
     quota = cgroup_quota()
-    return (first + second)[: max(1, int(quota))] if quota is not None else first + second
+    return (first + others)[: max(1, int(quota))] if quota is not None else first + others
+
+
+def physical_cores(cpus: Iterable[int]) -> list[tuple[int, ...]]:
+    """Logical CPUs by the physical core that they are threads of, in the order of its first one."""
+    cores: dict[str, list[int]] = {}
+    for cpu in cpus:
+        siblings = _read(CPUS / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        cores.setdefault(siblings, []).append(cpu)
+    return [tuple(core) for core in cores.values()]
 
 
 def cgroup_quota() -> float | None:

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from harness.device import Gpu, usable_cores, visible_gpus
+from harness.device import Gpu, physical_cores, usable_cores, visible_gpus
 from harness.kernel import die_with_parent
 from harness.worker.leave import leave_after
 from harness.worker.rank import Rank
@@ -61,15 +61,16 @@ def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _near(gpus: list[Gpu], rank: Rank, usable: list[int]) -> tuple[int, ...]:
-    """This rank's share of the cores near its device; ranks on one NUMA node do not overlap."""
+    """This rank's share of the cores near its device, with all threads of each; ranks on one NUMA node do not
+    overlap."""
     if rank.local_rank >= len(gpus):
         return ()
     near = gpus[rank.local_rank].near_cores
     neighbours = [i for i, gpu in enumerate(gpus[: rank.local_gpus]) if gpu.near_cores == near]
-    cores = [core for core in usable if core in near]
+    cores = physical_cores([core for core in usable if core in near])
     each = len(cores) // len(neighbours)
     first = neighbours.index(rank.local_rank) * each
-    return tuple(cores[first : first + each])
+    return tuple(thread for core in cores[first : first + each] for thread in core)
 
 
 if __name__ == "__main__":

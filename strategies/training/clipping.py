@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from strategies.collectives.link import Link
+from strategies.devices import device_of
 
 EPSILON = 1e-6
 """What torch's own clipping adds to the norm."""
@@ -28,19 +30,44 @@ def clip_shards(
     double precision.
     """
     squares = torch.zeros(1, dtype=torch.float64, device=device)
+    alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, int]]] = defaultdict(list)
     for gradient, copies in gradients:
-        squares += (_square(gradient) / copies).to(device)
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        if device_of(values.device).asynchronous:
+            alike[values.device, values.dtype].append((values, copies))
+        else:
+            squares += (_square(values) / copies).to(device)
+    for group in alike.values():
+        squares += _squares_at_once(group).to(device)
     link.all_reduce(squares)
     norm = squares.sqrt()[0]
     factor = min(1.0, max_norm / (norm.item() + EPSILON))
+    at_once = [gradient for gradient, _ in gradients if _goes_at_once(gradient)]
+    if at_once:
+        torch._foreach_mul_(at_once, factor)
     for gradient, _ in gradients:
-        gradient.mul_(factor)
+        if not _goes_at_once(gradient):
+            gradient.mul_(factor)
     return norm
 
 
-def _square(gradient: Tensor) -> Tensor:
-    """The sum of its values' squares in double precision, a scalar."""
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+def _goes_at_once(gradient: Tensor) -> bool:
+    """Whether kernels for many tensors scale it."""
+    return not gradient.is_sparse and device_of(gradient.device).asynchronous
+
+
+def _squares_at_once(group: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """The sum of the squares of all values in double precision, each tensor's over its copies, a scalar.
+
+    Of tensors of one device and data type, in a few kernels for all of them. Those of CUDA add up in double
+    precision without a copy in it; on CPU torch would make one of each tensor.
+    """
+    norms = torch.stack(torch._foreach_norm([values for values, _ in group], 2, dtype=torch.float64))
+    return (norms.square() / torch.tensor([copies for _, copies in group], device=norms.device)).sum()
+
+
+def _square(values: Tensor) -> Tensor:
+    """The sum of its squares in double precision, a scalar; a piece at a time."""
     total = torch.zeros((), dtype=torch.float64, device=values.device)
     for piece in torch.split(values.flatten(), PIECE):
         total += piece.double().square().sum()

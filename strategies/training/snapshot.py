@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from strategies.devices import device_of
+from strategies.devices import DeviceKind, device_of
 from strategies.training.trainer import Trainer
+
+SPARE_SHARE = 0.1
+"""Of a device's memory: what must stay free beside a copy on it, as the steps after it may take more than
+those before."""
 
 
 class Snapshot:
     """Parameters, buffers, optimizer, scaler and exchange state, and random state of one rank, at one moment.
 
-    The copy of parameters, buffers and optimizer lies in host memory, so that it takes no room on a device
-    that is nearly full; what the exchange keeps is copied where it is.
+    The copy of parameters, buffers and optimizer lies on the device if that has room to spare, else in host
+    memory, which on a GPU is pinned, and kept by torch for the next snapshot; what the exchange keeps is
+    copied where it is.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._with_state = set(trainer.model.local_state(trainer.optimizer))
-        self._values = [value.detach().to("cpu", copy=True) for value in _tensors(trainer)]
+        self._device = device_of(trainer.device)
+        self._values = _copies([value.detach() for value in _tensors(trainer)], self._device)
         self._scaler = trainer.scaler.state_dict()
         self._model = trainer.model.strategy_state()
         self._random = torch.get_rng_state()
-        self._device = device_of(trainer.device)
         self._device_random = self._device.random_state()
 
     @torch.no_grad()
@@ -42,6 +47,16 @@ class Snapshot:
         torch.set_rng_state(self._random)
         if self._device_random is not None:
             self._device.set_random_state(self._device_random)
+
+
+def _copies(values: Sequence[Tensor], device: DeviceKind) -> list[Tensor]:
+    """Where there is room; on a stream they are made in its order, as is what is copied back."""
+    figures = device.memory()
+    if figures is None:
+        return [value.to("cpu", copy=True) for value in values]
+    if figures.free - sum(value.nbytes for value in values) >= SPARE_SHARE * figures.total:
+        return [value.clone() for value in values]
+    return [device.begin_copy_to_host(value) for value in values]
 
 
 def _tensors(trainer: Trainer) -> Iterator[Tensor]:

@@ -34,6 +34,8 @@ from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import Earlier, LaunchEstimate
 from harness.torch_devices import TorchDevices, ask_torch
+from harness.worker.__main__ import _near
+from harness.worker.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
@@ -313,6 +315,21 @@ def _gpu(index: int, **facts: object) -> device.Gpu:
         "near_cores": (),
     }
     return device.Gpu(index=index, **{**given, **facts})  # type: ignore[arg-type]
+
+
+def test_ranks_near_one_numa_node_share_no_physical_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Four cores with two threads each: 0 and 4, 1 and 5, and so on, as Linux counts them.
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    monkeypatch.setattr(device, "CPUS", tmp_path)
+    gpus = [_gpu(index, near_cores=tuple(range(8))) for index in range(2)]
+    ranks = [Rank(rank=r, local_rank=r, node_rank=0, gpus=2, local_gpus=2) for r in range(2)]
+    usable = [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [_near(gpus, rank, usable) for rank in ranks] == [(0, 4, 1, 5), (2, 6, 3, 7)]
 
 
 def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:

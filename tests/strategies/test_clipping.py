@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.worker.exchange import ExchangeGroup
 from strategies.collectives.link import Link
+from strategies.devices import KINDS, Host
 from strategies.training import clipping
 from strategies.training.clipping import EPSILON, clip_shards
 
@@ -30,6 +31,12 @@ def gradients_of(rank: int) -> list[tuple[Tensor, int]]:
     return [(alike, 3), *((value, 1) for value in own), (torch.randn(3, 5, generator=generator).t(), 1)]
 
 
+class Queues(Host):
+    """The CPU, taken for a device whose calls return before their work is done."""
+
+    asynchronous = True
+
+
 def clipped(group: ExchangeGroup, max_norm: float) -> list[Tensor]:
     gradients = gradients_of(group.rank())
     clip_shards(gradients, max_norm, Link(group), CPU)
@@ -37,10 +44,12 @@ def clipped(group: ExchangeGroup, max_norm: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])
+@pytest.mark.parametrize("device", [Host, Queues])
 def test_the_norm_is_of_what_all_ranks_have_with_copies_counted_once(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch, max_norm: float
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, max_norm: float, device: type[Host]
 ) -> None:
     monkeypatch.setattr(clipping, "PIECE", 4)
+    monkeypatch.setitem(KINDS, "cpu", device)
     found = threads(3, clipped, max_norm)
     everyone = [gradients_of(rank) for rank in range(3)]
     distinct = [everyone[0][0][0], *(value for own in everyone for value, copies in own if copies == 1)]
@@ -53,7 +62,12 @@ def test_the_norm_is_of_what_all_ranks_have_with_copies_counted_once(
             np.testing.assert_allclose(value.numpy(), old.numpy().astype(np.float64) * factor, rtol=2**-23)
 
 
-def test_a_sparse_gradient_counts_what_it_has_twice_as_its_sum(threads: Threads) -> None:
+@pytest.mark.parametrize("device", [Host, Queues])
+def test_a_sparse_gradient_counts_what_it_has_twice_as_its_sum(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, device: type[Host]
+) -> None:
+    monkeypatch.setitem(KINDS, "cpu", device)
+
     def norm(group: ExchangeGroup) -> Tensor:
         # Row 1 twice: (1 + 2, 0) and row 0 (0, 4): a norm of 5.
         rows = torch.tensor([[1, 1, 0]])
@@ -76,6 +90,29 @@ class Doubles(TorchDispatchMode):
         if isinstance(made, Tensor) and made.dtype == torch.float64:
             self.largest = max(self.largest, made.numel())
         return made
+
+
+def test_on_a_gpu_the_number_of_calls_does_not_grow_with_the_number_of_gradients(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "cpu", Queues)
+
+    def calls(group: ExchangeGroup, gradients: int) -> int:
+        with Calls() as found:
+            clip_shards([(torch.ones(3), 1) for _ in range(gradients)], 1.0, Link(group), CPU)
+        return found.number - gradients  # each is made inside
+
+    assert threads(1, calls, 2) == threads(1, calls, 40)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of torch's operators."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return function(*args, **(kwargs or {}))
 
 
 def test_a_piece_at_a_time_is_in_double_precision(threads: Threads) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from results.cell import Cell, Checkpointing, Precision
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
+from strategies.devices import KINDS, Host, MemoryFigures
 from strategies.training.precision import set_float32_math
 from strategies.training.snapshot import Snapshot
 
@@ -358,6 +360,44 @@ def test_a_snapshot_brings_everything_back_and_training_goes_on_as_if_nothing_ha
     assert_same(state(trainer), before)
     assert [trainer.step(iter([batch])).item() for batch in ahead] == losses
     assert_same(state(trainer), after)
+
+
+class Roomy(Host):
+    """The CPU, taken for a device of 1,000 bytes whose copies to the host are made in its own time."""
+
+    free = 0
+
+    def memory(self) -> Any:
+        return MemoryFigures(
+            allocated=0, allocated_peak=0, reserved=0, reserved_peak=0, free=self.free, total=1000
+        )
+
+    def begin_copy_to_host(self, values: torch.Tensor) -> torch.Tensor:
+        copies.append(values.nbytes)
+        return values.clone()
+
+
+copies: list[int] = []
+
+
+# A weight and its momentum are 8 bytes, and 100 are to stay free.
+@pytest.mark.parametrize(("free", "to_the_host"), [(107, [4, 4]), (108, [])])
+def test_a_snapshot_of_a_device_is_on_it_where_that_leaves_a_tenth_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, to_the_host: list[int]
+) -> None:
+    module = scalar()
+    trainer = Trainer(module, mean_output, device=CPU, settings=TrainSettings(optimizer="sgd:lr=0.5"))
+    trainer.step(iter([(torch.tensor([[2.0]]), torch.zeros(1))]))
+    monkeypatch.setitem(KINDS, "cpu", Roomy)
+    monkeypatch.setattr(Roomy, "free", free)
+    copies.clear()
+    snapshot = Snapshot(trainer)
+    assert copies == to_the_host
+    trainer.step(iter([(torch.tensor([[2.0]]), torch.zeros(1))]))
+    assert module.weight.item() != 0.0
+    snapshot.restore()
+    # 1 - 0.5 * 2 after the first step.
+    assert module.weight.item() == 0.0
 
 
 def test_a_snapshot_from_before_the_first_step_brings_that_moment_back() -> None:

@@ -1,0 +1,75 @@
+"""Hashes of parameters, on the host and on a device."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.worker import agreement
+from harness.worker.agreement import hash_number
+from harness.worker.teardown import keep_imports
+from strategies.devices import KINDS, Host
+
+
+class Queues(Host):
+    """The CPU, taken for a device whose calls return before their work is done."""
+
+    asynchronous = True
+
+
+def hashed(*values: Tensor) -> float:
+    return hash_number((str(place), value) for place, value in enumerate(values))
+
+
+@pytest.fixture(params=[Host, Queues])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "cpu", request.param)
+    monkeypatch.setattr(agreement, "PIECE", 8)
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_every_bit_and_its_place_is_in_the_hash(dtype: torch.dtype) -> None:
+    values = torch.arange(37).remainder(2 if dtype == torch.bool else 37).to(dtype)
+    whole = hashed(values)
+    assert hashed(values.clone()) == whole
+    # Not where it lies: at an address that is no multiple of 4 for the smaller types.
+    assert hashed(torch.cat([values[:1], values])[1:]) == whole
+    assert hashed(values.roll(1)) != whole
+    for place in (0, 7, 8, 36):
+        other = values.clone()
+        other.view(torch.uint8)[place * values.itemsize] ^= 1
+        assert hashed(other) != whole
+    assert hashed(values[:20], values[20:]) != whole
+
+
+@pytest.mark.usefixtures("kind")
+def test_what_is_empty_or_a_single_number_has_a_hash() -> None:
+    assert len({hashed(torch.zeros(0)), hashed(torch.zeros(())), hashed(torch.ones(()))}) == 3
+
+
+def test_words_are_multiplied_by_odd_numbers_and_added_up_modulo_2_to_the_64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "PIECE", 4)
+    words = [1, -2, 2**31 - 1, -(2**31), 5, 6]
+    octets = torch.tensor(words, dtype=torch.int32).view(torch.uint8)
+    factors = agreement._odd_numbers(4, torch.device("cpu")).tolist()
+    assert all(factor % 2 for factor in factors)
+    assert len(set(factors)) == 4
+    pieces = [words[:4], words[4:]]
+    expected = [sum(a * b for a, b in zip(piece, factors, strict=False)) % 2**64 for piece in pieces]
+    assert [value % 2**64 for value in agreement._device_sums(octets).tolist()] == expected
+
+
+def test_what_the_process_has_imported_is_in_no_later_collection() -> None:
+    keep_imports()
+    try:
+        assert gc.get_freeze_count() > 100_000 > len(gc.get_objects())
+        assert "torch._dynamo" in sys.modules
+    finally:
+        gc.unfreeze()
