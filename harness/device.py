@@ -351,8 +351,12 @@ _SETTINGS = re.compile(
     r"|CUDA_LAUNCH_BLOCKING"
 )
 """Environment variables that change what a step of the same code costs."""
-_SET_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""In the ranks, where the user set nothing; whoever plans does not see it."""
+LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
+"""NCCL then writes how it connects, and nothing while it exchanges."""
+_SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
+"""By torchrun and by the worker, where the user set nothing; whoever plans does not see it."""
+_NO_CONDITION = "NCCL_DEBUG_FILE"
+"""A path, which is another one in every launch."""
 
 
 def nccl_settings() -> dict[str, str]:
@@ -363,7 +367,10 @@ def nccl_settings() -> dict[str, str]:
     return {
         key: value
         for key, value in sorted(os.environ.items())
-        if _SETTINGS.fullmatch(key) and not _SECRET.search(key) and _SET_BY_TORCHRUN.get(key) != value
+        if _SETTINGS.fullmatch(key)
+        and not _SECRET.search(key)
+        and _SET_IN_RANKS.get(key) != value
+        and key != _NO_CONDITION
     }
 
 

@@ -54,6 +54,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     nccl_settings: dict[str, str] = {}
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
+    transports: tuple[str, ...] = ()
+    """What NCCL moves data by, over all ranks of the run, as its log has it; empty: not known."""
+    attention: tuple[str, ...] = ()
+    """torch's kernels of scaled dot-product attention that are switched on, the preferred one first; empty in
+    records from before it was recorded."""
 
     def pooling_facts(self) -> dict[str, object]:
         """What must be equal before figures of two runs are put together."""

@@ -29,6 +29,11 @@ def rank_output_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("torchrun/*/attempt_0/*/std*.log"))
 
 
+def nccl_log_path(folder: Path, rank: int) -> Path:
+    """What NCCL says of how it connects."""
+    return folder / f"nccl-{rank:05d}.log"
+
+
 def flight_path(folder: Path, rank: int) -> Path:
     """The last collectives of a rank without progress, as its backend keeps them."""
     return folder / f"flight-{rank:05d}.json"

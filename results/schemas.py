@@ -38,6 +38,7 @@ from results.thresholds import Thresholds
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
 #   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, training
 #   launch  -  unreleased  job_variables, forks, training
+#   rank-record -, run-result -  unreleased  transports and attention of the environment
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

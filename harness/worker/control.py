@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,12 @@ class Control:
         """Sum a tensor of host memory over the ranks, in place on rank 0; what is left on the others means
         nothing. Over the default group: nothing of what exchanges gradients takes part."""
         dist.reduce(values, dst=0)
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """The names that any rank has, in their order."""
+        every: list[list[str]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(every, sorted(names))
+        return sorted({name for own in every for name in own})
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum a tensor of the device over the ranks, in place."""

@@ -26,6 +26,7 @@ from harness.worker.flight import write_recording
 from harness.worker.forks import STOPPED, import_for, obstacle, run_of_this_process
 from harness.worker.interface import name_interface
 from harness.worker.log import RankLog
+from harness.worker.network_log import log_network
 from harness.worker.output import bound_output, mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, RunInProgress
@@ -33,7 +34,7 @@ from harness.worker.teardown import fragmented, keep_imports, tear_down
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
-from results.launch_files import flight_path, rank_log_path
+from results.launch_files import flight_path, nccl_log_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
@@ -71,6 +72,9 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # From here on ranks wait for each other.
     log.event("joining", **output_files(launch_path.parent))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
+    network_log = None
+    if launch.backend == "nccl":
+        network_log = log_network(os.environ, nccl_log_path(launch_path.parent, rank.rank))
     exchange = _join(launch, slots[0].run_id if slots else launch.launch_id, timeout)
     with ExitStack() as stack:
         stack.callback(log.close)
@@ -86,6 +90,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
             control=Control(device, exchange.backend),
             log=log,
             warnings=busy,
+            network_log=network_log,
             forked=launch.forks and kept_whole is None,
             faults=stack.enter_context(gpu_faults(device_uuid(device))) if device.type == "cuda" else None,
         )

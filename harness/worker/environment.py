@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 import torch
+from torch.nn.attention import _cur_sdpa_kernel_backends
 
 from harness.device import cpu_model, driver_version, nccl_settings
 from harness.packages import with_packages
@@ -19,9 +20,15 @@ from results.launch import JobVariables, Launch
 
 
 def probe(
-    launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...], cell: Cell
+    launch: Launch,
+    rank: Rank,
+    device: torch.device,
+    cores: tuple[int, ...],
+    cell: Cell,
+    transports: Iterable[str] = (),
 ) -> Environment:
-    """What this rank runs on; `cores` are those it is bound to, empty for none."""
+    """What this rank runs on; `cores` are those it is bound to, empty for none; `transports` what NCCL moves
+    data by."""
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return Environment(
@@ -44,7 +51,18 @@ def probe(
         gpus_per_node=launch.placement.gpus_per_node,
         pinned_cores=cores,
         nccl_settings=nccl_settings(),
+        transports=tuple(transports),
+        attention=tuple(attention_kernels()),
     )
+
+
+def attention_kernels() -> list[str]:
+    """Those of torch's `scaled_dot_product_attention` that are switched on, the preferred one first.
+
+    Of these torch takes for each call the first that can do it: by device, data type, head size and mask.
+    """
+    kernels = _cur_sdpa_kernel_backends(with_priority=True)
+    return [kernel.name.removesuffix("_ATTENTION").lower() for kernel in kernels]
 
 
 def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.environ) -> str | None:

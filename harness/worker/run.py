@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 import traceback
 import weakref
@@ -28,6 +29,7 @@ from harness.worker.log import RankLog
 from harness.worker.measure import Measured, Stopwatch
 from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_use import MemoryUse
+from harness.worker.network_log import read_transports, unused_fabric
 from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
     LateProof,
@@ -90,6 +92,8 @@ class RankContext:
     """Whether this process is for one run alone."""
     faults: GpuFaults | None = None
     """Of this rank's GPU."""
+    network_log: Path | None = None
+    """What NCCL writes of how it connects; None where it writes none, or to a file of the user's."""
 
 
 class RunInProgress:
@@ -110,6 +114,8 @@ class RunInProgress:
         self._part: tuple[str, int] | None = None
         """The part of the run that goes on, and the clock when it began."""
         self._turns: Turns | None = None
+        self._transports: list[str] = []
+        """What NCCL moves data by, on any rank."""
 
     def execute(self) -> RankRecord:
         """Run the cell. An exception becomes an outcome in the record, never more."""
@@ -272,6 +278,9 @@ class RunInProgress:
             ranks=around.rank.gpus,
             link_mbit_per_s=self._cell.link_mbit_per_s,
         )
+        if around.launch.backend == "nccl":
+            own = [] if around.network_log is None else read_transports(around.network_log)
+            self._transports = around.control.union(own)
 
     def _kernels(self, watch: Stopwatch, period: int) -> KernelTimes | None:
         if period > LONGEST_PERIOD:
@@ -450,6 +459,13 @@ class RunInProgress:
         said = [] if around.faults is None else around.faults.take()
         return [f"rank {around.rank.rank}: {words}" for words in said]
 
+    def _unused_fabric(self) -> list[str]:
+        around = self._around
+        warning = None
+        if around.launch.placement.nodes > 1 and around.rank.local_rank == 0:
+            warning = unused_fabric(self._transports)
+        return [] if warning is None else [f"on {platform.node()}: {warning}"]
+
     def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
         around = self._around
         self._end_part()
@@ -467,8 +483,10 @@ class RunInProgress:
             evidence=around.evidence,
             started_at=self._started_at,
             ended_at=utc_now(),
-            environment=probe(around.launch, around.rank, around.device, around.pinned, self._cell),
-            warnings=[*around.launch.warnings, *around.warnings, *self._faults()],
+            environment=probe(
+                around.launch, around.rank, around.device, around.pinned, self._cell, self._transports
+            ),
+            warnings=[*around.launch.warnings, *around.warnings, *self._faults(), *self._unused_fabric()],
             absent=self._absent,
             **self._found,
         )

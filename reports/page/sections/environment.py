@@ -164,6 +164,8 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "CUDA": first.cuda or "",
         "NCCL": first.nccl or "",
         "driver": first.driver or "",
+        "transport of NCCL": ", ".join(sorted({name for one in environments for name in one.transports})),
+        "kernels of attention": _distinct(", ".join(one.attention) for one in environments),
         "NCCL settings": " ".join(f"{k}={v}" for k, v in sorted(first.nccl_settings.items())),
         "commit": _distinct(_commit(one) for one in environments),
         "code hash": first.code.code_hash,
