@@ -1,6 +1,6 @@
 """Which network NCCL uses, by its own log of how it connects.
 
-What is read of it, as public logs of NCCL 2.10 to 2.31 and aws-ofi-nccl 1.7 to 1.16 have it (written in NCCL's
+What is read of it, as public logs of NCCL 2.10 to 2.31 and aws-ofi-nccl 1.7 to 1.16 have it (written in
 transport/p2p.cc, shm.cc, net.cc, net_ib.cc and graph/search.cc):
 
     Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read

@@ -31,6 +31,8 @@ NOT_POOLING = {
     "device_uuid": "GPU-1",
     "pinned_cores": (3,),
     "allocation": "slurm 17",
+    "transports": ("TCP sockets (NET/Socket)",),
+    "attention": ("math",),
     "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
 }
 
