@@ -135,6 +135,7 @@ class PairedComparison:
                 held=held,
                 spoiled_above=self._request.spoiled_above,
                 repeats=most if all(fork) else 1,
+                always_recorded=not {"exposed", "wait"}.isdisjoint(self._rules.margins),
             )
             with study_lock(self.folder), closing(Pairs(context)) as source:
                 return self._run_pairs(context, source)

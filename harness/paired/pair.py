@@ -66,6 +66,8 @@ class PairContext:
     """The share of the cores that others may take in a block that counts."""
     repeats: int
     """Pairs that may be forked from one launch of each side; 1: a side cannot fork."""
+    always_recorded: bool = False
+    """Whether every pair records its exchange and ends with a proof, not only the first one of a launch."""
 
 
 class Pairs:
@@ -175,7 +177,10 @@ class Session:
         forked: list[bool] = []
         while len(begun := self._begun(order)) == len(order):
             base, new = begun["base"], begun["new"]
-            blocks = _take_turns(self._seats, order, base["cores"], self._context.spoiled_above)
+            only_timed = self._repeat > 1 and not self._context.always_recorded
+            blocks = _take_turns(
+                self._seats, order, base["cores"], self._context.spoiled_above, only_timed=only_timed
+            )
             self._lost |= not blocks
             self._end(order)
             forked += [told.get("forked", False) for told in (base, new)]
@@ -212,11 +217,16 @@ class Session:
 
 
 def _take_turns(
-    seats: Mapping[Side, Seat], order: tuple[Side, Side], cores: Sequence[int], spoiled_above: float
+    seats: Mapping[Side, Seat],
+    order: tuple[Side, Side],
+    cores: Sequence[int],
+    spoiled_above: float,
+    *,
+    only_timed: bool,
 ) -> list[Block]:
     """The blocks of two runs; empty if one of them was lost."""
     try:
-        ready = [told for side in order for told in seats[side].go()]
+        ready = [told for side in order for told in seats[side].go(only_timed=only_timed)]
         steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
         quads: list[list[Block]] = []
         began = time.monotonic()

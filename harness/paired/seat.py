@@ -48,10 +48,11 @@ class _Rank:
         self.at = told["at"]
         return told
 
-    def answer(self, steps: int) -> None:
+    def answer(self, steps: int, *, only_timed: bool = False) -> None:
         self.at = ""
+        told = {"steps": steps} | ({"only_timed": True} if only_timed else {})
         try:
-            self._connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
+            self._connection.sendall(json.dumps(told).encode() + b"\n")
         except ConnectionError:
             # Its end is seen where it is asked for its next line.
             pass
@@ -101,13 +102,14 @@ class Seat:
             self._ranks[told["rank"]] = rank
         return first
 
-    def go(self, steps: int = 0) -> list[Told]:
+    def go(self, steps: int = 0, *, only_timed: bool = False) -> list[Told]:
         """Give the run its turn, and wait until all ranks have reported again.
 
+        `only_timed`: at the first turn of a run, which then leaves out what comes after its timed blocks.
         Returns what they said, by rank. Raises LostError if one has ended.
         """
         for rank in self._ranks.values():
-            rank.answer(steps)
+            rank.answer(steps, only_timed=only_timed)
         told = [self._ranks[number].told() for number in sorted(self._ranks)]
         places = {one["at"] for one in told}
         if len(places) > 1:

@@ -181,10 +181,13 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:
         return record.outcome, True
-    tear_down(around.device)
-    reason = _reason_to_stop(
-        around, record.outcome, clean=run.model_is_gone and not fragmented(around.device)
-    )
+    if around.forked:
+        # Nothing follows in this process.
+        clean = True
+    else:
+        tear_down(around.device)
+        clean = run.model_is_gone and not fragmented(around.device)
+    reason = _reason_to_stop(around, record.outcome, clean=clean)
     stops = bool(around.control.largest([float(reason is not None)])[0])
     if stops:
         around.log.event("stopped", reason=f"{reason or 'another rank says so'}; the rest starts afresh")

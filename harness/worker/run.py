@@ -66,6 +66,11 @@ from workloads.datasets.facts import DATASETS, Own
 from workloads.flops import count_flops
 from workloads.workload import Workload
 
+FEWER_WARM_UP_STEPS = 10
+"""At most, of a run that is wanted for its blocks alone. On a busy machine no two blocks are alike, so that
+each run would take all of the policy's steps."""
+ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
+
 
 class ProofFailedError(Exception):
     """The cell does not train as its reference does; raised on all ranks."""
@@ -138,6 +143,11 @@ class RunInProgress:
         """Whether the model of this run has been freed."""
         return self._model is None or self._model() is None
 
+    @property
+    def _only_timed(self) -> bool:
+        """Whether a driver wants this run for its blocks alone."""
+        return self._turns is not None and self._turns.only_timed
+
     def _begin(self, part: str) -> None:
         """Say in the log that a part of the run begins, and end the part before it."""
         self._end_part()
@@ -168,14 +178,11 @@ class RunInProgress:
         with setup.memory.kept():
             trainer, batches, watch = self._train(setup)
         self._found["memory"] = memory.record()
-        if around.launch.placement.gpus > 1 and cell.steps.quads:
-            self._begin("exposed")
-            self._found["quads"] = watch.measure_exposed(around.exchange, cell.steps)
+        if self._only_timed:
+            self._absent |= dict.fromkeys(("quads", "recorded", "buckets", "link_peak"), ONLY_TIMED)
         else:
-            self._absent["quads"] = (
-                "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
-            )
-        self._record_exchange(watch, trainer.model.period, setup.groups)
+            self._measure_exposed(watch)
+            self._record_exchange(watch, trainer.model.period, setup.groups)
         if self._foreign is not None:
             self._found["foreign_cpu_cores"] = self._foreign.cores_used()
         self._begin("hash")
@@ -185,8 +192,9 @@ class RunInProgress:
         else:
             self._absent["parameters_hash"] = f"{cell.strategy} does not keep all replicas equal"
         self._add_losses_to_a_weaker_proof()
-        self._trace(trainer, batches)
-        self._prove_late(setup, trainer, batches)
+        if not self._only_timed:
+            self._trace(trainer, batches)
+            self._prove_late(setup, trainer, batches)
 
     def _await_turn(self, turns: Turns) -> None:
         """Wait until the run of the other side of a paired comparison is quiet."""
@@ -253,6 +261,16 @@ class RunInProgress:
         if profiler is not None:
             path = around.study.trace_path(self._cell.id, self._slot.run_id, rank)
             self._absent |= write_trace(profiler, path)
+
+    def _measure_exposed(self, watch: Stopwatch) -> None:
+        around, policy = self._around, self._cell.steps
+        if around.rank.gpus > 1 and policy.quads:
+            self._begin("exposed")
+            self._found["quads"] = watch.measure_exposed(around.exchange, policy)
+        else:
+            self._absent["quads"] = (
+                "one rank exchanges nothing" if around.rank.gpus == 1 else "not asked for (quads: 0)"
+            )
 
     def _record_exchange(self, watch: Stopwatch, period: int, groups: GroupLayout) -> None:
         """Record the operations of the exchange and measure the network's peak, after the timed blocks."""
@@ -372,6 +390,9 @@ class RunInProgress:
 
     def _measure(self, watch: Stopwatch, setup: CellSetup, trainer: Trainer, workload: Workload) -> None:
         around, policy = self._around, self._cell.steps
+        if self._only_timed:
+            fewer = min(policy.warmup_max_steps, FEWER_WARM_UP_STEPS)
+            policy = msgspec.structs.replace(policy, warmup_max_steps=fewer)
         device_of(around.device).reset_memory_peaks()
         if not reset_rss_peak():
             self._absent["memory"] = (

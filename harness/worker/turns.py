@@ -2,8 +2,10 @@
 
 Each rank has a connection of its own to the driver's Unix socket, whose path is in `VARIABLE`. The rank sends
 a line of JSON that says where it is, and waits in a read of the answer: `{"steps": N}`, time a block of that
-many steps, or `{"steps": 0}`, go on with the run. A rank that waits uses no CPU and is in no collective. A
-run's turn ends when its ranks report again, or close the connection, as the kernel does for a rank that dies.
+many steps, or `{"steps": 0}`, go on with the run. The first answer may also hold `"only_timed": true`: the
+run is wanted for its blocks, warms up for a few steps, and leaves out what comes after them. A rank that
+waits uses no CPU and is in no collective. A run's turn ends when its ranks report again, or close the
+connection, as the kernel does for a rank that dies.
 
 Line by line, of one run:
 
@@ -45,6 +47,8 @@ class Turns:
         self._socket.connect(path)
         self._socket.settimeout(BEAT_S)
         self._received = b""
+        self.only_timed = False
+        """Whether the driver wants this run for its blocks alone."""
 
     @classmethod
     def of_driver(cls, beat: Callable[[], None]) -> Turns | None:
@@ -68,7 +72,9 @@ class Turns:
                 raise ConnectionError("the driver of the paired comparison has ended")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
-        return int(json.loads(line)["steps"])
+        answer = json.loads(line)
+        self.only_timed |= answer.get("only_timed", False)
+        return int(answer["steps"])
 
     def close(self) -> None:
         self._socket.close()

@@ -175,6 +175,8 @@ def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:
             name: tuple(dict.fromkeys(values))
             for name, values in _joined([subject.exact for subject in same]).items()
         },
+        # Not every pair records its exchange.
+        collectives=next((subject.collectives for subject in reversed(same) if subject.collectives), ()),
         runs=sum(subject.runs for subject in same),
         run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
         disturbed=sum(subject.disturbed for subject in same),

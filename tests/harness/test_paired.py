@@ -207,6 +207,10 @@ def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
     assert (second.first, second.launched_with, second.repeat) == ("new", 1, 2)
     assert results[0].first_hash == results[1].first_hash
     assert [result.proof.method == "earlier-run" for result in results if result.proof] == [False, True]
+    # Only the first records its exchange and ends with a proof.
+    assert [result.exchange_buckets is not None for result in results] == [True, False]
+    assert [result.proof.late_steps > 0 for result in results if result.proof] == [True, False]
+    assert [result.exchange_operations for result in results] == [results[0].exchange_operations] * 2
 
 
 @pytest.mark.parametrize(
@@ -341,6 +345,7 @@ class Speaker:
     def __init__(self, path: Path, rank: int, run: str, *, dies: bool = False) -> None:
         self.blocks: list[int] = []
         self.beats = 0
+        self.only_timed: bool | None = None
         self._turns = Turns(str(path), self._beat)
         self._dies = dies
         self.thread = threading.Thread(target=self._talk, args=(rank, run), daemon=True)
@@ -354,6 +359,7 @@ class Speaker:
         with closing(self._turns), suppress(ConnectionError):
             self._turns.wait("begin", run=run, rank=rank, gpus=2, cell="c", cores=[0])
             steps = 0 if self._dies else self._turns.wait("measure", step_ns=1e6)
+            self.only_timed = self._turns.only_timed
             while steps:
                 self.blocks.append(steps)
                 steps = self._turns.wait("block", ns=steps * (rank + 1), steps=steps)
@@ -375,12 +381,12 @@ def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_gi
     assert first is not None
     assert (first["run"], first["rank"]) == ("first", 0)
     until(lambda: all(rank.beats for rank in ranks), "the logs of ranks that wait do not grow", 10)
-    assert [told["at"] for told in seat.go()] == ["measure", "measure"]
+    assert [told["at"] for told in seat.go(only_timed=True)] == ["measure", "measure"]
     assert [told["ns"] for told in seat.go(7)] == [7, 14]
     seat.end()
     for rank in ranks:
         rank.thread.join(60)
-    assert [rank.blocks for rank in ranks] == [[7], [7]]
+    assert [(rank.blocks, rank.only_timed) for rank in ranks] == [([7], True), ([7], True)]
     assert seat.next_run(lambda: os.EX_OK) is None
 
 
@@ -394,7 +400,7 @@ def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path)
     seat.end()
     ranks[1].thread.join(60)
     # Alone it times one block, so that its record is whole.
-    assert len(ranks[1].blocks) == 1
+    assert (len(ranks[1].blocks), ranks[1].only_timed) == (1, False)
     lonely = Speaker(tmp_path / "seat", 0, "third")
     whole = [Speaker(tmp_path / "seat", rank, "fourth") for rank in (0, 1)]
     fourth = seat.next_run(lambda: None)

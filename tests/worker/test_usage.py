@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,14 @@ import psutil
 import pytest
 import torch
 
-from harness.worker.usage import ForeignCpu, available_bytes, reset_rss_peak, rss_bytes, rss_peak_bytes
+from harness.worker.usage import (
+    ForeignCpu,
+    available_bytes,
+    descendants,
+    reset_rss_peak,
+    rss_bytes,
+    rss_peak_bytes,
+)
 
 Ranks = Callable[..., list[Any]]
 MB = 10**6
@@ -114,6 +122,21 @@ def busy_core() -> Iterator[int]:
 def test_a_busy_process_of_somebody_else_is_seen(busy_core: int) -> None:
     # All of the core: the spinner's share, and what other programs on it have.
     assert 1.0 - 2 * TICKS_S < watch_cpu([busy_core], 1.0) <= 1.0 + TICKS_S
+
+
+def test_the_kernels_lists_of_children_name_all_descendants() -> None:
+    # A shell that waits for another one, which has two children.
+    shell = subprocess.Popen(
+        ["bash", "-c", "bash -c 'sleep 60 & sleep 60 & echo; wait'; true"], stdout=subprocess.PIPE
+    )
+    assert shell.stdout is not None
+    shell.stdout.readline()
+    found = {process.pid for process in psutil.Process(shell.pid).children(recursive=True)}
+    assert len(found) == 3
+    assert {process.pid for process in descendants(psutil.Process(shell.pid))} == found
+    for pid in (shell.pid, *found):
+        os.kill(pid, signal.SIGKILL)
+    shell.communicate()
 
 
 def test_no_cores_have_no_foreign_use() -> None:
