@@ -1,12 +1,14 @@
 """How often the gate errs, by real calls of `bench compare --ab` on the same code and on planted regressions.
 
-    python tests/reports/gate/quality.py collect LEDGER [--minutes 60] [--kinds same,slow5]
+    python tests/reports/gate/quality.py collect LEDGER [--minutes 60] [--kinds same,slow5] [--any-load]
     python tests/reports/gate/quality.py report LEDGER
     python tests/reports/gate/quality.py cost [--rounds 6]
 
 `collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
-and the share of the cores that others took. It may be stopped at any time, and goes on with the kind that is
-furthest behind its target. All calls are the default one, on a clone of HEAD. `report` prints the tables of
+and the share of the cores that others took. After `--minutes` it interrupts the call that is under way, whose
+pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` continues it, with new
+launches. Otherwise it goes on with the kind that is furthest behind its target. All calls are the default one,
+on a clone of HEAD; with `--any-load` no block is left out because of others. `report` prints the tables of
 docs/gate.md, of the calls while others took at most `--others-above` of the cores; thousands of further calls
 are drawn from the recorded pairs. `cost` times pairs that are forked and pairs that are launched, in turns.
 """
@@ -18,6 +20,8 @@ import json
 import math
 import os
 import platform
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +42,15 @@ from harness.paired.comparison import PairedRequest, SideRequest, read_pairs, sa
 from harness.paired.pair import PairContext, Pairs, SideCall
 from harness.paired.sources import Repository, temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
-from reports.gate.paired import FEWEST_PAIRS, LOOKS, judge_pairs, paired_effect, quad_log, quads
+from reports.gate.paired import (
+    FEWEST_PAIRS,
+    LOOKS,
+    SPOILED_ABOVE,
+    judge_pairs,
+    paired_effect,
+    quad_log,
+    quads,
+)
 from results.paired import Pair, Side
 from results.store import utc_now
 
@@ -104,7 +116,16 @@ KINDS = {
 
 def git(folder: Path, *words: str) -> str:
     names = ("-c", "user.name=quality", "-c", "user.email=quality@example.org")
-    done = subprocess.run(["git", *names, *words], cwd=folder, capture_output=True, text=True, check=True)
+    # So that the commit of an edit is the same in the next clone.
+    dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
+    done = subprocess.run(
+        ["git", *names, *words],
+        cwd=folder,
+        env={**os.environ, **dates},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -128,8 +149,9 @@ def cloned() -> Iterator[Path]:
         yield clone
 
 
-def collect(ledger: Path, names: Sequence[str], minutes: float) -> None:
+def collect(ledger: Path, names: Sequence[str], minutes: float, *, any_load: bool) -> None:
     """Make calls until the time is over."""
+    going = ledger.with_suffix(".going")
     end = time.monotonic() + 60 * minutes
     if ledger.exists() and ledger.stat().st_size and not ledger.read_bytes().endswith(b"\n"):
         # The last line was cut off: the next one must not continue it.
@@ -139,50 +161,68 @@ def collect(ledger: Path, names: Sequence[str], minutes: float) -> None:
         while time.monotonic() < end:
             done = Counter(call["kind"] for call in read(ledger))
             name = min(names, key=lambda each: done[each] / KINDS[each].target)
-            line = made(name, clone)
+            name = next((path.name for path in going.glob("*")), name)
+            line = made(name, clone, going / name, end, any_load=any_load)
+            if line is None:
+                print(f"{name}: interrupted, {len(read_pairs(going / name / 'ab'))} pairs so far")
+                break
             with ledger.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             shown = line["verdicts"].get(KINDS[name].metric)
-            print(f"{name}: {shown}, {line['seconds']:.0f} s, others {line['others']:.0%}", flush=True)
+            shutil.rmtree(going)
+            print(f"{name}: {shown}, {len(line['logs'])} pairs, others {line['others']:.0%}", flush=True)
 
 
-def made(name: str, clone: Path) -> Call:
-    """One call. Raises RuntimeError if it fails."""
+def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) -> Call | None:
+    """One call, kept in `folder` until it is over; None if it was interrupted because the time was.
+
+    Raises RuntimeError if it fails.
+    """
     kind, began, load = KINDS[name], time.monotonic(), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        out, found = Path(folder) / "ab", Path(folder) / "found.json"
-        words = ["compare", "--ab", "plain", "plain" if kind.edit is None else name, *kind.options]
-        words += ["--base-options", "--workload py:waiting_model:plain"]
-        words += ["--new-options", f"--workload py:waiting_model:{kind.workload}"]
-        words += ["--out", str(out), "--format", f"json={found}", "--", *CELL.split()]
-        done = subprocess.run(
-            [sys.executable, "-m", "harness.cli", *words],
-            cwd=clone / "tests/reports/gate",
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-            capture_output=True,
-            text=True,
-        )
-        if not found.exists():
-            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-        told = json.loads(found.read_text())
-        pairs = read_pairs(out)
-        side = SideRequest(revision="plain")
-        [sample] = samples_of(out, pairs, PairedRequest(base=side, new=side)).values()
-        return {
-            "at": utc_now(),
-            "kind": name,
-            "commit": git(clone, "rev-parse", "plain"),
-            "machine": f"{platform.node()}, {os.cpu_count()} cores, torch {torch.__version__}",
-            "seconds": time.monotonic() - began,
-            "load_before": load,
-            "exit_code": done.returncode,
-            "verdicts": {each["metric"]: each["verdict"] for each in told["findings"]},
-            "logs": sample.logs,
-            "spoiled": sample.spoiled,
-            "others": sample.foreign or 0.0,
-            "forked": sample.forked,
-            "pairs": [recorded(pair) for pair in pairs],
-        }
+    continued = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    out, found = folder / "ab", folder / "found.json"
+    words = ["compare", "--ab", "plain", "plain" if kind.edit is None else name, *kind.options]
+    words += ["--base-options", "--workload py:waiting_model:plain"]
+    words += ["--new-options", f"--workload py:waiting_model:{kind.workload}"]
+    above = 1.0 if any_load else SPOILED_ABOVE
+    words += ["--others-above", f"{above:.0%}", "--out", str(out.resolve())]
+    words += ["--format", f"json={found.resolve()}", "--", *CELL.split()]
+    call = subprocess.Popen(
+        [sys.executable, "-m", "harness.cli", *words],
+        cwd=clone / "tests/reports/gate",
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, told = call.communicate(timeout=max(1.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        call.send_signal(signal.SIGINT)
+        call.communicate()
+        return None
+    if not found.exists():
+        raise RuntimeError(f"{name}: {told[-2000:]}")
+    pairs, side = read_pairs(out), SideRequest(revision="plain")
+    request = PairedRequest(base=side, new=side, spoiled_above=above)
+    [sample] = samples_of(out, pairs, request).values()
+    return {
+        "at": utc_now(),
+        "kind": name,
+        "commit": git(clone, "rev-parse", "plain"),
+        "machine": f"{platform.node()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "seconds": None if continued else time.monotonic() - began,
+        "load_before": load,
+        "others_above": above,
+        "exit_code": call.returncode,
+        "verdicts": {each["metric"]: each["verdict"] for each in json.loads(found.read_text())["findings"]},
+        "logs": sample.logs,
+        "spoiled": sample.spoiled,
+        "others": sample.foreign or 0.0,
+        "forked": sample.forked,
+        "pairs": [recorded(pair) for pair in pairs],
+    }
 
 
 def recorded(pair: Pair) -> Call:
@@ -194,6 +234,7 @@ def recorded(pair: Pair) -> Call:
     return {
         "quads": [quad_log(quad) for quad in quads(cell, pair.alternation)],
         "others": mean(block.foreign or 0.0 for block in cell.blocks) if cell.blocks else None,
+        "blocks_s": sum(block.ns for block in cell.blocks) / 1e9,
         **{f"{side}_ns": math.exp(mean(logs)) if logs else None for side, logs in sides.items()},
     }
 
@@ -221,10 +262,10 @@ def report(ledger: Path, others_above: float) -> None:
         mine = [call for call in kept if call["kind"] == name]
         if mine:
             verdicts = [call["verdicts"].get(kind.metric, "none") for call in mine]
-            found = (
-                f"{median(len(call['logs']) for call in mine):.0f} | {median(c['seconds'] for c in mine):.0f}"
-            )
-            print(f"{row(name, verdicts, upper=name == 'same')} | {found} |")
+            pairs = f"{median(len(call['logs']) for call in mine):.0f}"
+            whole = [call["seconds"] for call in mine if call["seconds"] is not None]
+            seconds = f"{median(whole):.0f}" if whole else "-"
+            print(f"{row(name, verdicts, upper=name == 'same')} | {pairs} | {seconds} |")
     alike = [call for call in kept if call["kind"] == "same" and len(call["logs"]) >= FEWEST_PAIRS]
     if not alike:
         print("\nno call of the same code has enough pairs to draw from")
@@ -369,13 +410,14 @@ def main() -> None:
     collecting.add_argument("ledger", type=Path)
     collecting.add_argument("--minutes", type=float, default=60)
     collecting.add_argument("--kinds", default=",".join(KINDS))
+    collecting.add_argument("--any-load", action="store_true", help="no block is left out because of others")
     reporting = commands.add_parser("report")
     reporting.add_argument("ledger", type=Path)
     reporting.add_argument("--others-above", type=float, default=0.25, help="a share of the cores")
     commands.add_parser("cost").add_argument("--rounds", type=int, default=6)
     given = parser.parse_args()
     if given.command == "collect":
-        collect(given.ledger, given.kinds.split(","), given.minutes)
+        collect(given.ledger, given.kinds.split(","), given.minutes, any_load=given.any_load)
     elif given.command == "report":
         report(given.ledger, given.others_above)
     else:
