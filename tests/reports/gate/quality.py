@@ -7,7 +7,7 @@
 `collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
 and the share of the cores that others took. After `--minutes` it interrupts the call that is under way, whose
 pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` continues it, with new
-launches. Otherwise it goes on with the kind that is furthest behind its target. All calls are the default one,
+launches. Otherwise it goes on with the kind that is furthest behind its target. All calls are the default,
 on a clone of HEAD; with `--any-load` no block is left out because of others. `report` prints the tables of
 docs/gate.md, of the calls while others took at most `--others-above` of the cores; thousands of further calls
 are drawn from the recorded pairs. `cost` times pairs that are forked and pairs that are launched, in turns.
