@@ -103,7 +103,7 @@ def contents(kept: Baseline) -> list[tuple[str, ...]]:
         for metric, values in subject.exact.items():
             found.append((subject.label, title(metric), exact_text(values), str(subject.runs)))
         for metric, runs in subject.timed.items():
-            text = _figure(TIMED[metric], sum(runs) / len(runs))
+            text = figure(TIMED[metric], sum(runs) / len(runs))
             found.append((subject.label, title(metric), text, str(len(runs))))
     return found
 
@@ -116,8 +116,8 @@ def trend_row(trend: Trend) -> tuple[str, ...]:
         trend.label,
         trend.metric.title,
         f"{len(trend.nights):,}",
-        _figure(trend.metric, first.value),
-        _figure(trend.metric, last.value),
+        figure(trend.metric, first.value),
+        figure(trend.metric, last.value),
     )
 
 
@@ -157,10 +157,11 @@ def _row(finding: Finding) -> tuple[str, ...]:
 def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
     if finding.timed is None or not values:
         return exact_text(values) if values else NOTHING
-    return _figure(finding.timed, float(values[0]))
+    return figure(finding.timed, float(values[0]))
 
 
-def _figure(metric: TimedMetric, value: float) -> str:
+def figure(metric: TimedMetric, value: float) -> str:
+    """In the metric's unit."""
     forms = {"ns": duration, "bytes": size}
     return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}".rstrip()
 

@@ -6,11 +6,13 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median
 
-from reports.gate.text import step_sentence
+from reports.gate.text import figure, step_sentence
 from reports.gate.trends import Trend
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
-from reports.text import duration
+
+_SCALES = {"ns": (1e6, ", ms"), "bytes": (2**20, ", MiB")}
+"""What a unit of the axis is of a metric's unit, and its name."""
 
 
 def night_curve(trend: Trend, *, name: str) -> Drawing:
@@ -19,6 +21,8 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     The new level begins after the last night of the old one: between the two, at the commits that the rule
     names, is where the cause is.
     """
+    scale, unit = _SCALES.get(trend.metric.unit, (1, ""))
+    title = trend.metric.title
     days = [_day(night.measured_at, trend) for night in trend.nights]
     starts = [0, *(trend.nights.index(step.after) for step in trend.steps), len(days)]
     levels = tuple(
@@ -27,7 +31,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
             colour="muted",
             dash="",
             points=tuple(
-                _place(days[at], median(night.value for night in trend.nights[first:end]))
+                _place(days[at], median(night.value for night in trend.nights[first:end]) / scale)
                 for at in (first, end - 1)
             ),
             plain=True,
@@ -38,11 +42,12 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     marks = tuple(
         Point(
             x=day,
-            y=night.value / 1e6,
+            y=night.value / scale,
             low=None,
             high=None,
             runs=(),
-            label=f"{night.measured_at[:10]}, {(night.commit or 'unknown')[:7]}: {duration(night.value)}",
+            label=f"{night.measured_at[:10]}, {(night.commit or 'unknown')[:7]}: "
+            f"{figure(trend.metric, night.value)}",
             href="",
         )
         for day, night in zip(days, trend.nights, strict=True)
@@ -58,8 +63,8 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     return drawn(
         Chart(
             name=name,
-            title=f"Step time of each night, {trend.label}, {trend.machine}",
-            y_title="step time, ms",
+            title=f"{title[0].upper()}{title[1:]} of each night, {trend.label}, {trend.machine}",
+            y_title=f"{title}{unit}",
             x_title=f"days since {trend.nights[0].measured_at[:10]}",
             lines=(*levels, Line(name="nights", colour="blue", dash="", points=marks)),
             rules=rules,
@@ -72,8 +77,8 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     )
 
 
-def _place(x: float, ns: float) -> Point:
-    return Point(x=x, y=ns / 1e6, low=None, high=None, runs=(), label="", href="")
+def _place(x: float, y: float) -> Point:
+    return Point(x=x, y=y, low=None, high=None, runs=(), label="", href="")
 
 
 def _day(moment: str, trend: Trend) -> float:

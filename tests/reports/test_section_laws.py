@@ -123,7 +123,10 @@ def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured: StudyF
     shown = unescape(html)
     assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12" in shown
     assert "torch 2.12 to 2.13" in shown
-    assert html.count("<svg") == 1
+    assert "worse, +50.0 % from 2026-01-13 on" in shown
+    assert "Peak memory, first and last night of each series" in shown
+    # The loss did not change.
+    assert html.count("<svg") == 2
     (kept,) = measured.nights.values()
     others = [
         msgspec.structs.replace(night, subjects=(msgspec.structs.replace(night.subjects[0], key="other"),))

@@ -9,9 +9,10 @@ import msgspec
 from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.gate.change_points import BEFORE, RECENT, SMALLEST, THRESHOLD
+from reports.gate.metrics import TIMED
 from reports.gate.reduce import subject_key
 from reports.gate.text import step_sentence
-from reports.gate.trends import Trend, trends
+from reports.gate.trends import Night, Trend, trends
 from reports.page.night_curve import night_curve
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
@@ -19,10 +20,12 @@ from reports.text import percent
 from results.baseline import Baseline
 
 _ABOUT = (
-    "The step times of this study's cells in the nights of the history, a series for each cell and machine. "
-    "A change is named with the nights and commits on either side, and with what changed in the environment "
-    "between them."
+    "The step times of this study's cells in the nights of the history, a series for each cell and machine; "
+    "other metrics ({others}) where one changed. A change is named with the nights and commits on either "
+    "side, and with what changed in the environment between them."
 )
+_OTHERS = ("exposed", "wait", "peak_memory", "startup", "loss")
+"""Searched as well, and shown where they changed. Throughput is work over step time, and changes with it."""
 _DRAWN = 8
 """Series that are drawn, those with a change first; the table has all."""
 
@@ -31,14 +34,16 @@ def history_section(study: StudyFigures) -> Section | None:
     """None where no history is given, or none of its series has two nights of a cell of this study."""
     keys = {subject_key(pool.cell) for pool in study.pools.values()}
     nights = {machine: [_own(night, keys) for night in found] for machine, found in study.nights.items()}
-    found = [trend for trend in trends(nights, ("step_time",)) if len(trend.nights) > 1]
+    searched = [trend for trend in trends(nights, ("step_time", *_OTHERS)) if len(trend.nights) > 1]
+    found = [trend for trend in searched if trend.metric.name == "step_time" or trend.steps]
     if not found:
         return None
     found.sort(key=lambda trend: not trend.steps)
+    about = _ABOUT.format(others=", ".join(TIMED[name].title for name in _OTHERS))
     return Section(
         anchor="history",
         title="Nights",
-        blocks=(Paragraph(_ABOUT), *_blocks(found)),
+        blocks=(Paragraph(about), *_blocks(found, searched=len(searched))),
         definitions=_DEFINITIONS,
     )
 
@@ -48,16 +53,18 @@ def _own(night: Baseline, keys: set[str]) -> Baseline:
     return msgspec.structs.replace(night, subjects=subjects)
 
 
-def _blocks(found: Sequence[Trend]) -> Iterator[Block]:
+def _blocks(found: Sequence[Trend], *, searched: int) -> Iterator[Block]:
     sentences = tuple(f"{step_sentence(trend, step)}." for trend in found for step in trend.steps)
     if sentences:
         yield Bullets(sentences)
     else:
-        yield Paragraph(f"No change in {len(found):,} series.", "finding")
+        yield Paragraph(f"No change in {searched:,} series.", "finding")
     yield Drawings(
         tuple(night_curve(trend, name=f"nights-{number}") for number, trend in enumerate(found[:_DRAWN]))
     )
-    yield Table(_table(found), "Step time, first and last night of each series")
+    for metric in dict.fromkeys(trend.metric for trend in found):
+        title = f"{metric.title[0].upper()}{metric.title[1:]}, first and last night of each series"
+        yield Table(_table([trend for trend in found if trend.metric is metric]), title)
 
 
 def _table(found: Sequence[Trend]) -> TextTable:
@@ -69,18 +76,23 @@ def _table(found: Sequence[Trend]) -> TextTable:
             figures("nights", lambda trend: fields.whole(len(trend.nights)), anchor="method-night"),
             words("from", lambda trend: trend.nights[0].measured_at[:10]),
             words("to", lambda trend: trend.nights[-1].measured_at[:10]),
-            figures("first", lambda trend: fields.duration(trend.nights[0].value), anchor="method-night"),
-            figures("last", lambda trend: fields.duration(trend.nights[-1].value), anchor="method-night"),
+            figures("first", lambda trend: _figure(trend, trend.nights[0]), anchor="method-night"),
+            figures("last", lambda trend: _figure(trend, trend.nights[-1]), anchor="method-night"),
             figures("changes", lambda trend: fields.whole(len(trend.steps)), anchor="method-change-point"),
         ],
     )
+
+
+def _figure(trend: Trend, night: Night) -> fields.Field:
+    forms = {"ns": fields.duration, "bytes": fields.size}
+    return forms.get(trend.metric.unit, fields.number)(night.value)
 
 
 _DEFINITIONS = (
     Definition(
         "method-night",
         "Night",
-        "One entry of bench history add. Its step time is the median over its runs of the cell; nights are "
+        "One entry of bench history add. Its figure is the median over its runs of the cell; nights are "
         "ordered by when they were measured.",
     ),
     Definition(

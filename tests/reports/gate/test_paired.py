@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -141,8 +142,17 @@ def side(name: str, *subjects: Subject) -> Baseline:
 
 
 def test_step_times_are_judged_by_pairs_and_counters_by_records() -> None:
-    one = Subject(key="k", label="mlp", timed={"step_time": (1e6,)}, exact={"operations": (2.0,)}, runs=1)
-    base = merged_side("base", [side("1", one), side("2", one)], any_failure=False)
+    one = Subject(
+        key="k",
+        label="mlp",
+        timed={"step_time": (1e6,)},
+        exact={"operations": (2.0,)},
+        collectives=("allreduce 0-1 4 B",) * 2,
+        runs=1,
+    )
+    # A later pair, which records no collectives.
+    later = msgspec.structs.replace(one, collectives=())
+    base = merged_side("base", [side("1", one), side("2", later)], any_failure=False)
     other = Subject(key="k", label="mlp", timed={"step_time": (9e6,)}, exact={"operations": (3.0,)}, runs=1)
     new = merged_side("new", [side("1", other), side("2", other)], any_failure=True)
     sample = PairedSample(logs=(0.001, -0.001, 0.0005, 0.0), means=(1e6, 1e6))
@@ -151,6 +161,7 @@ def test_step_times_are_judged_by_pairs_and_counters_by_records() -> None:
     assert verdicts["step_time"] is Verdict.UNCHANGED
     assert verdicts["operations"] is Verdict.REGRESSED
     assert base.subjects[0].runs == 2
+    assert base.subjects[0].collectives == one.collectives
     # One row is judged, at four looks.
     assert found.confidence == pytest.approx(1 - 2 * ALPHA / 4)
 
