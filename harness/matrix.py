@@ -21,6 +21,7 @@ from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.packages import with_packages
+from harness.plan.auto import AUTO
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
 from harness.plan.limit import Limit
@@ -72,10 +73,12 @@ class Matrix:
     def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
         hosts = self._call.hosts
         requests = make_requests(options, machine_has_cuda=hosts.has_gpus, source_folder=folder)
+        known: dict[str, object] = {}
         if requests[0].gpus_per_node is None and hosts.gpus_per_node is not None:
-            per_node = hosts.gpus_per_node
-            return tuple(msgspec.structs.replace(one, gpus_per_node=per_node) for one in requests)
-        return requests
+            known["gpus_per_node"] = hosts.gpus_per_node
+        if AUTO in {strategy for one in requests for strategy in one.every_strategy}:
+            known |= {"gpu_model": hosts.gpu_model, "network_gbit_per_s": hosts.network_gbit_per_s}
+        return tuple(msgspec.structs.replace(one, **known) for one in requests)
 
     def _check(self) -> None:
         """Refuse what the launcher cannot do, and tell what it has no use for."""

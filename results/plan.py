@@ -88,12 +88,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     steps: StepPolicy = StepPolicy()
     gpus_per_node: int | None = None
     """Devices of one node; None: all of a cell's workers are on one."""
+    gpu_model: str | None = None
+    """The catalogue's name of the GPUs that `auto` chooses for; None: those of this machine."""
+    network_gbit_per_s: float | None = None
+    """Of one of its nodes, all adapters together; None: not known."""
     node_size: int | None = None
     """Ranks of one virtual node; None: nodes are real hosts, and under a link one rank each."""
     include: tuple[Pattern, ...] = ()
     exclude: tuple[Pattern, ...] = ()
     source_folder: str | None = None
     """The folder of the study file (or of the call): where `py:` workloads are imported from."""
+
+    @property
+    def every_strategy(self) -> frozenset[str]:
+        """All that are named, also for single points."""
+        return frozenset(
+            (*self.strategies, *(pattern.strategy for pattern in self.include if pattern.strategy))
+        )
 
     @property
     def has_links(self) -> bool:

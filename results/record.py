@@ -14,7 +14,7 @@ from results.outcome import Evidence, Outcome
 from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
 from results.training import Training
 
-ProofMethod = Literal["serial-simulation", "replica-agreement", "earlier-run"]
+ProofMethod = Literal["serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run"]
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,10 @@ class WorkerHosts:
     has_gpus: bool
     gpus_per_node: int | None = None
     """GPUs of a host; None: not known."""
+    gpu_model: str | None = None
+    """Their name in the catalogue; None: not known, or this machine's."""
+    network_gbit_per_s: float | None = None
+    """Of a host, all adapters together; None: not known."""
     same_python: bool = True
     """Whether ranks run with the Python of this call, so that it can see what is installed for them."""
 

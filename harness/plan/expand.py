@@ -15,7 +15,7 @@ from harness.plan.limit import Limit
 from harness.plan.points import MatrixPoint, points, workloads_of
 from harness.plan.predict import predicted_bytes
 from harness.plan.reason import Reason
-from harness.plan.surroundings import devices_here
+from harness.plan.surroundings import devices_of
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
@@ -62,7 +62,7 @@ def choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
 
     The same as when the plan was made, on the same machine.
     """
-    if AUTO not in plan.request.strategies and not any(p.strategy == AUTO for p in plan.request.include):
+    if AUTO not in plan.request.every_strategy:
         return []
     matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), None, None)
     skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
@@ -117,8 +117,8 @@ class _Matrix:
         def made(strategy: str) -> Cell | Reason:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
 
-        per_node = self._request.gpus_per_node
-        return choose(self._probe(point), made, devices=devices_here(), gpus_per_node=per_node)
+        devices, per_node = devices_of(self._request), self._request.gpus_per_node
+        return choose(self._probe(point), made, devices=devices, gpus_per_node=per_node)
 
     def series(self) -> Iterable[Series]:
         for key, cells in self._members.items():

@@ -16,8 +16,9 @@ from results.store import new_id
 
 _GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _FRESH = re.compile(r"(?P<base>.+)-\d{8}T\d{6}Z-[0-9a-f]{6}")
-_NOT_WORK = ("repeats", "source_folder")
-"""More repeats go on in the same study; where its files lie does not make it another one."""
+_NOT_WORK = ("repeats", "source_folder", "gpu_model", "network_gbit_per_s")
+"""More repeats go on in the same study; where its files lie does not make it another one, nor what a profile
+says of the hardware."""
 
 
 def study_name(request: Request, *others: Request, name: str | None = None) -> str:

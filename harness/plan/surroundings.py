@@ -16,7 +16,7 @@ from results.catalogue.gpus import link_bytes_per_s, memory_bytes, memory_bytes_
 from results.cell import Cell, Device
 from results.groups import GroupLayout
 from results.link import link_text
-from results.plan import Placement, has_virtual_nodes
+from results.plan import Placement, Request, has_virtual_nodes
 from strategies.closed_form.terms import Term
 
 MIB = 2**20
@@ -30,8 +30,10 @@ LINK_SHARE = 0.75
 """Of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
 INSIDE_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1e9, "cuda": 12e9}
 """Between ranks of a node where nothing is known: Gloo over loopback, and PCIe."""
-ACROSS_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1.25e9, "cuda": 17.5e9}
-"""Of a node's network where nothing is known: 10 Gbit/s, and 200 Gbit/s of which 0.7 are reached."""
+NETWORK_SHARE = 0.7
+"""Of the rate of a node's network, what is reached."""
+ACROSS_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1.25e9, "cuda": NETWORK_SHARE * 25e9}
+"""Of a node's network where nothing is known: 10 Gbit/s, and that share of 200 Gbit/s."""
 LATENCY_S: Mapping[Device, float] = {"cpu": 200e-6, "cuda": 30e-6}
 """Of one operation."""
 CORE_BYTES_PER_S = 10e9
@@ -51,6 +53,8 @@ class Devices:
     """Memory of a node."""
     gpu_name: str | None = None
     gpu_bytes: int | None = None
+    network_gbit_per_s: float | None = None
+    """Of a node, all its adapters together."""
 
 
 @cache
@@ -63,6 +67,14 @@ def devices_here() -> Devices:
         gpu_name=gpus[0].name if gpus else None,
         gpu_bytes=gpus[0].memory_bytes if gpus else None,
     )
+
+
+def devices_of(request: Request) -> Devices:
+    """Those that a request's cells run on: what is known of the cluster, else this machine's."""
+    if request.gpu_model is None:
+        return replace(devices_here(), network_gbit_per_s=request.network_gbit_per_s)
+    # Of the cluster's hosts nothing else is known.
+    return Devices(gpu_name=request.gpu_model, network_gbit_per_s=request.network_gbit_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +101,10 @@ class Surroundings:
             # A host without GPUs is not the one that has them.
             memory = devices.host_bytes if devices.gpu_name else None
             known = replace(devices, gpu_name=ASSUMED_GPU, host_bytes=memory)
-            notes.append(f"assumed: the GPU is like an {ASSUMED_GPU}")
+            why = "which GPU it is, is not known"
+            if devices.gpu_name is not None:
+                why = f"the catalogue has no peak of {devices.gpu_name} in {cell.precision}"
+            notes.append(f"assumed: the GPU is like an {ASSUMED_GPU}; {why}")
         return cls(cell=cell, node_size=size, host_size=host, devices=known, notes=tuple(notes))
 
     def placed(self, cell: Cell) -> Cell:
@@ -133,7 +148,8 @@ class Surroundings:
         """Bytes that an outlet sends in a second."""
         if self.cell.link_mbit_per_s is not None:
             return self.cell.link_mbit_per_s * 1e6 / 8
-        return ACROSS_BYTES_PER_S[self.cell.device]
+        known = self.devices.network_gbit_per_s
+        return ACROSS_BYTES_PER_S[self.cell.device] if known is None else NETWORK_SHARE * known * 1e9 / 8
 
     @property
     def memory_rate(self) -> float:
@@ -208,8 +224,12 @@ class Surroundings:
         told = f"{LINK_SHARE:g} of the catalogue's {linked / 1e9:g}" if linked else "assumed"
         lines = [f"ranks of a node send {self.inside / 1e9:,.2f} GB/s ({told})"]
         if self.outlet < cell.gpus:
-            link = cell.link_mbit_per_s
-            told = "assumed" if link is None else f"--link {link_text(link)}"
+            link, network = cell.link_mbit_per_s, self.devices.network_gbit_per_s
+            told = "assumed: their network is not known"
+            if link is not None:
+                told = f"--link {link_text(link)}"
+            elif network is not None:
+                told = f"{NETWORK_SHARE:g} of the profile's {network:g} Gbit/s"
             lines.append(f"nodes of {self.outlet} send {self.across / 1e9:,.3f} GB/s ({told})")
         if self._virtual and cell.link_mbit_per_s is None:
             lines.append(f"virtual nodes of {self.node_size} are parts of a host, and send as inside of it")

@@ -62,6 +62,12 @@ class Control:
         dist.all_gather_object(every, sorted(names))
         return sorted({name for own in every for name in own})
 
+    def sum_of_all(self, values: Tensor) -> Tensor:
+        """A tensor of host memory summed over the ranks, the same on all of them; as `sum_to_first`."""
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
     def all_reduce(self, values: Tensor) -> None:
         """Sum a tensor of the device over the ranks, in place."""
         dist.all_reduce(values, group=self._backend)

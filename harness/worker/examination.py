@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ from harness.worker.reference import (
     simulate_step,
 )
 from harness.worker.room import no_room
+from harness.worker.sampled import Sampled, Sampling
 from harness.worker.sampler import Draws, batch_print
 from harness.worker.seeds import seed_step
 from harness.worker.shares import HALVINGS, NO_MEMORY, Shares, summed_s, too_long
@@ -81,6 +83,10 @@ class Examined:
     """Whether a replica's buffers are not what they must be."""
     shared: bool = False
     """Whether the ranks simulated a replica each."""
+    sampled: int = 0
+    """Steps whose gradients were compared in projections."""
+    smallest: float = 0.0
+    """Of these the largest `Sampled.smallest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,8 @@ class Examination:
         """What rank 0 takes for one replica, where all together take it too long."""
         self._least_s = 0.0
         """What it takes at least, known before anything is built."""
+        self._sampled: list[Sampled] = []
+        """Steps that were not simulated, but sampled."""
         self._alone = 0
         """Steps that were not averaged over all replicas."""
         self._common: dict[str, Tensor] = {}
@@ -163,6 +171,23 @@ class Examination:
         self._history = None
         with self._setup.memory.kept():
             self._trainer.step(self._batches)
+
+    def sample(self) -> None:
+        """Take the next step, and check projections of its gradients (`sampled`) and what it begins with."""
+        cell, step = self._setup.cell, self.step
+        seed_step(cell.seed, step, self._setup.replica)
+        self._history = None
+        # Of the operating system's random numbers, so that no rounding knows of it.
+        seed = int(self._control.from_first(float(secrets.randbelow(2**52))))
+        sampling = Sampling(cell, self._trainer.model, self._control, seed=seed)
+        with sampling.watching():
+            self._computed(step)
+        found = sampling.compare()
+        if found is not None:
+            self._sampled.append(found)
+            self._findings += found.findings
+        self.beat()
+        self._update()
 
     def check(self, *, by_each: bool = False) -> str | None:
         """Take the next step and check it. Returns what stands in the way of a check, and all later ones.
@@ -203,6 +228,8 @@ class Examination:
             failed=bool(failed),
             stale=bool(stale),
             shared=self._replica_s is not None,
+            sampled=len(self._sampled),
+            smallest=max((step.smallest for step in self._sampled), default=0.0),
         )
 
     def _by_first(self, step: int) -> str | None:
@@ -334,6 +361,11 @@ class Examination:
 
     def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
+        self._computed(step)
+        return {name: value.cpu() for name, value in self._beating(self._dense_gradients()) if kept}
+
+    def _computed(self, step: int) -> None:
+        """Have the trainer compute the gradients of a step, and check what it begins with."""
         accumulation = self._setup.cell.accumulation
         self._given.append(compare_random_state(self._setup, step, self._control))
         with self._setup.memory.kept(), self.first.part():
@@ -352,7 +384,6 @@ class Examination:
         self._given.append(all_used(accumulation, left=len(list(used))))
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
-        return {name: value.cpu() for name, value in self._beating(self._dense_gradients()) if kept}
 
     def _compare_batches(self, step: int, batches: Sequence[Batch]) -> None:
         """The micro-batches of a step, on all ranks."""

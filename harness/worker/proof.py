@@ -40,9 +40,10 @@ from harness.worker.own_code import own_code_cause
 from harness.worker.promised import Witness
 from harness.worker.reference import Beat
 from harness.worker.room import no_room
+from harness.worker.sampled import cannot_sample
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
-from harness.worker.verdict import failure, verdict, weaker
+from harness.worker.verdict import failure, sampled, verdict
 from results.cell import Cell
 from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
 from results.record import Proof
@@ -92,9 +93,10 @@ def prove(
     `beat` is called often, also while a step is simulated: a long check is not silence. `first` times what is
     training of the first one.
 
-    All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes
-    more than a minute or more memory than there is, the weaker proof is given, and says that it is: the
-    replicas stay equal. Raises DivergedError on all ranks if one has a loss that is not finite.
+    All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes more
+    than a minute or more memory than there is, the steps that are left are sampled (`sampled`), or where that
+    says nothing the weakest proof is given: the replicas stay equal. Raises DivergedError on all ranks if one
+    has a loss that is not finite.
 
     A memory limit of the cell holds for what the strategy takes in these steps, and not for what is simulated
     and gathered beside it.
@@ -111,14 +113,17 @@ def prove(
         for step_checked in first_steps(trainer.model):
             if obstacle is None and step_checked:
                 obstacle = examination.check()
+            elif step_checked and examination.step and not cannot_sample(setup.cell):
+                # Not the very first one: what it takes is on the record, and no projection is of it.
+                examination.sample()
             else:
                 seed_step(setup.cell.seed, examination.step, setup.replica)
                 examination.pass_over()
             examination.first.is_over()
             beat()
         found = examination.close()
-        if obstacle is not None and not found.failed:
-            return weaker(setup.cell, found.agreed, obstacle)
+        if obstacle is not None and (found.sampled or not found.failed):
+            return sampled(setup.cell, found, obstacle)
         proof = verdict(setup.cell, found, steps=checked)
         if proof.passed or proof.method != "serial-simulation":
             return proof

@@ -382,7 +382,7 @@ class RunInProgress:
     def _add_losses_to_a_weaker_proof(self) -> None:
         """Where no simulation was made, whether the loss fell is the other thing that can be said."""
         proof = self._found.get("proof")
-        if proof is None or proof.method != "replica-agreement":
+        if proof is None or proof.method not in ("replica-agreement", "sampled-gradients"):
             return
         warmup, steps = self._found["warmup"].loss, self._found["steps"].loss
         detail = f"{proof.detail}; loss {(warmup + steps)[0]:.4g} to {steps[-1]:.4g}"

@@ -6,6 +6,7 @@ from harness.worker.conservation import law_tolerance
 from harness.worker.exactness import exact_arithmetic, exact_update, summed_terms
 from harness.worker.examination import Examined
 from harness.worker.findings import TOLERANCE
+from harness.worker.sampled import ELEMENTS, MISSED, PROJECTIONS
 from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
@@ -29,6 +30,24 @@ def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
         detail=f"{steps} steps of {_replicas(cell)} recomputed{where}; {_rule(cell)}",
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
+    )
+
+
+def sampled(cell: Cell, found: Examined, obstacle: str) -> Proof:
+    """The proof by projections of the gradients of some steps, of which `obstacle` says why they were not
+    simulated; the weakest one where nothing was sampled, or too little is seen so."""
+    if found.failed or (found.sampled and not found.agreed):
+        return Proof(method="sampled-gradients", passed=False, detail=failure(found))
+    if not found.sampled or found.smallest > 1:
+        return weaker(cell, found.agreed, obstacle)
+    steps = "1 step" if found.sampled == 1 else f"{found.sampled} steps"
+    return Proof(
+        method="sampled-gradients",
+        passed=True,
+        detail=f"{steps} of {_replicas(cell)}: {PROJECTIONS} projections and {ELEMENTS} elements of each "
+        f"parameter's gradient are the mean of the replicas' within their rounding; a defect of "
+        f"{found.smallest:.2g} of such a gradient is missed with a probability of at most {MISSED:g}; "
+        f"the replicas' parameters are equal bit for bit after the update; {obstacle}",
     )
 
 

@@ -15,7 +15,7 @@ from results.record import Proof
 from results.run import RunResult
 from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_quantile
 
-_STRONGEST_PROOF = ("serial-simulation", "replica-agreement", "earlier-run")
+_STRONGEST_PROOF = ("serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run")
 NOT_CHECKED = "not checked"
 
 

@@ -131,7 +131,9 @@ _SHARED = (
         Markup(
             "How it was checked that the cell trained what it says. <code>serial-simulation</code>: every "
             "replica's micro-batches were recomputed on one device from the same parameters, and the "
-            "gradients compared within a bound. <code>replica-agreement</code>, weaker: the parameters of "
+            "gradients compared within a bound. <code>sampled-gradients</code>, where that takes too long: "
+            "random projections of every gradient are the mean of the replicas'; updates are not "
+            "recomputed. <code>replica-agreement</code>, weaker: the parameters of "
             "all replicas are equal bit for bit at the end and the loss is finite. <code>earlier-run</code>: "
             "an earlier run of the same cell and code was checked. A run whose check fails has no figure."
         ),

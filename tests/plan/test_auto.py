@@ -13,7 +13,7 @@ import pytest
 from builders import a_cell
 from packages import install
 
-from harness.plan import expand as expanding
+from harness.plan import surroundings
 from harness.plan.auto import Candidate, Choice, choose, rows
 from harness.plan.expand import choices
 from harness.plan.reason import Reason
@@ -39,7 +39,7 @@ HOST = Devices(cores=8, host_bytes=64 * 2**30)
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of 8 cores and 64 GiB, whatever this one is."""
-    monkeypatch.setattr(expanding, "devices_here", lambda: HOST)
+    monkeypatch.setattr(surroundings, "devices_here", lambda: HOST)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan import expand as expanding
+from harness.plan import surroundings
 from harness.plan.limit import Limit
 from harness.plan.surroundings import Devices
 from harness.plan_text import plan_header
@@ -20,7 +20,7 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanding, "devices_here", lambda: Devices(cores=8, host_bytes=64 * 2**30))
+    monkeypatch.setattr(surroundings, "devices_here", lambda: Devices(cores=8, host_bytes=64 * 2**30))
 
 
 @pytest.fixture
@@ -77,5 +77,5 @@ def test_what_a_plan_cannot_check_is_said_with_the_reason(plan_of: MakePlan, tmp
 def test_what_is_assumed_is_said_once(told: Callable[..., list[str]]) -> None:
     lines = told(gpus="1,2,4", device="cuda")
     assert len(lines) == 4
-    assert lines[3] == "assumed: the GPU is like an A100-SXM4-80GB"
+    assert lines[3] == "assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known"
     assert not [line for line in told(gpus="1,2") if line.startswith("assumed")]

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from builders import a_cell
 
-from harness.plan.surroundings import MIB, RESERVE_BYTES, SHARE, Devices, Surroundings, leaving_bytes
+from harness.plan.surroundings import (
+    MIB,
+    RESERVE_BYTES,
+    SHARE,
+    Devices,
+    Surroundings,
+    devices_here,
+    devices_of,
+    leaving_bytes,
+)
 from results.cell import Cell
 from results.parts import ModelParts
+from results.plan import Request
 from strategies.catalog import group_layout
 from strategies.closed_form.terms import Term
 from strategies.closed_form.traffic import traffic
@@ -105,13 +116,34 @@ def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
     assert known.notes == ()
     unknown = Surroundings.of(cell, Devices(), 8)
     assert (unknown.inside, unknown.memory) == (0.75 * 300e9, 80 * 10**9)
-    assert unknown.notes == ("assumed: the GPU is like an A100-SXM4-80GB",)
+    assert unknown.notes == ("assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known",)
     # This host is not the one that has the GPUs, unless it has one that nothing is known of.
     assert Surroundings.of(cell, HOST, 8).devices.host_bytes is None
     new = Surroundings.of(
         cell, Devices(gpu_name="a device of tomorrow", gpu_bytes=10**9, host_bytes=2**40), 8
     )
     assert (new.name, new.memory, new.devices.host_bytes) == ("A100-SXM4-80GB", 10**9, 2**40)
+    assert "the catalogue has no peak of a device of tomorrow in bf16" in new.notes[0]
+
+
+def test_the_hardware_of_a_profile_goes_before_this_machines() -> None:
+    named = Request(
+        workloads=("llama-1b",),
+        gpus=(16,),
+        strategies=("auto",),
+        device="cuda",
+        gpu_model="H100-SXM5-80GB",
+        network_gbit_per_s=3200.0,
+    )
+    cell = cell_of("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
+    around = Surroundings.of(cell, devices_of(named), 8)
+    assert (around.name, around.notes, around.inside) == ("H100-SXM5-80GB", (), 0.75 * 450e9)
+    assert around.across == pytest.approx(0.7 * 400e9)
+    assert "nodes of 8 send 280.000 GB/s (0.7 of the profile's 3200 Gbit/s)" in around.lines()
+    # No cores and no memory: those of this machine are not the cluster's.
+    assert devices_of(named).cores is None
+    here = devices_of(msgspec.structs.replace(named, gpu_model=None))
+    assert (here.cores, here.network_gbit_per_s) == (devices_here().cores, 3200.0)
 
 
 def test_every_assumption_is_named() -> None:
@@ -138,7 +170,7 @@ def test_every_assumption_is_named() -> None:
         "updates at 0.8 (assumed) of the catalogue's 2,039 GB/s of memory",
         "offload=cpu: 20 GB/s between a GPU and its host, updates there at 10 GB/s (assumed)",
         "ranks of a node send 225.00 GB/s (0.75 of the catalogue's 300)",
-        "nodes of 8 send 17.500 GB/s (assumed)",
+        "nodes of 8 send 17.500 GB/s (assumed: their network is not known)",
         "0.03 ms an operation (assumed)",
-        "assumed: the GPU is like an A100-SXM4-80GB",
+        "assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known",
     ]

@@ -182,7 +182,11 @@ PLAN_2 = msgspec.structs.replace(
 PLAN_3 = msgspec.structs.replace(
     PLAN_2,
     request=msgspec.structs.replace(
-        PLAN_2.request, activation_checkpointing="selective", memory_limit_mb=4096
+        PLAN_2.request,
+        activation_checkpointing="selective",
+        memory_limit_mb=4096,
+        gpu_model="H100-SXM5-80GB",
+        network_gbit_per_s=3200.0,
     ),
     cells=(CELL_3,),
     series=(msgspec.structs.replace(PLAN_2.series[0], cells=(CELL_3.id,), strategy="fsdp:tp=2"),),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "proof.md"
-FILES = ("mutations", "exchange", "strategies")
+FILES = ("mutations", "exchange", "strategies", "sampled")
 PLANTED_IN = tuple(HERE / f"test_proof_{name}.py" for name in FILES) + tuple(
     HERE / f"test_{name}.py" for name in ("promises", "late_proof")
 )

@@ -59,6 +59,8 @@ class KubernetesCall(JobCall):
         self.hosts = WorkerHosts(
             has_gpus=self._profile.gpu_resource != "none",
             gpus_per_node=self._profile.gpus_per_node,
+            gpu_model=self._profile.gpu_model,
+            network_gbit_per_s=self._profile.network_gbit_per_s,
             # They run with the image's.
             same_python=False,
         )

@@ -116,6 +116,9 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     out: they count as the longest of which the measuring budget holds the fewest blocks."""
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
+    network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Of a node, all its adapters together, by which the strategy `auto` weighs messages; left out: 200 are
+    assumed with GPUs, 10 without."""
     cpus_per_gpu: Count | None = None
     """CPUs of one worker; without GPUs, of one rank."""
     memory_per_node: str | None = None

@@ -41,6 +41,8 @@ class SlurmCall(JobCall):
         self.hosts = WorkerHosts(
             has_gpus=self._site.gpu_request != "none",
             gpus_per_node=self._site.gpus_per_node,
+            gpu_model=self._site.gpu_model,
+            network_gbit_per_s=self._site.network_gbit_per_s,
             same_python=python(self._site) == sys.executable,
         )
 

@@ -1,0 +1,140 @@
+"""Defects that projections of the gradients find, where no step is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torch import Tensor
+
+from harness.worker import proof
+from harness.worker.exchange import ExchangeGroup
+from strategies.training.trainer import Trainer
+
+Proofs = Callable[..., list[dict[str, Any]]]
+Fields = dict[str, Any]
+DDP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+SCRATCH = DDP | {"strategy": "scratch-ddp:bucket_mb=0.1"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+FSDP = GPT | {"strategy": "fsdp"}
+SCRATCH_FSDP = GPT | {"strategy": "scratch-fsdp"}
+
+
+@contextmanager
+def _no_time(rank: int, size: int) -> Iterator[None]:
+    with patch.object(proof, "LONGEST_S", 0.0):
+        yield
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        DDP | {"accumulation": 3, "clip_norm": 0.1},
+        DDP | {"precision": "fp16"},
+        SCRATCH,
+        GPT | {"strategy": "zero1"},
+        FSDP | {"accumulation": 2},
+        FSDP | {"precision": "bf16", "activation_checkpointing": True},
+        SCRATCH_FSDP | {"accumulation": 2},
+        FSDP | {"workload": "py:proof_models:spoken", "micro_batch": 4},
+    ],
+)
+def test_what_is_right_passes(proofs: Proofs, fields: Fields) -> None:
+    for found in proofs(2, fields, broken=_no_time):
+        assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
+        assert "2 steps of 2 replicas: 4 projections" in found["detail"]
+
+
+@contextmanager
+def _changed(change: Callable[[str, Tensor], object]) -> Iterator[None]:
+    """`change` may write to the gradients that a rank hands to a sum, by its name, before they are moved."""
+    original = ExchangeGroup._run
+
+    def wrong(self: Any, name: str, sent: list[Tensor], *others: Any) -> Any:
+        if name in _SUMS and sent[0].is_floating_point():
+            change(name, sent[0])
+        return original(self, name, sent, *others)
+
+    with patch.object(proof, "LONGEST_S", 0.0), patch.object(ExchangeGroup, "_run", wrong):
+        yield
+
+
+_SUMS = ("allreduce", "_reduce_scatter_base", "alltoall_base")
+
+
+@contextmanager
+def _a_wrong_divisor(rank: int, size: int) -> Iterator[None]:
+    original = Trainer.compute_gradients
+
+    def wrong(self: Trainer, batches: Any) -> Tensor:
+        loss = original(self, batches)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(size / (size + 1))
+        return loss
+
+    with _no_time(rank, size), patch.object(Trainer, "compute_gradients", wrong):
+        yield
+
+
+def _a_rank_left_out_of_the_sums(rank: int, size: int) -> AbstractContextManager[object]:
+    return _changed(lambda _, values: values.zero_() if rank == size - 1 else None)
+
+
+def _a_bucket_skipped(rank: int, size: int) -> AbstractContextManager[object]:
+    """Every third sum gives nothing, on all ranks alike."""
+    sums = count()
+    return _changed(lambda _, values: values.zero_() if next(sums) % 3 == 1 else None)
+
+
+def _a_stale_buffer(rank: int, size: int) -> AbstractContextManager[object]:
+    """A rank sends what it sent the last time."""
+    sent: dict[int, Tensor] = {}
+
+    def stale(_: str, values: Tensor) -> None:
+        now, before = values.clone(), sent.get(values.numel())
+        sent[values.numel()] = now
+        if before is not None and rank == 0:
+            values.copy_(before)
+
+    return _changed(stale)
+
+
+def _a_shard_at_the_wrong_place(rank: int, size: int) -> AbstractContextManager[object]:
+    """Each rank gets the sum of another one's shard."""
+
+    def rolled(name: str, values: Tensor) -> None:
+        if name != "allreduce":
+            values.copy_(values.view(size, -1).roll(1, dims=0).view(values.shape))
+
+    return _changed(rolled)
+
+
+def _half_a_millionth_too_much(rank: int, size: int) -> AbstractContextManager[object]:
+    """Of every element, which is beyond its rounding, and less than a projection shows."""
+    return _changed(lambda _, values: values.mul_(1 + 5e-7))
+
+
+@pytest.mark.parametrize(
+    ("mutation", "fields"),
+    [
+        (_a_wrong_divisor, DDP),
+        (_a_wrong_divisor, SCRATCH_FSDP),
+        (_a_rank_left_out_of_the_sums, SCRATCH),
+        (_a_rank_left_out_of_the_sums, FSDP),
+        (_a_bucket_skipped, SCRATCH),
+        (_a_stale_buffer, DDP | {"strategy": "ddp:bucket_mb=0.1"}),
+        (_a_stale_buffer, SCRATCH_FSDP),
+        (_a_shard_at_the_wrong_place, FSDP),
+        (_a_shard_at_the_wrong_place, SCRATCH_FSDP),
+        (_half_a_millionth_too_much, SCRATCH),
+    ],
+)
+def test_a_planted_defect_is_found(proofs: Proofs, mutation: Callable[..., object], fields: Fields) -> None:
+    found = proofs(2, fields, broken=mutation)[0]
+    assert (found["passed"], found["method"]) == (False, "sampled-gradients"), found["detail"]
+    assert "is not the mean of the replicas'" in found["detail"]
