@@ -6,8 +6,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
-# Processes that run groups of tests beside each other (tests/conftest.py).
-WORKERS ?= 2
+# Processes that run groups of tests beside each other (tests/conftest.py): one more than the two cores that CI
+# has, because tests of Slurm and of launches mostly wait.
+WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \

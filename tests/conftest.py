@@ -120,22 +120,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
     long file is spread like that); the tests of Slurm are one, since each process would start a cluster of
-    its own, and so are those that read the small study. The longest groups come first.
+    its own, and so are those that read the small study. These two come first, then the groups with slow
+    tests: at the end of the run only short groups are left, and no process works on a long one alone.
     """
+    names = {item: _group(item) for item in items}
+    slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
-    def place(item: pytest.Item) -> tuple[int, str]:
-        fixtures = getattr(item, "fixturenames", ())
-        if "running_lab" in fixtures:
-            return 0, "slurm"
-        if "small_study" in fixtures:
-            return 1, "small study"
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        return {"harness": 1, "worker": 2, "strategies": 3}.get(folder, 4), str(item.path)
+    def place(item: pytest.Item) -> tuple[int, int]:
+        first = {"slurm": 0, "small study": 1}.get(names[item], 2 if names[item] in slow else 3)
+        return first, {"harness": 0, "worker": 1, "strategies": 2}.get(_folder(item), 3)
 
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(place(item)[1]))
-    items.sort(key=lambda item: place(item)[0])
+            item.add_marker(pytest.mark.xdist_group(names[item]))
+    items.sort(key=place)
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    if mark is not None:
+        return str(mark.args[0])
+    fixtures = getattr(item, "fixturenames", ())
+    shared = {"running_lab": "slurm", "small_study": "small study"}
+    return next((group for fixture, group in shared.items() if fixture in fixtures), str(item.path))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_collection_finish() -> None:
