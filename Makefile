@@ -9,7 +9,8 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 # Processes that run groups of tests beside each other (tests/conftest.py): one more than the two cores that CI
 # has, because tests of Slurm and of launches mostly wait.
 WORKERS ?= 3
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
+PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \
   reference format constraints clean

@@ -11,7 +11,7 @@ import pytest
 
 STUDY = Path(__file__).parents[2] / "docs/studies/convergence.py"
 PLAIN_SGD = (0.1, 0.0)
-SEEDS = (0, 1)
+SEEDS = (0,)
 WITHIN = 0.05
 """Of the accuracy without compression (about 0.93); the worst of five seeds lost 0.02 when it was chosen."""
 TRAINING = ["fp16", "bf16", "int8", "topk:0.01", "topk:0.01:select=sampled", "randomk:0.1", "powersgd:2",
