@@ -48,6 +48,13 @@ class Standing:
         return self.done, self.total, self.told, self.left
 
 
+class _Out(RichConsole):
+    """Standard output; who reads no more of it ends the command as the shell expects, not with rich's 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class ProgressLine:
     """A bar on a terminal; plain lines, now and then, elsewhere."""
 
@@ -109,7 +116,7 @@ class Console:
 
     def __init__(self) -> None:
         # Without emoji: in `package.module:x:` they would be ":x:".
-        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+        self._out = _Out(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
         self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True, emoji=False)
 
     @property

@@ -47,7 +47,10 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     heads: tuple[str, ...] = ()
     """Attributes of modules (`h.0.attn.heads`) that count what is then split, and are divided with it."""
 
+    chained: bool = False
+    """Whether stem and head are the modules of these names, one after another, in place of two methods."""
+
     @property
     def can_be_cut(self) -> bool:
-        """Whether the model has `stem` and `head`, and it is known what they take."""
+        """Whether the model has a stem and a head, and it is known what they take."""
         return bool(self.blocks and self.stem and self.head and self.sample)

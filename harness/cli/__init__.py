@@ -117,11 +117,9 @@ def _reading(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "bench"
         if isinstance(error, click.NoSuchOption):
-            name = error.option_name
-            return (
-                f"there is no option {name}{nearest(name, error.possibilities or ())}; see {path} --help",
-                2,
-            )
+            name, params = error.option_name, context.command.params if context else []
+            known = error.possibilities or [text for param in params for text in param.opts]
+            return f"there is no option {name}{nearest(name, known)}; see {path} --help", 2
         return f"{error.format_message()} See {path} --help", 2
     return (
         f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"

@@ -14,7 +14,9 @@ from harness.worker.seeds import seed_torch
 from results.cell import Cell
 from results.errors import UsageError
 from results.groups import GroupLayout
+from results.layout import ModelLayout
 from strategies.catalog import group_layout
+from strategies.pipeline.chain import chained_layout
 from strategies.training.loss import BatchLoss
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
@@ -94,9 +96,19 @@ class CellSetup:
             workload.loss if workload.step is None else BatchLoss(workload.step),
             device=self.device,
             settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),
-            layout=workload.layout,
+            layout=self._layout(workload),
             group=group,
         )
+
+    def _layout(self, workload: Workload) -> ModelLayout | None:
+        """The workload's own; for stages, where it has none, that of a model which is a chain of modules."""
+        if workload.layout is not None or self.groups.pipeline == 1:
+            return workload.layout
+        if workload.synthetic is None or workload.loss is None:
+            return None
+        batch = workload.synthetic(torch.Generator().manual_seed(0), self.cell.micro_batch)
+        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+        return chained_layout(workload.module, inputs)
 
 
 def _require_same(what: str, planned: str, found: str) -> None:

@@ -10,12 +10,14 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from results.errors import UsageError
 from results.layout import ModelLayout
@@ -56,10 +58,11 @@ class Cut:
         pieces: list[StageFunction] = [
             module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]
         ]
+        # A rank has the modules of its own stages alone.
         if stage == 0:
-            pieces.insert(0, module.stem)  # type: ignore[arg-type]  # a method, by the layout
+            pieces = [*_end(module, self.layout, "stem"), *pieces]
         if stage == self.stages - 1:
-            pieces.append(module.head)  # type: ignore[arg-type]
+            pieces = [*pieces, *_end(module, self.layout, "head")]
         return pieces
 
     def ranks_of(self, module: nn.Module) -> dict[Tensor, set[int]]:
@@ -71,6 +74,13 @@ class Cut:
                 for tensor in (*part.parameters(), *part.buffers()):
                     found.setdefault(tensor, set()).add(stage % self.ranks)
         return found
+
+
+def _end(module: nn.Module, layout: ModelLayout, end: Literal["stem", "head"]) -> list[StageFunction]:
+    """What is called before the blocks, or after them."""
+    if layout.chained:
+        return [module.get_submodule(name) for name in getattr(layout, end)]
+    return [getattr(module, end)]
 
 
 def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int, stages: int) -> Cut:
@@ -92,7 +102,8 @@ def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int,
 
 def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
     """Raise UsageError, with the way out, for a model that no pipeline can be made of."""
-    if not layout.can_be_cut or not hasattr(module, "stem") or not hasattr(module, "head"):
+    has_ends = layout.chained or (hasattr(module, "stem") and hasattr(module, "head"))
+    if not layout.can_be_cut or not has_ends:
         raise UsageError(
             "pipeline cuts a model between its blocks, which this one does not name: give it a layout and "
             f"the methods stem and head, or {SPLIT}"
@@ -127,6 +138,51 @@ def _require_owners(module: nn.Module, cut: Cut) -> None:
                 )
     if len(busy) < cut.ranks:
         raise UsageError("a stage of the pipeline would have no parameters: use fewer ranks or chunks")
+
+
+@dataclass(kw_only=True, eq=False)
+class Call:
+    """One call of a module in a forward pass."""
+
+    name: str
+    module: nn.Module
+    positional: tuple[object, ...]
+    named: dict[str, object]
+    first: bool
+    """Whether it takes the model's inputs as they are."""
+    versions: tuple[int, ...]
+    """How often its positional tensors had been written when it was called."""
+    result: object = None
+    written: int = -1
+    """How often the result had been written when it was given."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has written to the result since."""
+        return isinstance(self.result, Tensor) and self.result._version != self.written
+
+    def takes(self, before: Call) -> bool:
+        """Whether it was given what another call had given, as it was."""
+        given = self.positional[0] if self.positional else None
+        return given is before.result and self.versions[:1] == (before.written,)
+
+
+def _hooks(root: nn.Module, name: str, inputs: Tensor, calls: list[Call]) -> Sequence[RemovableHandle]:
+    """Hooks that write down the calls of one module."""
+
+    def begins(module: nn.Module, positional: tuple[object, ...], named: dict[str, object]) -> None:
+        versions = tuple(each._version for each in positional if isinstance(each, Tensor))
+        first = bool(positional) and positional[0] is inputs and versions[0] == 0
+        calls.append(
+            Call(name=name, module=module, positional=positional, named=named, first=first, versions=versions)
+        )
+
+    def ends(module: nn.Module, positional: object, result: object) -> None:
+        calls[-1].result = result
+        calls[-1].written = result._version if isinstance(result, Tensor) else -1
+
+    part = root.get_submodule(name)
+    return part.register_forward_pre_hook(begins, with_kwargs=True), part.register_forward_hook(ends)
 
 
 class Twin:
@@ -164,15 +220,33 @@ class Twin:
 
     def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:
         module, costs = self._module, []
-        blocks: list[StageFunction] = [module.get_submodule(name) for name in layout.blocks]
-        pieces: list[StageFunction] = [module.stem, *blocks, module.head]  # type: ignore[list-item]  # methods
+        blocks = ([module.get_submodule(name)] for name in layout.blocks)
+        pieces = [_end(module, layout, "stem"), *blocks, _end(module, layout, "head")]
         # Named, so that the count never hangs on which attention kernel torch prefers.
         with self._mode, sdpa_kernel(SDPBackend.MATH):
-            for piece in pieces:
+            for functions in pieces:
                 with FlopCounterMode(display=False) as counter:
-                    x = piece(x)
+                    for function in functions:
+                        x = function(x)
                 costs.append(counter.get_total_flops())
         return costs
+
+    def calls(self, names: Sequence[str], inputs: Tensor) -> tuple[list[Call], object]:
+        """The calls of these modules in a forward pass over one sample like `inputs`, and what it returns.
+
+        Raises whatever a forward pass without values raises.
+        """
+        calls: list[Call] = []
+        with self._mode:
+            dtype = self._first.dtype if inputs.is_floating_point() else inputs.dtype
+            x = self.tensor((1, *inputs.shape[1:]), dtype)
+            hooks = [hook for name in names for hook in _hooks(self._module, name, x, calls)]
+            try:
+                output = self._module(x)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        return calls, output
 
     def edges(self, cut: Cut, inputs: Tensor, context: Context) -> list[Tensor]:
         """What goes into the first stage, `inputs`, and what comes out of each, as `context` computes it."""

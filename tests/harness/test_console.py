@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from types import SimpleNamespace
 
 import pytest
 from builders import a_cell
 
+from harness.cli import run
 from harness.console import Console, Standing, column_widths, table_lines
 from harness.narrow import narrow_lines
 from harness.report import clause_lines, command_lines, print_headline
@@ -154,3 +156,11 @@ def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == f"{text}\n"
     assert err == f"{text}\nwarning: {text}\nerror: {text}\n"
+
+
+def test_who_reads_no_more_ends_a_command_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as nobody:
+        monkeypatch.setattr("sys.stdout", nobody)
+        assert run(["list", "optimizers"]) == 141

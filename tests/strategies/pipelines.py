@@ -19,6 +19,7 @@ from harness.worker.exchange import ExchangeGroup, open_exchange
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
+from strategies.pipeline.chain import chained_layout
 from strategies.training.snapshot import Snapshot
 from workloads.gpt.model import GPT, build_gpt, token_loss
 from workloads.gpt.shape import GPTShape
@@ -122,6 +123,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "normed": lambda: Chain(normed),
     "frozen": frozen,
     "scales": lambda: Chain(Scale),
+    "found": lambda: Chain(normed),
 }
 
 
@@ -151,11 +153,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen, clipped": ("frozen", {"clip_norm": 0.05}),
     "one parameter a block": ("scales", {}),
     "GPT": ("gpt", {}),
+    "found, accumulated": ("found", {"accumulation": 2}),
 }
 
 
 def copied(pairs: Any) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in pairs}
+
+
+def _layout_of(model: str, module: nn.Module) -> ModelLayout:
+    if model == "found":
+        return chained_layout(module, batch(model, 0, 0, 0)[0])
+    return LAYOUTS.get(model, CHAIN)
 
 
 def trainer_of(
@@ -167,7 +176,7 @@ def trainer_of(
         loss_of(model),
         device=CPU,
         settings=TrainSettings(strategy=strategy, **{"optimizer": "sgd:lr=0.1:momentum=0.9", **settings}),
-        layout=LAYOUTS.get(model, CHAIN),
+        layout=_layout_of(model, module),
         group=group,
     )
 

@@ -16,7 +16,7 @@ Ranks = Callable[..., list[Any]]
 FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
 SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
 SCHEDULES = [
-    (2, "gpipe", SECOND),
+    (2, "gpipe", [*SECOND, "found, accumulated"]),
     (2, "1f1b", [*FIRST, *SECOND]),
     (2, "interleaved", [*FIRST, *SECOND]),
     (4, "1f1b", FIRST),

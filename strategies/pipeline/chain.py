@@ -1,0 +1,115 @@
+"""The layout of a model that nobody gave one: whether its forward pass is a chain of modules with a run of
+like blocks in it, found by a forward pass without memory and arithmetic."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from results.errors import UsageError
+from results.layout import ModelLayout
+from strategies.advice import SPLIT
+from strategies.pipeline.stages import Call, Twin
+from strategies.training.found_layout import found_layout
+
+_TYPES: Mapping[torch.dtype, Literal["float32", "int64"]] = {torch.int64: "int64"}
+
+
+def chained_layout(module: nn.Module, inputs: object) -> ModelLayout:
+    """The layout of a model that is `head_k(... block_n(... block_1(... stem_1(inputs))))`, all of them
+    modules that take one tensor and give one.
+
+    `inputs` are those of a batch, the sample first. Raises UsageError, with what stands in the way, for a
+    model that is no such chain.
+    """
+    if not isinstance(inputs, Tensor) or not (inputs.is_floating_point() or inputs.dtype in _TYPES):
+        given = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__
+        _refuse(f"its inputs are a {given}, not a tensor of float or int64")
+    blocks = found_layout(module).blocks
+    if not blocks:
+        _refuse("no like blocks of parts of their own are in an nn.ModuleList or nn.Sequential of it")
+    try:
+        calls, output = Twin(module).calls(list(_units(module, blocks)), inputs)
+    except Exception as error:  # a user's model may fail without values in any way
+        raise UsageError(_words(f"its forward pass fails without values: {error}")) from error
+    order = _order(calls, output)
+    stem, run, head = _divided(order, blocks)
+    return ModelLayout(
+        blocks=run,
+        stem=stem,
+        head=head,
+        sample=tuple(inputs.shape[1:]),
+        sample_type=_TYPES.get(inputs.dtype, "float32"),
+        chained=True,
+    )
+
+
+def _units(module: nn.Module, blocks: Collection[str], path: str = "") -> Iterator[str]:
+    """The blocks, and the largest modules that have no block in them."""
+    for name, part in module.named_children():
+        full = f"{path}{name}"
+        if full not in blocks and any(block.startswith(f"{full}.") for block in blocks):
+            yield from _units(part, blocks, f"{full}.")
+        else:
+            yield full
+
+
+def _order(calls: Sequence[Call], output: object) -> list[str]:
+    """The names of the calls, each of which takes what the one before gave, as it is."""
+    order: list[str] = []
+    for call in calls:
+        if not isinstance(call.result, Tensor) or not _alone(call):
+            _refuse(f"{call.name} takes or gives something else than one tensor")
+        if order and not call.takes(calls[len(order) - 1]):
+            _refuse(f"its forward pass computes something between {order[-1]} and {call.name}")
+        order.append(call.name)
+    if not calls or not calls[0].first:
+        _refuse("its forward pass changes the inputs before its first module takes them")
+    if calls[-1].result is not output or calls[-1].changed:
+        _refuse(f"its forward pass computes something after {order[-1]}")
+    return order
+
+
+def _alone(call: Call) -> bool:
+    """Whether a module is given one tensor, and else what its forward pass takes by default."""
+    try:
+        bound = inspect.signature(call.module.forward).bind(*call.positional, **call.named)
+    except (TypeError, ValueError):
+        return False
+    (_, first), *others = bound.arguments.items() or [("", None)]
+    defaults: dict[str, Any] = {
+        name: parameter.default for name, parameter in bound.signature.parameters.items()
+    }
+    return isinstance(first, Tensor) and all(value is defaults[name] for name, value in others)
+
+
+def _divided(
+    order: Sequence[str], blocks: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What is before the blocks, the blocks, and what is after them; an end without a module gets a block."""
+    places = [place for place, name in enumerate(order) if name in blocks]
+    if not places:
+        _refuse("its forward pass calls none of its blocks as a module")
+    first, last = places[0], places[-1] + 1
+    for name in order[first:last]:
+        if name not in blocks:
+            _refuse(f"{name} is called between its blocks")
+        if order.count(name) > 1:
+            _refuse(f"the block {name} is called more than once")
+    first, last = max(first, 1), min(last, len(order) - 1)
+    return tuple(order[:first]), tuple(order[first:last]), tuple(order[last:])
+
+
+def _words(reason: str) -> str:
+    return (
+        f"pipeline cuts a model between its blocks, and finds no place in this one: {reason}; give it a "
+        f"layout and the methods stem and head, or {SPLIT}"
+    )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise UsageError(_words(reason))

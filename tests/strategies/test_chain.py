@@ -1,0 +1,131 @@
+"""Models without a layout: which of them are chains that a pipeline can cut, and what stands in the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from results.errors import UsageError
+from strategies.pipeline.chain import chained_layout
+
+TOKENS = torch.zeros(2, 5, dtype=torch.int64)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + torch.relu(self.linear(x))
+        return y
+
+
+class Chain(nn.Module):
+    """Tokens to logits, the table of the embedding shared with the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.body = nn.ModuleList(Residual() for _ in range(4))
+        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 11)
+        self.last.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.begun(self.table(tokens))
+        for block in self.body:
+            x = block(x)
+        y: Tensor = self.ended(self.last(self.norm(x)))
+        return y
+
+    def begun(self, x: Tensor) -> Tensor:
+        return x
+
+    def ended(self, x: Tensor) -> Tensor:
+        return x
+
+
+class WrittenIn(Chain):
+    """The tensor between two modules is the same one, with other values."""
+
+    def begun(self, x: Tensor) -> Tensor:
+        x += 1
+        return x
+
+
+class WrittenAfter(Chain):
+    def ended(self, x: Tensor) -> Tensor:
+        x *= 2
+        return x
+
+
+class Averaged(Chain):
+    def ended(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class Skipping(Chain):
+    def forward(self, tokens: Tensor) -> Tensor:
+        begin = x = self.table(tokens)
+        for block in self.body:
+            x = block(x)
+        y: Tensor = self.last(self.norm(x + begin))
+        return y
+
+
+class Again(Chain):
+    def begun(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body[0](x)
+        return y
+
+
+class Layers(nn.Module):
+    """Blocks of torch's own, inside of a module of torch's own, which passes defaults along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.first, self.encoder, self.last = (
+            nn.Linear(6, 8),
+            nn.TransformerEncoder(layer, 3),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.encoder(self.first(x)))
+        return y
+
+
+def test_a_chain_is_cut_at_its_blocks_and_what_is_around_them_is_stem_and_head() -> None:
+    layout = chained_layout(Chain(), TOKENS)
+    assert (layout.stem, layout.head) == (("table",), ("norm", "last"))
+    assert layout.blocks == tuple(f"body.{number}" for number in range(4))
+    assert (layout.sample, layout.sample_type, layout.chained) == ((5,), "int64", True)
+    layout = chained_layout(Layers(), torch.zeros(2, 5, 6))
+    assert layout.blocks == tuple(f"encoder.layers.{number}" for number in range(3))
+
+
+def test_an_end_without_a_module_of_its_own_gets_a_block() -> None:
+    layout = chained_layout(nn.Sequential(*(Residual() for _ in range(4))), torch.zeros(2, 8))
+    assert (layout.stem, layout.blocks, layout.head) == (("0",), ("1", "2"), ("3",))
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "reason"),
+    [
+        (WrittenIn(), TOKENS, "computes something between table and body.0"),
+        (WrittenAfter(), TOKENS, "computes something after last"),
+        (Averaged(), TOKENS, "computes something after last"),
+        (Skipping(), TOKENS, "computes something between body.3 and norm"),
+        (Again(), TOKENS, "the block body.0 is called more than once"),
+        (nn.Linear(6, 6), torch.zeros(2, 6), "no like blocks"),
+        (Chain(), {"tokens": TOKENS}, "its inputs are a dict, not a tensor"),
+        (Layers(), torch.zeros(2, 5, 7), "its forward pass fails without values"),
+    ],
+)
+def test_what_is_no_chain_is_refused_with_what_stands_in_the_way(
+    module: nn.Module, inputs: object, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"finds no place in this one: .*{reason}.*use fsdp"):
+        chained_layout(module, inputs)
