@@ -220,8 +220,9 @@ class Twin:
 
     def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:
         module, costs = self._module, []
-        blocks = ([module.get_submodule(name)] for name in layout.blocks)
-        pieces = [_end(module, layout, "stem"), *blocks, _end(module, layout, "head")]
+        pieces: list[Sequence[StageFunction]] = [_end(module, layout, "stem")]
+        pieces += [[module.get_submodule(name)] for name in layout.blocks]
+        pieces += [_end(module, layout, "head")]
         # Named, so that the count never hangs on which attention kernel torch prefers.
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             for functions in pieces:
