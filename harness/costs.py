@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from harness.console import Console
 from harness.plan.options import read_duration_s
-from reports.analysis.assumptions import Assumptions
+from reports.analysis.assumptions import Assumptions, site_price
 from reports.analysis.effect import SMALLEST_EFFECT
 from reports.analysis.goal import KNEE, Goal, GoalKind
 from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, UsageError
-from results.job import Job
 from results.job_store import JobStore
 from results.store import Study
 from workloads.datasets.facts import DATASETS
@@ -88,15 +86,6 @@ def _share(text: str, flag: str, like: str) -> float:
     if not 0 < share <= 1:
         raise UsageError(f"{flag} takes more than 0 and at most 100 %, like {like}, not {text!r}")
     return share
-
-
-def site_price(jobs: Iterable[Job]) -> Price | None:
-    """The price in the profile of the newest job that has one (0 is none); None if no job has."""
-    for job in sorted(jobs, key=lambda job: job.job_id, reverse=True):
-        told = job.site.get("price") or {}
-        if told.get("usd_per_gpu_hour"):
-            return Price(usd_per_gpu_hour=told["usd_per_gpu_hour"], source=told["source"])
-    return None
 
 
 def _flag(usd: float) -> Price:

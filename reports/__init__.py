@@ -22,7 +22,8 @@ def load(
 ) -> Loaded:
     """The tables of a study, or of several below each other, as frames of pandas. Writes nothing.
 
-    `usd_per_device_hour` is the price of every device; without it GPUs have the list prices of the catalogue.
+    `usd_per_device_hour` is the price of every device. Without it runs of a scheduler have the price of their
+    site, if its profile told one, and GPUs the list prices of the catalogue.
     `epoch_samples` is the size of an epoch of any data set. Raises UsageError for a folder that is no
     study or is given twice, and for a price or a size that is not positive.
     """

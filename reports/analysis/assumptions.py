@@ -16,6 +16,7 @@ from reports.analysis.goal import KNEE, Goal
 from reports.text import count
 from results.catalogue.prices import Price, Prices, catalogue_prices, chosen, device_prices
 from results.cell import Cell
+from results.job import Job
 from results.run import RunResult
 
 OLD_AFTER_DAYS = 180
@@ -90,6 +91,15 @@ def quote(assumptions: Assumptions, run: RunResult, *, gpus_per_node: int) -> Qu
     if listed is None and assumptions.site is not None and environment.allocation is not None:
         return Quote(price=assumptions.site, origin="site", device_name=name)
     return listed or _listed(catalogue_prices(), "catalogue", name, gpus_per_node)
+
+
+def site_price(jobs: Iterable[Job]) -> Price | None:
+    """The price in the profile of the newest job that has one (0 is none); None if no job has."""
+    for job in sorted(jobs, key=lambda job: job.job_id, reverse=True):
+        told = job.site.get("price") or {}
+        if told.get("usd_per_gpu_hour"):
+            return Price(usd_per_gpu_hour=told["usd_per_gpu_hour"], source=told["source"])
+    return None
 
 
 def study_day(runs: Iterable[RunResult]) -> datetime.date | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from reports.analysis.assumptions import Assumptions
+from reports.analysis.assumptions import Assumptions, site_price
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.export import frame_of
 from results.catalogue.prices import Price, checked_usd
-from results.errors import UsageError
+from results.errors import SchemaError, UsageError
+from results.job_store import JobStore
 from results.store import Study, study_names
 
 
@@ -47,7 +49,7 @@ def loaded(
     studies = [Study.existing(Path(path)) for path in paths]
     names = study_names([study.root for study in studies])
     figures = [
-        analyse(name, study.told_plans(), study.results(), told)
+        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)))
         for name, study in zip(names, studies, strict=True)
     ]
     return Loaded(
@@ -58,6 +60,15 @@ def loaded(
         skips=frame_of(figures, "skips"),
         figures=tuple(figures),
     )
+
+
+def _site(study: Study) -> Price | None:
+    """The price in the profile of the site that the study's jobs ran on."""
+    try:
+        return site_price(JobStore(study.root).jobs())
+    except SchemaError as error:
+        warnings.warn(f"no price of the site, since a job cannot be read: {error}", stacklevel=4)
+        return None
 
 
 def _price(usd: float | None) -> Price | None:

@@ -54,6 +54,7 @@ class StudyPart:
     name: str
     summary: str
     sections: tuple[Section, ...]
+    """The first screen is in the open, the rest folded."""
 
 
 def _segments(text: str) -> list[str]:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import pytest
 from generated_study import large_study
 from PIL import Image
 
-from reports.page.render import render, render_figures
+from reports.page.render import render, render_figures, render_studies
 from results.outcome import Evidence
 
 pytestmark = pytest.mark.slow
@@ -604,3 +605,23 @@ def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, t
     assert "ranks on CPU share the cores of a machine" in chromium.read(
         "document.querySelector('.tiles').textContent"
     )
+
+
+def test_two_studies_of_85_cells_fit_ten_screens_with_what_is_folded_in_reach(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    studies = [replace(large_study(seed), name=name) for seed, name in ((16, "before"), (17, "after"))]
+    path = tmp_path / "both.html"
+    path.write_text(render_studies(studies), encoding="utf-8")
+    chromium.open(path, width=1440)
+    assert chromium.complaints == []
+    assert chromium.read("document.documentElement.scrollHeight") <= 10 * 900
+    seen = "document.getElementById('study-2-{}').checkVisibility()"
+    assert chromium.read(seen.format("summary")) is True
+    assert chromium.read(seen.format("best")) is False
+    chromium.read("document.querySelector('nav a[href=\"#study-2-best\"]').click()")
+    chromium.read("new Promise((done) => setTimeout(done))")
+    assert chromium.read(seen.format("best")) is True
+    assert 0 <= chromium.read("document.getElementById('study-2-best').getBoundingClientRect().top") <= 900
+    chromium.open(path, width=390)
+    assert chromium.read("document.documentElement.scrollWidth") <= 390

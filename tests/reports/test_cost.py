@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import reports
 from harness.cli import run
-from harness.costs import site_price
-from reports.analysis.assumptions import Assumptions, Quote, quote, study_day
+from reports.analysis.assumptions import Assumptions, Quote, quote, site_price, study_day
 from reports.analysis.cost import (
     EMULATED,
     CellCost,
@@ -502,6 +502,8 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
     assert "Example CPU: 0.90 USD a device and hour; source: price list of the site, 2026." in text
     # 1,797 samples, 16 of them in 16 ms.
     assert "an epoch of 1,797 samples within 1 h 00 min: the cheapest is ddp x 2, 8 / 16: 1.80 s" in text
+    # 2 ranks at 0.9, as `reports.load` has it too.
+    assert list(reports.load(planted.study.root).cells["usd_per_hour"]) == [pytest.approx(1.8)]
 
 
 @pytest.mark.parametrize(
