@@ -34,9 +34,10 @@ from results.thresholds import Thresholds
 #   rank-record -, run-result -  0.2.0  training
 #   launch -, job -, rank-record -, run-result -  0.2.0  extensions of the code
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns;
-#                             trained_steps
+#                             trained_steps; sampled-gradients of the proof
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, training
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, training;
+#                             gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports and attention of the environment
 PLAN = Schema("plan", 3, Plan)

@@ -53,6 +53,7 @@ from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 
+DIVERGED = "the loss was not finite"
 AFTER_RAMP = 2
 """Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
 
@@ -139,7 +140,9 @@ class LateProof:
     steps: int
     failure: str | None
     obstacle: str | None
-    """Why no step was checked, or no further one."""
+    """Why no step was recomputed, or no further one."""
+    sampled: bool = False
+    """Whether the one step of `steps` was not recomputed, but sampled."""
 
 
 def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
@@ -162,11 +165,15 @@ def prove_late(
 
     Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one, which may take up to
     `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n), what has
-    gone wrong for good with certainty. Where bits are not compared, other micro-batches take the place of
-    those that are drawn (`Sampler.unexpected`). The replicas are settled, so that a period of averaged
-    parameters begins here; its last steps are checked, with the average: together they may take `LONGEST_S`.
+    gone wrong for good with certainty. Where none can be recomputed, one is sampled. Where bits are not
+    compared, other micro-batches take the place of those that are drawn (`Sampler.unexpected`). The replicas
+    are settled, so that a period of averaged parameters begins here; its last steps are checked, with the
+    average: together they may take `LONGEST_S`.
     """
     promise = STRATEGIES.facts(setup.cell.strategy).promise
+    obstacle = no_room_late(setup, trainer, control)
+    if obstacle is not None and cannot_sample(setup.cell):
+        return LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
     before, trainer.observer = trainer.observer, SilentObserver()
     averages = promise.of == "parameters" and promise.every > 1
     fewest = min(promise.every, LATE_STEPS) if averages else 1
@@ -185,7 +192,7 @@ def prove_late(
             if fewest > 1:
                 examination.begin_period()
                 _pass_over(examination, promise.every - fewest, beat)
-            return _late(examination, fewest, longest_s, beat)
+            return _late(examination, fewest, longest_s, obstacle)
     finally:
         trainer.observer = before
 
@@ -196,32 +203,42 @@ def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
         beat()
 
 
-def _late(examination: Examination, fewest: int, longest_s: float, beat: Beat) -> LateProof:
+def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str | None) -> LateProof:
+    """Steps from this one on; `obstacle` says why none can be recomputed."""
     cell, control = examination.setup.cell, examination.control
     by_each = _each_simulates(cell)
-    first, steps, obstacle, spent_s = examination.step, 0, None, 0.0
+    first, steps, spent_s = examination.step, 0, 0.0
     began = time.perf_counter()
-    while steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s):
+    while obstacle is None and (
+        steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s)
+    ):
         try:
             obstacle = examination.check(by_each=by_each)
         except DivergedError:
             # On all ranks: targets that a model does not expect may be more than its learning rate bears.
-            obstacle = "the loss was not finite"
-        beat()
-        if obstacle is not None:
-            break
-        steps += 1
-        [spent_s] = control.largest([time.perf_counter() - began])
+            obstacle = DIVERGED
+        examination.beat()
+        if obstacle is None:
+            steps += 1
+            [spent_s] = control.largest([time.perf_counter() - began])
+    if obstacle not in (None, DIVERGED) and not steps and not cannot_sample(cell):
+        first = examination.step
+        try:
+            examination.sample()
+        except DivergedError:
+            obstacle = DIVERGED
     found = examination.close()
-    if obstacle is not None:
+    if obstacle is not None and not found.sampled:
         # Replicas may differ in the middle of a period.
         found = replace(found, agreed=True)
     failed = None
     if found.failed or not found.agreed:
-        failed = failure(found) + own_code_cause(examination.setup)
+        failed = failure(found) + ("" if found.sampled else own_code_cause(examination.setup))
     if obstacle == "":
         obstacle = "rank 0 could not recompute the step"
-    return LateProof(first=first, steps=steps, failure=failed, obstacle=obstacle)
+    sampled = found.sampled > 0 and found.smallest <= 1
+    steps = 1 if sampled else steps
+    return LateProof(first=first, steps=steps, failure=failed, obstacle=obstacle, sampled=sampled)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from harness.worker.partial_record import PartialRecord
 from harness.worker.proof import (
     LateProof,
     first_steps,
-    no_room_late,
     prove,
     prove_late,
     take_first_steps,
@@ -345,7 +344,7 @@ class RunInProgress:
         around = self._around
         self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
-        obstacle = batches.sampler.obstacle or no_room_late(setup, trainer, around.control)
+        obstacle = batches.sampler.obstacle
         if obstacle is None:
             with reproducible_compilation(self._cell):
                 late = prove_late(
@@ -366,7 +365,8 @@ class RunInProgress:
         if late.steps:
             last = late.first + late.steps - 1
             words = f"step {last}" if late.steps == 1 else f"steps {late.first} to {last}"
-            detail = f"{found.detail}; after the timed blocks {words} as well"
+            how = f", sampled: {late.obstacle}" if late.sampled else " as well"
+            detail = f"{found.detail}; after the timed blocks {words}{how}"
             self._found["proof"] = msgspec.structs.replace(
                 found, detail=detail, late_first=late.first, late_steps=late.steps
             )

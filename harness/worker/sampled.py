@@ -83,7 +83,7 @@ class Sampling:
         self._rows: dict[str, Tensor] = {}
         self._watched: set[str] = set()
         self._roundoff = 0.0
-        """The largest unit roundoff of a gradient's type."""
+        """The largest unit roundoff of what is added up."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -115,6 +115,9 @@ class Sampling:
                 handle.remove()
 
     def _project(self, name: str, gradient: Tensor) -> None:
+        if self._cell.accumulation > 1:
+            # One term is what the exchange is given: it adds up in the type that it leaves.
+            self._roundoff = max(self._roundoff, torch.finfo(gradient.dtype).eps / 2)
         row = self._row(name, gradient)
         self._rows[name] = self._rows[name] + row if name in self._rows else row
 
@@ -122,7 +125,6 @@ class Sampling:
     def _row(self, name: str, values: Tensor) -> Tensor:
         """(`_ROW`,), in double precision on the cell's device: linear in `values`, but for absolute values
         and the norm, which of a sum are no larger than the sum's."""
-        self._roundoff = max(self._roundoff, torch.finfo(values.dtype).eps / 2)
         flat = dense(values.detach()).to(self._control.device).reshape(-1)
         key = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         drawn = torch.Generator(flat.device).manual_seed(int.from_bytes(key))
@@ -142,6 +144,7 @@ class Sampling:
         left: dict[str, Tensor] = {}
         for name, value in self._model.named_gradients():
             sizes[name], left[name] = value.numel(), self._row(name, value).cpu()
+            self._roundoff = max(self._roundoff, torch.finfo(value.dtype).eps / 2)
         names = [name for name, _ in self._model.bare.named_parameters()]
         nothing = torch.zeros(_ROW, dtype=torch.float64)
         own = torch.stack([self._rows[name].cpu() if name in self._rows else nothing for name in names])

@@ -314,9 +314,9 @@ def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checke
     assert slow["proof"].late_steps >= 1
     too_slow = whole_runs(1, MLP, broken=_simulated_in_100_s)[0]
     assert (too_slow["outcome"], too_slow["proof"].method) == ("ok", "sampled-gradients")
-    assert too_slow["proof"].late_steps == 0
+    assert too_slow["proof"].late_steps == 1
     assert re.search(
-        "; no step after the timed blocks: a serial simulation of a step would take about 100 s$",
+        r"; after the timed blocks step \d+, sampled: a serial simulation of a step would take about 100 s$",
         too_slow["proof"].detail,
     )
 
@@ -327,14 +327,38 @@ def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
         yield
 
 
-def test_a_measured_run_is_kept_where_a_late_step_does_not_fit_in_memory(whole_runs: Runs) -> None:
-    """All ranks leave the step out, and not only the one whose host has little memory left."""
-    for record in whole_runs(2, MLP, broken=_little_memory_on_the_last_rank, proved_by="before"):
-        assert (record["outcome"], record["proof"].late_steps) == ("ok", 0)
-        assert re.search(
-            r"no step after the timed blocks: to recompute a step takes .*\(ranks on the host: 2\)",
-            record["proof"].detail,
-        )
+@pytest.mark.parametrize(
+    ("fields", "steps", "words"),
+    [
+        (MLP, 1, r"after the timed blocks step \d+, sampled: "),
+        (TOPK, 0, "no step after the timed blocks: "),
+    ],
+)
+def test_a_measured_run_is_kept_where_a_late_step_does_not_fit_in_memory(
+    whole_runs: Runs, fields: Fields, steps: int, words: str
+) -> None:
+    """All ranks leave the simulation out, and not only the one whose host has little memory left."""
+    for record in whole_runs(2, fields, broken=_little_memory_on_the_last_rank, proved_by="before"):
+        assert (record["outcome"], record["proof"].late_steps) == ("ok", steps)
+        told = rf"{words}to recompute a step takes .*\(ranks on the host: 2\)"
+        assert re.search(told, record["proof"].detail)
+
+
+def _little_memory_and_gradients_doubled_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _little_memory_on_the_last_rank(rank, size), _gradients_doubled_after_step_8(rank, size):
+            yield
+
+    return both()
+
+
+def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole_runs: Runs) -> None:
+    record = whole_runs(2, MLP, broken=_little_memory_and_gradients_doubled_after_step_8, proved_by="before")[
+        0
+    ]
+    assert "is not the mean of the replicas'" in record["reason"]
+    assert "in a step after the timed blocks" in record["reason"]
 
 
 def _once_after_step_8(change: Callable[[Trainer], object]) -> AbstractContextManager[object]:

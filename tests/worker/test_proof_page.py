@@ -21,6 +21,7 @@ NO_DEFECTS = {
     "_simulated_in_1200_ms",
     "_simulated_in_100_s",
     "_little_memory_on_the_last_rank",
+    "_little_memory_and_gradients_doubled_after_step_8",
 }
 """Without a defect of ours, or the same defect with a check at a given place."""
 FEWEST = 40

@@ -40,6 +40,8 @@ def _no_time(rank: int, size: int) -> Iterator[None]:
         FSDP | {"accumulation": 2},
         FSDP | {"precision": "bf16", "activation_checkpointing": True},
         SCRATCH_FSDP | {"accumulation": 2},
+        FSDP | {"strategy": "fsdp:params=bf16", "precision": "bf16"},
+        SCRATCH_FSDP | {"strategy": "scratch-fsdp:params=bf16", "precision": "bf16"},
         FSDP | {"workload": "py:proof_models:spoken", "micro_batch": 4},
     ],
 )
