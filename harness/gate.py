@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from harness.console import Console
 from harness.plan.naming import fresh_studies
-from harness.studies import read_results
+from harness.studies import read_results, warn_of_lost_runs
 from reports.gate.pytest_benchmark import read_pytest_benchmark
 from reports.gate.reduce import NOT_RUN, reduce_study
 from results import files, schemas
@@ -23,15 +24,16 @@ LATEST = "@latest"
 """At the end of a word: the newest study of `bench matrix --fresh`."""
 
 
-def read_side(text: str, folder: Path = FOLDER) -> Baseline:
+def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) -> Baseline:
     """What a word of the call means: a study, the folder of a run, a file, or the name of a kept baseline.
 
     Files are those of `bench baseline save` and of pytest-benchmark, whose files in one folder are runs.
-    `@latest` is the newest night, `NAME@latest` the newest one of NAME. Raises UsageError for anything else.
+    `@latest` is the newest night, `NAME@latest` the newest one of NAME. `console` is told of runs that do not
+    count, where others of their cell do. Raises UsageError for anything else.
     """
     path = latest(text) if text.endswith(LATEST) else Path(text)
     if path.is_dir():
-        return _of_folder(path)
+        return _of_folder(path, console)
     if path.is_file():
         return _of_file(path)
     kept = folder / f"{text}.json"
@@ -54,10 +56,13 @@ def latest(text: str, runs: Path = Path("runs")) -> Path:
     return found[-1]
 
 
-def _of_folder(path: Path) -> Baseline:
+def _of_folder(path: Path, console: Console | None) -> Baseline:
     if list(path.glob("plan-[0-9]*.json")):
         study = Study(path)
-        return reduce_study(study, read_results(study))
+        results = read_results(study)
+        if console is not None:
+            warn_of_lost_runs(study, results, console)
+        return reduce_study(study, results)
     if list(path.glob("rank-[0-9]*.json")):
         study = Study.existing(path.resolve().parents[2])
         runs = [result for result in read_results(study) if result.run_id == path.resolve().name]

@@ -14,6 +14,7 @@ from harness.console import Console
 from harness.costs import CostFlags, assumptions
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.over import comparing_over
+from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
@@ -93,6 +94,18 @@ def warn_of_losses(study: Study, console: Console) -> None:
             f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json, and no plan has them: "
             f"the bench matrix command that planned them brings them back"
         )
+
+
+def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:
+    """Tell which runs do not count beside others of their cell, so that an interval is wider than planned."""
+    for cell_id in dict.fromkeys(result.cell_id for result in results):
+        mine = [result for result in results if result.cell_id == cell_id]
+        pooled = pool(study.cell(cell_id), mine, planned=len(mine))
+        whys = [f"{run.outcome.replace('_', ' ')}: {run.reason}" for run in pooled.lost]
+        whys += [left.reason for left in pooled.left_out]
+        if pooled.runs and whys:
+            left_out = f"{len(whys)} of {count(len(mine), 'run')} of {cell_id} in {study.root}"
+            console.warn(f"{left_out} left out ({whys[-1]})")
 
 
 def read_results(study: Study) -> list[RunResult]:

@@ -36,8 +36,9 @@ def _save(name: str, side: str, folder: Path) -> int:
     from harness.console import Console
     from harness.gate import read_side, save
 
-    kept = read_side(side, folder)
-    Console().result(str(save(name, kept, folder)))
+    console = Console()
+    kept = read_side(side, folder, console)
+    console.result(str(save(name, kept, folder)))
     _warn_of_edits(kept)
     return 0
 
@@ -113,7 +114,8 @@ def _promote(name: str, side: str, folder: Path, *, reason: str, cells: tuple[st
     from harness.console import Console
     from harness.gate import promote, read_side
 
-    accepted = read_side(side, folder)
-    Console().result(str(promote(name, accepted, reason, cells, folder)))
+    console = Console()
+    accepted = read_side(side, folder, console)
+    console.result(str(promote(name, accepted, reason, cells, folder)))
     _warn_of_edits(accepted)
     return 0

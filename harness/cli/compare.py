@@ -121,11 +121,12 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
         raise UsageError(
             f"bench compare takes BASE and NEW, not {len(sides)} names; see bench compare --help"
         )
-    base, new = (read_side(side, baselines) for side in sides)
+    console = Console()
+    base, new = (read_side(side, baselines, console) for side in sides)
     require_figures(base)
     of_machine, stated = machine_margins(new, baselines)
     for path in stated:
-        Console().note(f"margins of this machine's noise: {path}")
+        console.note(f"margins of this machine's noise: {path}")
     return compare(base, new, replace(rules, margins=of_machine | base.fail_above | dict(rules.margins)))
 
 

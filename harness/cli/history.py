@@ -41,7 +41,7 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     side = str(latest(side)) if side.endswith("@latest") else side
     if list(Path(side).glob("plan-*.json")):
         require_ended(Path(side))
-    night = read_side(side)
+    night = read_side(side, console=console)
     added = add_night(night, folder)
     for path in added:
         console.result(str(path))

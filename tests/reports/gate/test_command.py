@@ -78,6 +78,17 @@ def test_two_studies_and_the_exit_code(study: Callable[..., str], capsys: pytest
     assert run(["compare", before, after, "--fail-above", "step_time=20%"]) == 0
 
 
+def test_a_torn_rank_record_costs_its_run_with_a_sentence(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = study("before", [10.0, 10.05, 10.1]), study("after", [10.0, 10.05, 10.1, 10.1])
+    torn = sorted(Path(after).glob("cells/*/*/rank-00001.json"))[0]
+    torn.write_bytes(torn.read_bytes()[:50])
+    assert run(["compare", before, after]) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"1 of 4 runs of \S+ in after left out \(unknown: .*rank-00001.json", told), told
+
+
 def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: float) -> None:
     """Plant the launch of these runs, which took so long to start."""
     made = Study(folder)
