@@ -40,12 +40,18 @@ from results.lock import study_lock
 from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now
+from results.train_order import TrainOrder
 
 RUNS = Path("runs")
+_WORK = ("request", "cells", "series", "skips", "training")
+"""What a plan asks for."""
 
 
 class Matrix:
     """One `bench matrix` call."""
+
+    order: TrainOrder | None = None
+    """How the cells are trained; None: they are measured."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
@@ -66,9 +72,12 @@ class Matrix:
         self._request = self._requests[0]
         """What all of them have in common, whatever the setting."""
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
-        self._root = Path(options.out) if options.out else RUNS / study_name(*self._requests, name=self._name)
+        self._root = Path(options.out) if options.out else RUNS / self._folder_name()
         self._check()
         self._check_extras()
+
+    def _folder_name(self) -> str:
+        return study_name(*self._requests, name=self._name)
 
     def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
         hosts = self._call.hosts
@@ -206,6 +215,7 @@ class Matrix:
                 f"{study.root} holds the study {earlier[0].study!r}, not {self._name!r}; choose another "
                 f"folder with --out, or extend that one with --name {earlier[0].study}"
             )
+        self._require_one_kind(study)
         made: list[Plan] = []
         for request in self._requests:
             plan = expand(
@@ -216,8 +226,17 @@ class Matrix:
                 limit=self._limit(),
                 link_obstacle=self._link_obstacle(),
             )
-            made.append(msgspec.structs.replace(plan, command=self._arguments))
+            made.append(msgspec.structs.replace(plan, command=self._arguments, training=self.order))
         return made
+
+    def _require_one_kind(self, study: Study) -> None:
+        """Raise UsageError if the study measures and this call trains, or the other way round."""
+        if any((plan.training is None) != (self.order is None) for plan in study.plans()):
+            what, other = ("measured", "trained") if self.order else ("trained", "measured")
+            raise UsageError(
+                f"the cells in {study.root} are {what}, and a study has no others that are {other}: give "
+                f"another folder with --name or --out"
+            )
 
     def _warn_of_other_work(self, study: Study) -> None:
         """Tell that the study has other workloads than this call: a name that was taken already."""
@@ -264,12 +283,7 @@ class Matrix:
 
     def _kept(self, study: Study, plan: Plan) -> Plan:
         for kept in reversed(study.plans()):
-            if (kept.request, kept.cells, kept.series, kept.skips) == (
-                plan.request,
-                plan.cells,
-                plan.series,
-                plan.skips,
-            ):
+            if all(getattr(kept, name) == getattr(plan, name) for name in _WORK):
                 for cell in kept.cells:
                     # A cell's file that was lost is written again.
                     study.add_cell(cell)

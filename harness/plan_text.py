@@ -26,6 +26,7 @@ from results.link import NO_LINK, link_text
 from results.outcome import Evidence
 from results.plan import Plan, Request, Skip
 from results.store import Study
+from results.train_order import TrainOrder
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
@@ -44,9 +45,28 @@ def plan_summary(
 ) -> list[str]:
     """A few lines: the study, its size, what is left, and what that takes."""
     lines = plan_header(study, plan, launches)
+    if plan.training is not None:
+        return [*lines, training_line(plan.training)]
     if launches:
         lines += _cost(_estimated(plan, launches, earlier), launches)
     return lines
+
+
+def training_line(order: TrainOrder) -> str:
+    """What is done with each cell."""
+    length = count(order.epochs, "epoch") if order.epochs is not None else count(order.steps or 0, "step")
+    told = [
+        f"trains {length}",
+        f"a checkpoint every {order.checkpoint_every} steps, the last {order.keep} stay",
+    ]
+    told += [f"and the best by {order.best}"] if order.best else []
+    told += [f"ends at {order.target}"] if order.target else []
+    told += (
+        [f"ends after {order.patience} validations without a better {order.watched}"]
+        if order.patience
+        else []
+    )
+    return "; ".join(told)
 
 
 def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
@@ -131,13 +151,11 @@ def plan_tables(
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     costs = _estimated(plan, launches, earlier).launches
     for launch, cost in zip(launches, costs, strict=True):
+        takes = "" if plan.training else f", about {duration(cost.seconds * 1e9)}"
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
             place += f" over {link_text(launch.link_mbit_per_s)}"
-        console.result(
-            f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}, "
-            f"about {duration(cost.seconds * 1e9)}"
-        )
+        console.result(f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}{takes}")
         console.result(f"  {_command(study, launch, line)}")
 
 

@@ -63,6 +63,14 @@ def read_target(text: str) -> Target:
     return Target(metric, value)
 
 
+def read_elastic(text: str) -> tuple[int, int]:
+    """The nodes of `1:2`. Raises UsageError for any other form."""
+    least, colon, most = text.partition(":")
+    if not (colon and least.strip().isdecimal() and most.strip().isdecimal()):
+        raise UsageError(f"--elastic {text!r}: write MIN:MAX nodes, such as 1:2")
+    return int(least), int(most)
+
+
 class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     """How the cells of a plan are trained. One of `epochs` and `steps` is given."""
 

@@ -200,14 +200,14 @@ class TrainingLog:
         return min(1.0, self.counted_s / self.wall_s) if self.wall_s > 0 and self.steps else None
 
     def best(self, metric: MetricName) -> Best | None:
-        """The best value of a metric, the earlier of equal ones; None where there is none."""
+        """The best value of a metric, the later of equal ones as of checkpoints; None without one."""
         values = (
             [(row.step, row.loss) for row in self.steps]
             if metric == "loss"
             else [(row.step, row.metrics[metric]) for row in self.validations if metric in row.metrics]
         )
         sign = -1.0 if larger_is_better(metric) else 1.0
-        found = min(values, key=lambda value: (sign * value[1], value[0]), default=None)
+        found = min(values, key=lambda value: (sign * value[1], -value[0]), default=None)
         return None if found is None else Best(*found)
 
 

@@ -14,6 +14,7 @@ from results.version import VERSION
 
 COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
+    "train": "Train cells to an end, through crashes and restarts.",
     "check": "Check a workload before anything is planned with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",

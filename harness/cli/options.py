@@ -1,4 +1,4 @@
-"""The flags of `bench matrix`, made from the options that a study file has."""
+"""The flags of `bench matrix` and `bench train`, made from the options that a study file has."""
 
 from __future__ import annotations
 
@@ -27,9 +27,19 @@ _ANSWERS = re.compile(r"\s*(true|false|selective)\s*(,\s*(true|false|selective)\
 
 def plan_options(function: Function) -> Function:
     """Decorate a command with a flag for every option of a study file, None where it is not given."""
-    for option in reversed(OPTIONS):
-        function = _flag(option)(function)
-    return function
+    return options_but()(function)
+
+
+def options_but(*names: str) -> Callable[[Function], Function]:
+    """Decorate a command with a flag for every option of a study file but the named ones."""
+
+    def decorated(function: Function) -> Function:
+        for option in reversed(OPTIONS):
+            if option.name not in names:
+                function = _flag(option)(function)
+        return function
+
+    return decorated
 
 
 class PlanCommand(click.Command):

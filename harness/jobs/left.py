@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from harness.launch.tally import Conditions, tally
+from harness.launch.training import trained_cells
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion
@@ -42,6 +43,7 @@ def left(
         Conditions.elsewhere(code),
         rerun_failed=options.rerun_failed,
         prune=options.prune,
+        trained=trained_cells(study, plan),
     )
     so_far.closed |= dict.fromkeys(held, "a job has it")
     return Left(launches=so_far.planned(options.isolation), earlier=so_far.earlier)

@@ -18,7 +18,7 @@ class PlannedJob:
 
     launches: tuple[PlannedLaunch, ...]
     baseline: Cell | None
-    """Timed beside its own cells; None if it is one of them."""
+    """Timed beside its own cells; None if it is one of them, or if the job trains."""
     estimate_s: float
 
     @property
@@ -54,7 +54,7 @@ def planned_jobs(
         for share in _shares(launch) if per_cell else [launch]:
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
-    baseline = baseline_of(plan.cells)
+    baseline = baseline_of(plan.cells) if plan.training is None else None
     return [_job(groups[key], baseline, earlier, hardware) for key in sorted(groups)]
 
 
@@ -66,10 +66,10 @@ def _shares(launch: PlannedLaunch) -> list[PlannedLaunch]:
 
 
 def _job(
-    launches: list[PlannedLaunch], baseline: Cell, earlier: Mapping[str, Earlier], hardware: Hardware
+    launches: list[PlannedLaunch], baseline: Cell | None, earlier: Mapping[str, Earlier], hardware: Hardware
 ) -> PlannedJob:
     own = {cell.id for launch in launches for cell in launch.cells}
-    extra = [] if baseline.id in own else [baseline_launch(baseline)]
+    extra = [] if baseline is None or baseline.id in own else [baseline_launch(baseline)]
     costs = estimate([*extra, *launches], earlier=earlier, hardware=hardware)
     return PlannedJob(
         launches=tuple(launches), baseline=baseline if extra else None, estimate_s=costs.seconds

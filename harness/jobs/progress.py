@@ -10,6 +10,7 @@ from typing import Literal
 from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
+from harness.launch.training import trained_cells
 from results.launch import Launch
 from results.launch_files import rank_log_path
 from results.outcome import Outcome
@@ -48,13 +49,15 @@ def progress(
     in_hand = _in_hand(study, jobs)
     tallies: dict[str, Tally] = {}
     for plan in plans:
-        so_far = tally(results, plan, conditions, rerun_failed=False)
+        trained = trained_cells(study, plan)
+        so_far = tally(results, plan, conditions, rerun_failed=False, trained=trained)
         tallies |= {cell.id: so_far for cell in plan.cells}
     rows = []
     for cell, so_far in tallies.items():
         runs = found.get(cell, [])
         kinds = Counter(_kind(run, so_far) for run in runs)
-        ok, repeats = kinds.pop(str(Outcome.OK), 0), so_far.plan.request.repeats
+        kinds.pop(str(Outcome.OK), None)
+        ok, repeats = so_far.ok_runs.get(cell, 0), so_far.plan.request.repeats
         others = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
         left_out = so_far.closed[cell] if cell in so_far.inferred else ""
         rows.append(

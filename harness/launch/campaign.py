@@ -8,7 +8,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.console import Console
+import msgspec
+
+from harness.console import Console, ProgressLine
 from harness.launch.deadline import Deadline
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
@@ -17,6 +19,8 @@ from harness.launch.starter import LogWords, Starter
 from harness.launch.startup import log_end, machine_fault, no_rendezvous, scheduler_away
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
+from harness.launch.training import Failure, nodes_left, pause_s, step_reached, trained_cells, why_not_again
+from harness.launch.training_pace import TrainingPace
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch
@@ -80,6 +84,8 @@ class Campaign:
         """Launches in a row, up to now, in which no cell began."""
         self._unanswered = 0
         """Launches in a row, up to now, that the scheduler did not answer."""
+        self._failures: dict[str, list[Failure]] = {}
+        """Of launches that trained, by cell."""
 
     def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
         """What the study's runs so far mean for the next ones of this plan."""
@@ -89,6 +95,7 @@ class Campaign:
             conditions,
             rerun_failed=self._options.rerun_failed,
             prune=self._options.prune,
+            trained=trained_cells(self._study, self._plan),
         )
 
     def planned(self, so_far: Tally) -> list[PlannedLaunch]:
@@ -120,28 +127,35 @@ class Campaign:
         for warning in found:
             self._console.warn(warning)
         machine = context.machine or self._machine
-        costs = estimate(
-            launches,
-            earlier=so_far.earlier,
-            hardware=machine.hardware(self._plan.request.device),
-        )
-        runs = [len(launch.cells) for launch in launches]
-        with self._console.progress(sum(runs)) as line:
-            names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
-            pace = Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
+        with self._console.progress(sum(len(launch.cells) for launch in launches)) as line:
+            pace = self._pace(line, launches, so_far, machine)
             maker = LaunchMaker(self._plan, self._options, machine, context, found)
             for planned in launches:
                 self._run_launch(planned, maker, so_far, pace)
                 if self._deadline.is_over:
                     break
 
-    def _run_launch(self, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally, pace: Pace) -> None:
+    def _pace(
+        self, line: ProgressLine, launches: Sequence[PlannedLaunch], so_far: Tally, machine: Machine
+    ) -> Pace | TrainingPace:
+        names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
+        if self._plan.training is not None:
+            left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
+            return TrainingPace(line, self._study, left, deadline=self._deadline)
+        hardware = machine.hardware(self._plan.request.device)
+        costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
+        runs = [len(launch.cells) for launch in launches]
+        return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
+
+    def _run_launch(
+        self, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally, pace: Pace | TrainingPace
+    ) -> None:
         pending = [cell for cell in planned.cells if cell.id not in so_far.closed]
         pace.done(len(planned.cells) - len(pending))
         retries = self._options.retries
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
-            launch = maker.launch(planned, pending, so_far)
+            launch = maker.launch(self._on_nodes_left(planned), pending, so_far)
             watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
             attempt, state = Supervisor(
                 self._study, launch, maker.context.checkout, maker.context.starter, watch
@@ -155,11 +169,50 @@ class Campaign:
                 continue
             # Of a launch in which no cell began, the first slot has the outcome.
             ended = state.started or [launch.slots[0].run_id]
-            self._take(launch, attempt, ended, so_far)
+            results = self._take(launch, attempt, ended, so_far)
+            if self._trains_again(results, so_far):
+                continue
             rest = pending[len(ended) :]
             pending = [cell for cell in rest if cell.id not in so_far.closed]
             pace.done(len(ended) + len(rest) - len(pending))
         pace.launch_over()
+
+    def _on_nodes_left(self, planned: PlannedLaunch) -> PlannedLaunch:
+        """The launch without the nodes that this call has lost, if its training is elastic."""
+        order = self._plan.training
+        if order is None or order.elastic is None:
+            return planned
+        placement = planned.placement
+        nodes = nodes_left(order.elastic, placement.nodes, self._failures.get(planned.cells[0].id, ()))
+        if nodes < placement.nodes:
+            self._console.note(f"{planned.cells[0].id} goes on on {nodes} of {placement.nodes} nodes")
+        return replace(planned, placement=msgspec.structs.replace(placement, nodes=nodes))
+
+    def _trains_again(self, results: Sequence[RunResult], so_far: Tally) -> bool:
+        """Whether the training of a launch that failed goes on in another one, after a pause."""
+        order, result = self._plan.training, results[0]
+        if order is None or result.outcome is Outcome.OK or self._deadline.is_over:
+            return False
+        failures = self._failures.setdefault(result.cell_id, [])
+        step = step_reached(self._study, result.cell_id, result.run_id)
+        failures.append(Failure(step, result.outcome, result.reason))
+        why_not = why_not_again(failures, order.restarts)
+        if why_not is not None:
+            self._console.warn(f"{result.cell_id} is not trained on: {why_not}")
+            return False
+        so_far.closed.pop(result.cell_id, None)
+        seconds = pause_s(len(failures))
+        self._console.note(
+            f"{result.cell_id} goes on from its last checkpoint in {seconds:.0f} s: restart {len(failures)} "
+            f"of {order.restarts}"
+        )
+        self._pause(seconds)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._deadline.is_over:
+            time.sleep(POLL_S)
 
     def _waited_for_scheduler(self, launch: Launch, attempt: Attempt, words: LogWords) -> bool:
         """Whether the scheduler did not answer a launch: it is started again after a while, without limit.
@@ -169,14 +222,12 @@ class Campaign:
         away = scheduler_away(self._study.launch_folder(launch.launch_id), words)
         if away is None or attempt.stopped_by is not None:
             return False
-        pause_s = min(FIRST_PAUSE_S * 2**self._unanswered, LAST_PAUSE_S)
+        away_s = min(FIRST_PAUSE_S * 2**self._unanswered, LAST_PAUSE_S)
         self._unanswered += 1
         self._console.warn(
-            f"the scheduler does not answer ({away}); the launch is tried again in {pause_s:.0f} s"
+            f"the scheduler does not answer ({away}); the launch is tried again in {away_s:.0f} s"
         )
-        end = time.monotonic() + pause_s
-        while time.monotonic() < end and not self._deadline.is_over:
-            time.sleep(POLL_S)
+        self._pause(away_s)
         return True
 
     def _starts_again(self, launch: Launch, attempt: Attempt, retries: int) -> bool:
@@ -203,16 +254,19 @@ class Campaign:
             )
         return False
 
-    def _take(self, launch: Launch, attempt: Attempt, ended: Sequence[str], so_far: Tally) -> None:
+    def _take(self, launch: Launch, attempt: Attempt, ended: Sequence[str], so_far: Tally) -> list[RunResult]:
+        results: list[RunResult] = []
         cells = {slot.run_id: slot.cell_id for slot in launch.slots}
         for run_id in ended:
             result = self._study.result(cells[run_id], run_id, attempt)
+            results.append(result)
             so_far.take(result)
             if result.outcome is Outcome.OK:
                 continue
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
             for cell_id in so_far.close(result.cell_id, result.outcome):
                 self._console.warn(f"{cell_id} is left out: {so_far.closed[cell_id]}")
+        return results
 
 
 def _only(launches: Sequence[PlannedLaunch], cells: Set[str]) -> list[PlannedLaunch]:
@@ -280,6 +334,7 @@ class LaunchMaker:
             trace=self.options.trace,
             tensorboard=self.options.tensorboard,
             job_variables=job_variables(),
+            training=self.plan.training,
         )
 
     def _threads(self, device: Device) -> int:

@@ -21,9 +21,12 @@ _PHASES = {
     "exposed": "on and off",
     "recording": "recording",
     "late proof": "late proof",
+    "resume": "looking for a checkpoint",
+    "train": "training",
+    "trained": "ending",
     "recorded": "ending",
 }
-"""By the events that `harness.worker.run` and `harness.worker.crew` write."""
+"""By the events that `run`, `training_loop` and `crew` of `harness.worker` write."""
 
 
 QUIET_S = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -126,7 +126,8 @@ class Tally:
             progress=Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed)),
             seed=self.plan.request.seed,
             gpus_per_node=self.plan.request.gpus_per_node,
-            isolation=isolation,
+            # A launch that trains has one cell, with which the launch after it goes on.
+            isolation="cell" if self.plan.training else isolation,
         )
 
     def allows(self, result: RunResult) -> bool:
@@ -135,6 +136,9 @@ class Tally:
 
     def changes(self, result: RunResult) -> str:
         """Which conditions are others than those of a run that does not count; else empty."""
+        if self.plan.training is not None:
+            # Its log tells whether a cell is trained, under whatever conditions.
+            return ""
         return "; ".join(self.conditions.changes(result, virtual=result.cell_id in self._virtual))
 
     def take(self, result: RunResult) -> None:
@@ -172,13 +176,18 @@ def tally(
     *,
     rerun_failed: bool,
     prune: bool = True,
+    trained: Set[str] | None = None,
 ) -> Tally:
     """What the study's runs so far mean for the next ones of `plan`.
 
     A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
-    or failed under other code, is open again.
+    or failed under other code, is open again. Of a plan that trains, `trained` are the cells that are done,
+    and all others are open.
     """
     so_far = Tally(plan=plan, conditions=conditions, prune=prune)
+    if trained is not None:
+        so_far.ok_runs = dict.fromkeys(trained, plan.request.repeats)
+        return so_far
     last: dict[str, Outcome] = {}
     for result in results:
         so_far.take(result)

@@ -102,6 +102,9 @@ class Launcher(ABC):
     """Whether nodes of a launch are hosts. If not, sizes are limited to this machine, which may have links
     between virtual nodes."""
 
+    trains: ClassVar[bool] = False
+    """Whether its launches may train cells to an end, one launch going on where another has ended."""
+
     @abstractmethod
     def accept(self, call: MatrixCall) -> LauncherCall:
         """Take a call. Raises UsageError for options that it cannot follow."""

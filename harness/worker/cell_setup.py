@@ -55,10 +55,10 @@ class CellSetup:
         if self.cell.dataset_hash is not None:
             _require_same(dataset.spec.text, self.cell.dataset_hash, file_hash(folder / str(dataset.file)))
 
-    def batches(self, workload: Workload, replica: int) -> Draws:
-        """One replica's micro-batches from the first on."""
+    def data_request(self, workload: Workload, replica: int) -> DataRequest:
+        """Which batches a replica is given."""
         form = torch.channels_last if self.cell.memory_format == "channels_last" else torch.contiguous_format
-        request = DataRequest(
+        return DataRequest(
             workload=workload,
             dataset=self.cell.dataset,
             micro_batch=self.cell.micro_batch,
@@ -69,8 +69,11 @@ class CellSetup:
             memory_format=form,
             source_folder=self.source_folder,
         )
+
+    def batches(self, workload: Workload, replica: int) -> Draws:
+        """One replica's micro-batches from the first on."""
         sampler = Sampler(self.cell, workload, self.device, self.source_folder)
-        return Draws(open_batches(request), sampler)
+        return Draws(open_batches(self.data_request(workload, replica)), sampler)
 
     @property
     def _node_size(self) -> int:

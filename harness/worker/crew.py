@@ -31,6 +31,7 @@ from harness.worker.output import bound_output, mark_run, output_files
 from harness.worker.rank import Rank
 from harness.worker.run import RankContext, RunInProgress
 from harness.worker.teardown import fragmented, keep_imports, tear_down
+from harness.worker.training_run import TrainingRun
 from harness.worker.watchdog import Watchdog
 from results.errors import MachineError
 from results.launch import Launch, Slot
@@ -175,7 +176,8 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
-    run = RunInProgress(around, slot, study.cell(slot.cell_id))
+    cell, order = study.cell(slot.cell_id), around.launch.training
+    run = RunInProgress(around, slot, cell) if order is None else TrainingRun(around, slot, cell, order)
     record = run.execute()
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)

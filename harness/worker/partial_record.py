@@ -19,6 +19,7 @@ class PartialRecord(TypedDict, total=False):
     spent_ns: dict[str, int]
     period: int
     training: Training
+    trained_steps: int
     warmup: StepColumns
     warmup_steady: bool
     steps: StepColumns

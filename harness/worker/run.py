@@ -6,6 +6,7 @@ import platform
 import time
 import traceback
 import weakref
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,19 @@ class ProofFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended on this rank."""
+
+    outcome: Outcome
+    reason: str | None
+    started_at: str
+    transports: Sequence[str] = ()
+    """What the ranks' backend connected by, where it says so."""
+    warnings: Sequence[str] = ()
+    """Of this run on this rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
     """What stays the same for all runs of a launch on this rank."""
 
@@ -98,6 +112,42 @@ class RankContext:
     """Of this rank's GPU."""
     network_log: Path | None = None
     """What NCCL writes of how it connects; None where it writes none, or to a file of the user's."""
+
+    @property
+    def source_folder(self) -> Path | None:
+        """Where `py:` workloads are imported from."""
+        return Path(self.launch.source_folder) if self.launch.source_folder else None
+
+    def record(
+        self, slot: Slot, cell: Cell, ending: Ending, found: PartialRecord, absent: dict[str, str]
+    ) -> RankRecord:
+        """What this rank keeps of a run of `cell`, as it ended and as far as it came."""
+        launch, rank = self.launch, self.rank
+        faults = [] if self.faults is None else self.faults.take()
+        return RankRecord(
+            cell_id=slot.cell_id,
+            run_id=slot.run_id,
+            launch_id=launch.launch_id,
+            repeat=slot.repeat,
+            gpus=rank.gpus,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            node_rank=rank.node_rank,
+            outcome=ending.outcome,
+            reason=ending.reason,
+            evidence=self.evidence,
+            started_at=ending.started_at,
+            ended_at=utc_now(),
+            environment=probe(launch, rank, self.device, self.pinned, cell, ending.transports),
+            warnings=[
+                *launch.warnings,
+                *self.warnings,
+                *(f"rank {rank.rank}: {words}" for words in faults),
+                *ending.warnings,
+            ],
+            absent=absent,
+            **found,
+        )
 
 
 class RunInProgress:
@@ -170,7 +220,7 @@ class RunInProgress:
             cell=cell,
             rank=around.rank,
             device=around.device,
-            source_folder=Path(around.launch.source_folder) if around.launch.source_folder else None,
+            source_folder=around.source_folder,
             memory=MemoryLimit(cell.memory_limit_mb, around.device),
         )
         # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
@@ -462,23 +512,17 @@ class RunInProgress:
         )
 
     def _flops(self) -> int | None:
-        folder = self._around.launch.source_folder
         try:
             return self._cell.accumulation * count_flops(
                 self._cell.workload,
                 micro_batch=self._cell.micro_batch,
-                source_folder=Path(folder) if folder else None,
+                source_folder=self._around.source_folder,
                 own=DATASETS.facts(self._cell.dataset).takes == Own.takes,
             )
         except Exception as error:
             # A user's model may do what the meta device can't; the run is good without the count.
             self._absent["flops"] = f"they could not be counted on the meta device: {classify(error)[1]}"
             return None
-
-    def _faults(self) -> list[str]:
-        around = self._around
-        said = [] if around.faults is None else around.faults.take()
-        return [f"rank {around.rank.rank}: {words}" for words in said]
 
     def _unused_fabric(self) -> list[str]:
         around = self._around
@@ -488,26 +532,12 @@ class RunInProgress:
         return [] if warning is None else [f"on {platform.node()}: {warning}"]
 
     def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
-        around = self._around
         self._end_part()
-        return RankRecord(
-            cell_id=self._cell.id,
-            run_id=self._slot.run_id,
-            launch_id=around.launch.launch_id,
-            repeat=self._slot.repeat,
-            gpus=around.rank.gpus,
-            rank=around.rank.rank,
-            local_rank=around.rank.local_rank,
-            node_rank=around.rank.node_rank,
+        ending = Ending(
             outcome=outcome,
             reason=reason,
-            evidence=around.evidence,
             started_at=self._started_at,
-            ended_at=utc_now(),
-            environment=probe(
-                around.launch, around.rank, around.device, around.pinned, self._cell, self._transports
-            ),
-            warnings=[*around.launch.warnings, *around.warnings, *self._faults(), *self._unused_fabric()],
-            absent=self._absent,
-            **self._found,
+            transports=self._transports,
+            warnings=self._unused_fabric(),
         )
+        return self._around.record(self._slot, self._cell, ending, self._found, self._absent)

@@ -7,7 +7,7 @@ single precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,17 @@ class Scalars:
             _write(self._writer, columns, first)
         except Exception as error:
             # A full disk, say. Scalars are an extra: the run is good without.
+            self._writer, self.absent = None, {"tensorboard": f"{type(error).__name__}: {error}"}
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        """Values by their tags at one step of a training run; they are in the file when this returns."""
+        if self._writer is None:
+            return
+        try:
+            for tag, value in values.items():
+                self._writer.add_scalar(tag, value, step)
+            self._writer.flush()
+        except Exception as error:
             self._writer, self.absent = None, {"tensorboard": f"{type(error).__name__}: {error}"}
 
     def close(self) -> None:

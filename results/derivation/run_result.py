@@ -112,24 +112,32 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
         reason=reason,
         evidence=first.evidence if first else Evidence.MEASURED,
         started_at=min((rank.started_at for rank in ranks), default=None),
-        ranks_expected=cell.gpus,
+        ranks_expected=_expected(cell, ranks),
         ranks_present=len(ranks),
         environment=first.environment if first else None,
         hosts=tuple(sorted({rank.environment.host for rank in ranks})),
         fingerprint=first.environment.fingerprint if first else None,
     )
-    if outcome is not Outcome.OK:
+    if outcome is not Outcome.OK or ranks[0].trained_steps is not None:
         return RunResult(**facts, warnings=_warnings(ranks))
     _check_shapes(cell, run_id, ranks)
     return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
 
 
+def _expected(cell: Cell, ranks: Sequence[RankRecord]) -> int:
+    """Ranks of a run: those of its cell, but for training that went on on another number of workers."""
+    trained = [rank.gpus for rank in ranks if rank.trained_steps is not None]
+    return trained[0] if trained else cell.gpus
+
+
 def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
     for rank in ranks:
-        if rank.gpus != cell.gpus or not 0 <= rank.rank < cell.gpus:
+        # Training may go on on another number of workers than the cell has.
+        gpus = _expected(cell, ranks)
+        if rank.gpus != gpus or not 0 <= rank.rank < gpus:
             raise SchemaError(
                 f"a record of run {run_id} of {cell.id} is of rank {rank.rank} of {rank.gpus}; "
-                f"the cell has {cell.gpus} ranks: it was edited, move the run away"
+                f"the cell has {gpus} ranks: it was edited, move the run away"
             )
 
 
@@ -159,13 +167,14 @@ def _outcome(
             # The ranks with records only lost a peer; the supervisor knows how that peer ended.
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return worst.outcome, f"rank {worst.rank}: {worst.reason}"
-    missing = cell.gpus - len({rank.rank for rank in ranks})
+    expected = _expected(cell, ranks)
+    missing = expected - len({rank.rank for rank in ranks})
     if missing:
         if attempt is None:
             return Outcome.UNKNOWN, "nothing tells how its launch ended; it may still be running"
         if run_id in attempt.outcomes:
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
-        return Outcome.MISSING_RANKS, f"{missing} of {cell.gpus} ranks left no record"
+        return Outcome.MISSING_RANKS, f"{missing} of {expected} ranks left no record"
     if _replicas_agree(ranks) is False:
         return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
     return Outcome.OK, None

@@ -72,6 +72,17 @@ class Saving:
         CheckpointWarning, if it could not be written."""
         return self.told(stacklevel=3)
 
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end on this rank: other ranks may see that sooner or later."""
+        return self._written.done()
+
+    @property
+    def failure(self) -> str | None:
+        """Of one that is done, why there is no checkpoint; None if there is one."""
+        error = self._written.exception()
+        return None if error is None else str(error)
+
     def told(self, *, stacklevel: int) -> Path | None:
         """What `wait` gives, for a caller that is so many calls away from the user's line."""
         failure = self._written.exception()

@@ -20,6 +20,7 @@ class LocalLauncher(Launcher):
 
     name = "local"
     several_hosts = False
+    trains = True
 
     def accept(self, call: MatrixCall) -> LocalCall:
         return LocalCall(call)

@@ -85,7 +85,8 @@ class SlurmCall(JobCall):
             return 0
         require_within_budget(documents, self._options.max_gpu_hours)
         self._require_room_for_feeders(documents)
-        study.add_cell(baseline_of(plan.cells))
+        if plan.training is None:
+            study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
         followed = self._follow(study, plan, code, submitter, [*live_ids(found), *done.taken], done)

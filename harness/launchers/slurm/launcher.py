@@ -26,6 +26,7 @@ class SlurmLauncher(JobLauncher):
     """Slurm gives a job an allocation, and srun starts an agent on each of its nodes."""
 
     name = "slurm"
+    trains = True
     site_file = SITE_FILE
     options = frozenset(
         {

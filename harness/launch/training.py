@@ -1,0 +1,73 @@
+"""What the campaign of a training plan does beside that of a measured one: what is done, and what follows a
+launch that failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from results.errors import SchemaError
+from results.outcome import Outcome
+from results.plan import Plan
+from results.store import Study
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+"""Before a launch that follows a failed one; each pause is twice the one before."""
+
+
+def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
+    """Ids of the cells whose training has ended as the plan orders it; None where the plan measures."""
+    if plan.training is None:
+        return None
+    return frozenset(cell.id for cell in plan.cells if study.training_log(cell.id).done(plan.training))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a launch that trained a cell ended before the training did."""
+
+    step: int
+    """That its ranks came to, as far as that is known."""
+    outcome: Outcome
+    reason: str | None
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether both failed at one step in the same way: numbers in a reason are of ranks, steps, ports."""
+        words, others = (re.sub(r"\d+", "", failure.reason or "") for failure in (self, other))
+        return (self.step, self.outcome, words) == (other.step, other.outcome, others)
+
+
+def step_reached(study: Study, cell_id: str, run_id: str) -> int:
+    """The last step that a rank of a run has recorded, or else that the log has."""
+    try:
+        found = [record.trained_steps for record in study.rank_records(cell_id, run_id)]
+    except SchemaError:
+        found = []
+    return max((steps for steps in found if steps), default=study.training_log(cell_id).step)
+
+
+def why_not_again(failures: Sequence[Failure], restarts: int) -> str | None:
+    """Why no launch follows the failed ones of a cell, oldest first; None if one does.
+
+    A program that fails twice at one step in the same way fails there again; where the cluster failed, the
+    next launch may fare better.
+    """
+    last = failures[-1]
+    if not last.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):
+        return f"it failed twice in the same way at step {last.step}"
+    if len(failures) > restarts:
+        return f"{restarts} restarts were used up (--restarts)"
+    return None
+
+
+def pause_s(failures: int) -> float:
+    """Seconds before the launch after so many failed ones."""
+    return min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LAST_PAUSE_S)
+
+
+def nodes_left(elastic: tuple[int, int], nodes: int, failures: Sequence[Failure]) -> int:
+    """Nodes of the next launch: of those of the cell, without one for each launch that lost one."""
+    least, most = elastic
+    lost = sum(failure.outcome in (Outcome.MISSING_RANKS, Outcome.NODE_FAILED) for failure in failures)
+    return max(least, min(most, nodes) - lost)

@@ -1,0 +1,203 @@
+"""What `bench train` does: a study whose cells are trained to an end, by the launchers that measure them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from harness.launch.training import trained_cells
+from harness.launchers.launcher import JobLauncher
+from harness.launchers.registry import launchers
+from harness.matrix import Matrix
+from harness.plan.naming import plain_name
+from harness.plan.study_file import OPTIONS, StudyFile
+from harness.worker.training_rules import cell_on
+from reports.text import count
+from results.errors import UsageError, bench_call
+from results.plan import Plan, Request, placement_of
+from results.rebuild import rebuilt_plan
+from results.run import RunResult
+from results.store import Study
+from results.train_order import TrainOrder
+from results.training_log import Saved, TrainingLog
+from workloads.datasets.facts import DATASETS
+
+OF_THE_CALL = (
+    *("name", "out", "launcher", "site", "partition", "account", "qos", "cpus_per_gpu", "time", "feed"),
+    *("max_gpu_hours", "oversubscribe", "max_time", "hang_after", "retries", "tensorboard", "require"),
+)
+"""Options that may stand beside a CELL, which says itself what is trained."""
+
+
+class Train(Matrix):
+    """One `bench train` call."""
+
+    def __init__(
+        self,
+        options: StudyFile,
+        order: TrainOrder,
+        *,
+        study_file: Path | None = None,
+        cell: Path | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        """What is trained is the matrix of `options`, or the cell whose folder is `cell`."""
+        self.order = order
+        self._one = None if cell is None else _plan_of(cell)
+        if cell is not None:
+            _require_bare(options)
+        if study_file is not None and options.name is None and options.out is None:
+            # The study of the same file that is measured has its name.
+            options = msgspec.structs.replace(options, name=f"{plain_name(study_file.stem)}-train")
+        super().__init__(options, study_file=study_file, arguments=arguments)
+
+    def _folder_name(self) -> str:
+        if self._name is not None or self._one is None:
+            name = super()._folder_name()
+            return name if self._name is not None else f"train-{name}"
+        return f"train-{self._one.cells[0].id}"
+
+    def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
+        asked = (self._one.request,) if self._one is not None else super()._requested(options, folder)
+        return tuple(msgspec.structs.replace(request, repeats=1) for request in asked)
+
+    def _plans(self, study: Study) -> list[Plan]:
+        plans = super()._plans(study) if self._one is None else [self._of_one(study, self._one)]
+        for plan in plans:
+            _require_elastic(plan)
+        return plans
+
+    def _of_one(self, study: Study, one: Plan) -> Plan:
+        self._require_one_kind(study)
+        return msgspec.structs.replace(
+            one,
+            study=self._name or study.name,
+            request=self._request,
+            command=self._arguments,
+            training=self.order,
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        if not self._launcher.trains:
+            others = " or ".join(each.name for each in launchers() if each.trains)
+            raise UsageError(f"bench train has no --launcher {self._launcher.name}: use {others}")
+        if isinstance(self._launcher, JobLauncher) and self._options.time is None:
+            raise UsageError(
+                "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
+                "command goes on where it stopped"
+            )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuse an order that the data of the call cannot follow, as far as that is known without torch."""
+        order, dataset = self.order, self._request.dataset
+        assert order is not None
+        if DATASETS.facts(dataset).takes is not None:
+            return
+        if order.epochs is not None:
+            raise UsageError(
+                f"--epochs {order.epochs}: {dataset} data have no epochs; give --steps, or real data "
+                f"(--dataset)"
+            )
+        if order.validates:
+            raise UsageError(
+                f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy need: "
+                f"use real data (--dataset digits), or the metric loss"
+            )
+
+    def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
+        done = trained_cells(study, plan) or frozenset()
+        for cell in plan.cells:
+            log = study.training_log(cell.id)
+            for line in told_run(study, cell.id, log):
+                self._console.result(line)
+        if len(done) < len(plan.cells):
+            self._console.note(
+                f"{len(plan.cells) - len(done)} of {len(plan.cells)} cells not trained to the end; the same "
+                f"command goes on: {bench_call('status', study.root)}"
+            )
+        return max(int(len(done) < len(plan.cells)), self._without_cells(plan))
+
+
+def _require_elastic(plan: Plan) -> None:
+    """Raise UsageError for cells that cannot be trained on every number of nodes that may be left."""
+    order = plan.training
+    if order is None or order.elastic is None:
+        return
+    least, most = order.elastic
+    for cell in plan.cells:
+        placement = placement_of(cell, plan.request.gpus_per_node)
+        if placement.nodes != most or most < 2:
+            raise UsageError(
+                f"--elastic {least}:{most}: {cell.id} is on {count(placement.nodes, 'node')}, and training "
+                f"begins on all of its nodes, at least 2: give --elastic MIN:{max(2, placement.nodes)}; the "
+                f"nodes of this host are virtual ones, such as --gpus 2 --link 1gbit has"
+            )
+        for nodes in range(least, most):
+            cell_on(cell, nodes * placement.gpus_per_node, order.batch_rule)
+
+
+def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
+    """How the training of a cell went, in a few lines."""
+    if not log.rows:
+        return [f"{cell_id}: never began"]
+    end = "not at its end" if log.ended is None else f"ended: {log.ended.words}"
+    lines = [f"{cell_id}: {end}"]
+    figures = [f"loss {log.steps[-1].loss:.4g}"] if log.steps else []
+    if log.validations:
+        figures += [f"{name} {value:.4g}" for name, value in sorted(log.validations[-1].metrics.items())]
+    if figures:
+        lines.append(f"  step {log.step:,}: {', '.join(figures)}")
+    goodput = "" if log.goodput is None else f", goodput {100 * log.goodput:.0f} %"
+    restarts = (
+        f"{log.restarts} restart{'' if log.restarts == 1 else 's'}, {log.wasted_steps} steps done again"
+    )
+    lines.append(f"  {restarts}{goodput}")
+    failed = [row for row in log.rows if isinstance(row, Saved) and row.failed is not None]
+    if failed:
+        lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
+    lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")
+    return lines
+
+
+def _require_bare(options: StudyFile) -> None:
+    """Raise UsageError for options that would make another cell."""
+    given = [
+        option.flag
+        for option in OPTIONS
+        if option.name not in OF_THE_CALL and getattr(options, option.name) is not None
+    ]
+    if given:
+        raise UsageError(
+            f"a cell is trained as it is: leave out {', '.join(given)}, or give the flags of a matrix and no "
+            f"CELL"
+        )
+
+
+def _plan_of(folder: Path) -> Plan:
+    """A plan of one cell of a study. Raises UsageError if `folder` is none of a cell."""
+    root = folder.resolve().parents[1] if len(folder.resolve().parents) > 1 else folder
+    if folder.resolve().parent.name != "cells" or not Study(root).is_there:
+        raise UsageError(
+            f"{folder} is no folder of a cell: name one such as runs/STUDY/cells/CELL, or a study file "
+            f"(STUDY.yaml)"
+        )
+    study = Study(root)
+    cell = study.cell(folder.resolve().name)
+    plan = rebuilt_plan(study.name, [cell], study.launches())
+    source = next((one.request for one in study.plans() if cell in one.cells), plan.request)
+    request = msgspec.structs.replace(
+        plan.request,
+        source_folder=source.source_folder,
+        gpus_per_node=source.gpus_per_node,
+        node_size=cell.node_size,
+        links=(cell.link,),
+        clip_norm=cell.clip_norm,
+        activation_checkpointing=cell.activation_checkpointing,
+        compile=cell.compile,
+        memory_format=cell.memory_format,
+        memory_limit_mb=cell.memory_limit_mb,
+    )
+    return msgspec.structs.replace(plan, request=request)

@@ -1,0 +1,386 @@
+"""The loop of a training run: steps, rows of its log, validation, checkpoints, and when it ends.
+
+Between two agreements ranks only train. They agree at the end of each row of steps, validation and
+checkpoint; what follows (an end, the length of the next row) follows from figures that all of them have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+
+from harness.worker.measure import DivergedError
+from harness.worker.run import RankContext
+from harness.worker.scalars import Scalars
+from harness.worker.training_rules import out_of_patience, rate_at, row_steps, total_steps
+from results.cell import Cell
+from results.errors import UsageError
+from results.launch import Slot
+from results.store import utc_now
+from results.train_order import MetricName, TrainOrder, larger_is_better
+from results.training_log import (
+    Best,
+    Ended,
+    EndReason,
+    Row,
+    Saved,
+    Started,
+    Steps,
+    TrainingLog,
+    TrainingLogWriter,
+    Validated,
+)
+from strategies.saving.checkpoints import Saving
+from strategies.saving.run_folder import RunFolder
+from strategies.training.evaluation import evaluate
+from strategies.training.trainer import Trainer
+from workloads.data import DataRequest
+from workloads.training_data import TrainingData, held_out
+
+_ENDS: tuple[EndReason, ...] = ("epochs", "steps", "target", "patience")
+Figures = Mapping[str, float]
+
+
+class TrainingDivergedError(DivergedError):
+    """As a DivergedError, with what is left and what can be done; raised on all ranks."""
+
+    def __init__(self, words: str) -> None:
+        Exception.__init__(self, words)
+
+
+class Rate:
+    """The rates of an optimizer at each step: those that it was built with, times a factor."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._base = [group["lr"] for group in optimizer.param_groups]
+        self.factor: Callable[[int], float] = lambda step: 1.0
+
+    def put(self, step: int) -> float:
+        """Set the rates of a step, counted from 0. Returns that of the first group."""
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * self.factor(step)
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What a loop works with on this rank."""
+
+    around: RankContext
+    slot: Slot
+    cell: Cell
+    """As it is trained: on the workers of this launch."""
+    trainer: Trainer
+    data: TrainingData
+    request: DataRequest
+    scalars: Scalars
+    scale: float = 1.0
+    """Factor of all rates."""
+
+    @property
+    def order(self) -> TrainOrder:
+        order = self.around.launch.training
+        assert order is not None
+        return order
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.around.study.checkpoints_folder(self.slot.cell_id)
+
+
+class TrainingLoop:
+    """Trains until an end that was ordered."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        """Before the trainer resumes: the rates are those that its optimizer was built with.
+
+        Raises UsageError on all ranks where the order asks for figures that cannot be had.
+        """
+        self._parts, self._order = parts, parts.order
+        self._trainer, self._data = parts.trainer, parts.data
+        self._rate = Rate(parts.trainer.optimizer)
+        self._validates = _validates(parts)
+        self._records = _Records(parts) if parts.around.rank.rank == 0 else None
+        self._total = 0
+        self._loss = torch.zeros((), dtype=torch.float64, device=parts.around.device)
+        self._row_began = self._next_row = 0
+        """Steps."""
+        self._mark = 0.0
+        self._learning_rate = 0.0
+        self._pending: tuple[Saving, Saved] | None = None
+        """The last checkpoint, and its row, until it is known how it ended."""
+
+    def train(self, resumed_step: int | None) -> None:
+        """Collective. Raises TrainingDivergedError, and StoreError where the log cannot be written."""
+        order, trainer, data = self._order, self._trainer, self._data
+        self._total = total_steps(
+            order,
+            step=trainer.steps,
+            samples=data.samples,
+            per_epoch=data.samples_per_epoch,
+            per_step=self._parts.cell.global_batch,
+        )
+        self._rate.factor = rate_at(order, self._total, self._parts.scale)
+        self._row_began, self._next_row = trainer.steps, trainer.steps + 1
+        if self._records is not None:
+            self._records.start(resumed_step, self._total)
+        self._parts.around.log.event("train", step=trainer.steps, total=self._total)
+        self._mark = time.perf_counter()
+        end, _ = self._decided({})
+        while end is None:
+            self._learning_rate = self._rate.put(trainer.steps)
+            epochs = data.epoch
+            self._loss += trainer.step(data).detach().double()
+            self._parts.around.log.heartbeat()
+            end = self._after_step(epoch_ended=data.epoch > epochs)
+        self._end(end)
+
+    def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
+        """What is due after a step; collective where something is."""
+        step, order = self._trainer.steps, self._order
+        saves, last = step % order.checkpoint_every == 0, step >= self._total
+        validates = self._validates and (last or self._is_validated(step, epoch_ended, saves=saves))
+        if not (saves or last or validates or step >= self._next_row):
+            return None
+        figures = {"loss": self._row()} | (self._validate() if validates else {})
+        end, best = self._decided(figures, at_row=not (saves or last or validates))
+        if saves or best or end is not None:
+            self._save(figures, best=best)
+        self._mark = time.perf_counter()
+        return end
+
+    def _is_validated(self, step: int, epoch_ended: bool, *, saves: bool) -> bool:
+        if self._order.validate_every is not None:
+            return step % self._order.validate_every == 0
+        return epoch_ended if self._data.samples_per_epoch is not None else saves
+
+    def _row(self) -> float:
+        """End a row of steps. Returns its mean loss over all ranks; collective.
+
+        Raises TrainingDivergedError on all ranks if that of one is not finite.
+        """
+        control, steps = self._parts.around.control, self._trainer.steps - self._row_began
+        if steps == 0:
+            return math.nan
+        own = float(self._loss)
+        seconds = time.perf_counter() - self._mark
+        every = control.of_all([own, seconds])
+        loss = sum(total for total, _ in every) / len(every) / steps
+        longest = max(took for _, took in every)
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(self._diverged())
+        if self._records is not None:
+            norm = self._trainer.gradient_norm
+            self._records.add(
+                Steps(
+                    at=utc_now(),
+                    step=self._trainer.steps,
+                    epoch=self._data.epochs,
+                    samples=self._data.samples,
+                    loss=loss,
+                    seconds=longest,
+                    learning_rate=self._learning_rate,
+                    gradient_norm=None if norm is None else float(norm),
+                )
+            )
+            self._settle_last()
+        self._loss.zero_()
+        self._row_began = self._trainer.steps
+        self._next_row = self._trainer.steps + row_steps(longest / steps)
+        self._mark = time.perf_counter()
+        return loss
+
+    def _diverged(self) -> str:
+        if self._pending is not None:
+            self._pending[0].wait()
+        kept = RunFolder(self._parts.checkpoints).kept()
+        left = f"the last good checkpoint is {kept[-1].path}" if kept else "there is no checkpoint before it"
+        return (
+            f"the loss is not finite (NaN or infinity) within steps {self._row_began + 1} to "
+            f"{self._trainer.steps}; {left}: lower the rate (--optimizer), clip (--clip-norm 1) or look at "
+            f"the data"
+        )
+
+    def _validate(self) -> dict[str, float]:
+        began = time.perf_counter()
+        batches = held_out(self._parts.request)
+        assert batches is not None
+        figures = evaluate(self._trainer, batches)
+        self._parts.around.log.heartbeat()
+        if self._records is not None:
+            self._records.add(
+                Validated(
+                    at=utc_now(),
+                    step=self._trainer.steps,
+                    epoch=self._data.epochs,
+                    metrics=figures,
+                    seconds=time.perf_counter() - began,
+                )
+            )
+        return figures
+
+    def _decided(self, figures: Figures, *, at_row: bool = False) -> tuple[EndReason | None, bool]:
+        """Why training ends now, and whether a metric is the best so far: rank 0 knows what came before."""
+        code = 0
+        if self._records is not None:
+            end, best = self._records.judge(figures, at_row=at_row)
+            if end is None and self._trainer.steps >= self._total:
+                end = "epochs" if self._order.epochs is not None else "steps"
+            code = 2 * (0 if end is None else 1 + _ENDS.index(end)) + best
+        agreed = int(self._parts.around.control.from_first(float(code)))
+        return (_ENDS[agreed // 2 - 1] if agreed > 1 else None), bool(agreed % 2)
+
+    def _save(self, figures: Figures, *, best: bool) -> None:
+        """Write a checkpoint beside training; collective."""
+        began, metric = time.perf_counter(), self._order.best
+        value = None if metric is None else figures.get(metric)
+        least = -value if value is not None and metric is not None and larger_is_better(metric) else value
+        saving = self._trainer.save(
+            self._parts.checkpoints, keep=self._order.keep, metric=least, asynchronous=True
+        )
+        # The one before has ended: a save waits for it.
+        self._settle_last()
+        row = Saved(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
+        self._pending = saving, row
+        self._parts.around.log.heartbeat()
+
+    def _settle_last(self) -> None:
+        """Write the row of a checkpoint of which it is known how it ended. Not collective."""
+        if self._pending is None or not self._pending[0].done:
+            return
+        (saving, row), self._pending = self._pending, None
+        if self._records is not None:
+            self._records.add(
+                Saved(at=utc_now(), step=row.step, seconds=row.seconds, failed=saving.failure, best=row.best)
+            )
+
+    def _end(self, why: EndReason) -> None:
+        """The last checkpoint counts before training is said to have ended; collective."""
+        if self._trainer.steps and self._pending is None:
+            self._save({}, best=False)
+        if self._pending is not None:
+            self._pending[0].wait()
+            self._settle_last()
+        if self._records is not None:
+            self._records.end(why, self._trainer.steps)
+        self._parts.around.log.event("trained", why=why, step=self._trainer.steps)
+
+
+def _validates(parts: LoopParts) -> bool:
+    """Whether there are held-out samples to validate on. Raises UsageError if they lack and are asked for."""
+    order = parts.order
+    there, alone = held_out(parts.request) is not None, parts.trainer.model.forward_alone
+    if order.validates and not there:
+        raise UsageError(
+            f"{' and '.join(_asking(order))} needs held-out samples, and dataset {parts.cell.dataset} of "
+            f"{parts.cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
+            f"or ask for the metric loss"
+        )
+    if order.validates and not alone:
+        raise UsageError(
+            f"{' and '.join(_asking(order))} needs validation, which {parts.cell.strategy} cannot do: it has "
+            f"no forward pass alone; use another strategy, or the metric loss"
+        )
+    return there and alone
+
+
+def _asking(order: TrainOrder) -> list[str]:
+    asked = {
+        f"--target '{order.target}'": order.goal and order.goal.metric,
+        f"--best {order.best}": order.best,
+        f"--patience {order.patience}": order.watched,
+    }
+    return [flag for flag, metric in asked.items() if metric in ("val_loss", "val_accuracy")]
+
+
+class _Records:
+    """Rank 0's log of the run, and what it says of ends."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self._parts, self._order = parts, parts.order
+        self._rows: list[Row] = []
+        self._writer: TrainingLogWriter | None = None
+
+    def start(self, resumed_step: int | None, total: int) -> None:
+        around, slot = self._parts.around, self._parts.slot
+        path = around.study.training_log_path(slot.cell_id)
+        self._rows = list(TrainingLog.read(path).rows)
+        self._writer = TrainingLogWriter(path)
+        self.add(
+            Started(
+                at=utc_now(),
+                run_id=slot.run_id,
+                launch_id=around.launch.launch_id,
+                gpus=around.rank.gpus,
+                replicas=self._parts.cell.replicas,
+                resumed_step=resumed_step,
+                order=self._order,
+                total_steps=total,
+            )
+        )
+        self._rows = list(TrainingLog(tuple(self._rows)).counted)
+
+    def add(self, row: Row) -> None:
+        assert self._writer is not None
+        self._rows.append(row)
+        self._writer.write(row)
+        if isinstance(row, Steps):
+            norm = {} if row.gradient_norm is None else {"gradient_norm": row.gradient_norm}
+            self._parts.scalars.point(row.step, {"loss": row.loss, "learning_rate": row.learning_rate} | norm)
+        elif isinstance(row, Validated):
+            self._parts.scalars.point(row.step, row.metrics)
+
+    def judge(self, figures: Figures, *, at_row: bool) -> tuple[EndReason | None, bool]:
+        """Whether target or patience end training with these figures, and whether they have the best value.
+
+        Without figures: those of the checkpoint that training goes on from.
+        """
+        log = TrainingLog(tuple(self._rows))
+        if not figures:
+            step = log.step
+            last = next((row for row in reversed(log.validations) if row.step == step), None)
+            figures = {} if last is None else last.metrics
+        goal, watched, best = self._order.goal, self._order.watched, not at_row and self._is_best(log)
+        if goal is not None and goal.metric in figures and goal.reached(figures[goal.metric]):
+            return "target", best
+        if at_row or watched is None:
+            return None, best
+        values = [point.value for point in self._points(log, watched)]
+        return ("patience" if out_of_patience(values, watched, self._order.patience) else None), best
+
+    def _points(self, log: TrainingLog, metric: MetricName) -> list[Best]:
+        """A metric at each validation; the loss at each checkpoint."""
+        if metric == "loss":
+            every = self._order.checkpoint_every
+            return [Best(row.step, row.loss) for row in log.steps if row.step % every == 0]
+        return [Best(row.step, row.metrics[metric]) for row in log.validations if metric in row.metrics]
+
+    def _is_best(self, log: TrainingLog) -> bool:
+        """Whether the last point, if it is of this step, is as good as the best."""
+        metric = self._order.best
+        points = [] if metric is None else self._points(log, metric)
+        if metric is None or not points or points[-1].step != self._parts.trainer.steps:
+            return False
+        values = [point.value if larger_is_better(metric) else -point.value for point in points]
+        return values[-1] >= max(values)
+
+    def end(self, why: EndReason, step: int) -> None:
+        self.add(Ended(at=utc_now(), step=step, why=why, words=self._words(why, step)))
+
+    def _words(self, why: EndReason, step: int) -> str:
+        match why:
+            case "epochs":
+                return f"{self._order.epochs} epochs, {step} steps"
+            case "steps":
+                return f"{step} steps"
+            case "target":
+                return f"{self._order.target} was reached at step {step}"
+            case "patience":
+                return f"{self._order.patience} validations in a row had no better {self._order.watched}"

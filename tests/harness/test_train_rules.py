@@ -1,0 +1,195 @@
+"""What `bench train` decides and refuses, without a launch: every figure is worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli import run
+from harness.launch.training import Failure, nodes_left, pause_s, why_not_again
+from harness.launch.training_pace import left_s, standing
+from harness.matrix import Matrix
+from harness.plan.study_file import StudyFile
+from harness.train import Train
+from harness.worker.training_rules import (
+    cell_on,
+    out_of_patience,
+    rate_at,
+    rate_scale,
+    row_steps,
+    total_steps,
+)
+from results.cell import Cell
+from results.errors import UsageError
+from results.outcome import Outcome
+from results.store import Study
+from results.train_order import TrainOrder
+from results.training_log import Started, Steps, TrainingLog, Validated
+
+
+def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
+    order = TrainOrder(epochs=3)
+    # 100 samples, 8 a step: 37.5 steps, the last one in full.
+    assert total_steps(order, step=0, samples=0, per_epoch=100, per_step=8) == 38
+    assert total_steps(order, step=13, samples=104, per_epoch=100, per_step=8) == 38
+    # 196 samples are left for steps of 4.
+    assert total_steps(order, step=13, samples=104, per_epoch=100, per_step=4) == 13 + 49
+    assert total_steps(order, step=40, samples=320, per_epoch=100, per_step=8) == 40
+    assert total_steps(TrainOrder(steps=7), step=0, samples=0, per_epoch=None, per_step=8) == 7
+    with pytest.raises(UsageError, match="do not say how long an epoch is"):
+        total_steps(order, step=0, samples=0, per_epoch=None, per_step=8)
+
+
+def test_a_schedule_warms_up_and_falls_to_nothing() -> None:
+    plain = rate_at(TrainOrder(steps=10), 10, 0.5)
+    assert {plain(step) for step in range(10)} == {0.5}
+    factor = rate_at(TrainOrder(steps=12, schedule="cosine", warmup_steps=3), 12, 2.0)
+    assert [factor(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert factor(12) == pytest.approx(0.0)
+    # A third of the way down the cosine: (1 + cos 60 degrees) / 2.
+    assert factor(6) == pytest.approx(2 * 0.75)
+
+
+def test_patience_counts_validations_since_the_best_one() -> None:
+    assert not out_of_patience([3.0, 2.0, 2.5], "val_loss", 2)
+    assert out_of_patience([3.0, 2.0, 2.5, 2.0], "val_loss", 2)
+    assert out_of_patience([0.5, 0.4], "val_accuracy", 1)
+    assert not out_of_patience([0.4, 0.5], "val_accuracy", 1)
+    assert not out_of_patience([0.4, 0.4, 0.4], "val_accuracy", None)
+    assert not out_of_patience([], "val_loss", 1)
+
+
+def test_a_row_has_the_steps_of_a_second_and_at_least_ten() -> None:
+    assert [row_steps(seconds) for seconds in (0.01, 0.03, 2.0, 0.0)] == [100, 34, 10, 10]
+
+
+def test_another_number_of_workers_keeps_the_global_batch_or_scales_the_rate() -> None:
+    cell = Cell(
+        workload="mlp",
+        dataset="digits",
+        strategy="ddp",
+        gpus=4,
+        micro_batch=8,
+        device="cpu",
+        backend="gloo",
+        optimizer="sgd",
+    )
+    two, three, one = (cell_on(cell, gpus, "global") for gpus in (2, 4, 1))
+    assert (two.micro_batch, two.accumulation, two.global_batch) == (8, 2, 32)
+    assert three is cell
+    assert (one.micro_batch, one.accumulation, one.global_batch) == (8, 4, 32)
+    # More workers than planned: the micro-batch shrinks.
+    assert (cell_on(cell, 16, "global").micro_batch, cell_on(cell, 16, "global").accumulation) == (2, 1)
+    with pytest.raises(UsageError, match=r"32 cannot be divided over 3 replicas: .* --batch-rule rate"):
+        cell_on(cell, 3, "global")
+    scaled = cell_on(cell, 3, "rate")
+    assert (scaled.micro_batch, scaled.accumulation) == (8, 1)
+    assert (rate_scale(cell, scaled, "rate"), rate_scale(cell, two, "global")) == (0.75, 1.0)
+
+
+def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
+    killed = Failure(10, Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    assert why_not_again([killed], restarts=3) is None
+    assert why_not_again([killed, killed], restarts=3) == "it failed twice in the same way at step 10"
+    later = Failure(20, Outcome.CRASHED, killed.reason)
+    assert why_not_again([killed, later], restarts=3) is None
+    assert why_not_again([killed, later], restarts=1) == "1 restarts were used up (--restarts)"
+    # Numbers in the reason are those of ranks, steps and ports.
+    alike = Failure(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
+    assert why_not_again([killed, alike], restarts=3) == "it failed twice in the same way at step 10"
+    # The cluster's fault, not the program's.
+    lost = Failure(10, Outcome.NODE_FAILED, "a node failed")
+    assert why_not_again([lost, lost], restarts=3) is None
+    # Elastic: one node less for each that was lost, and never fewer than the least.
+    assert [nodes_left((1, 3), 3, [killed] + [lost] * times) for times in range(4)] == [3, 2, 1, 1]
+    assert [pause_s(failures) for failures in (1, 2, 3, 20)] == [1.0, 2.0, 4.0, 60.0]
+
+
+def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
+    order = TrainOrder(steps=400)
+    begin = Started(
+        at="2026-01-02T03:04:00.000Z",
+        run_id="r",
+        launch_id="l",
+        gpus=2,
+        replicas=2,
+        resumed_step=None,
+        order=order,
+        total_steps=400,
+    )
+    rows = [
+        Steps(
+            at=f"2026-01-02T03:04:{10 * n:02d}.000Z",
+            step=40 * n,
+            epoch=0.5 * n,
+            samples=800 * n,
+            loss=1 / n,
+            seconds=8.0,
+            learning_rate=0.1,
+        )
+        for n in (1, 2, 3)
+    ]
+    checked = Validated(
+        at=rows[-1].at, step=120, epoch=1.5, metrics={"val_loss": 0.5, "val_accuracy": 0.875}, seconds=1
+    )
+    log = TrainingLog((begin, *rows, checked))
+    assert standing(log, "r") == (
+        "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s, val_accuracy 0.875, val_loss 0.5"
+    )
+    # 80 steps took 20 s with all that came between them, and 280 are left.
+    assert left_s(log, "r") == 70
+    assert standing(log, "another run") == ""
+    assert left_s(log, "another run") is None
+
+
+CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (CALL, "--epochs N or --steps N, one of them: neither was given"),
+        ((*CALL, "--epochs", "1"), "synthetic data have no epochs; give --steps"),
+        ((*CALL, "--steps", "9", "--target", "val_accuracy>=0.9"), "synthetic data have no held-out samples"),
+        ((*CALL, "--steps", "9", "--best", "f1"), "'f1' is not one of 'val_loss', 'val_accuracy', 'loss'"),
+        ((*CALL, "--steps", "9", "--target", "f1>=1"), "is no target"),
+        ((*CALL, "--steps", "9", "--warmup-steps", "3"), "add --schedule cosine"),
+        ((*CALL, "--steps", "9", "--launcher", "manual"), "bench train has no --launcher manual"),
+        ((*CALL, "--steps", "9", "--launcher", "slurm"), "give its limit, such as --time 2h"),
+        ((*CALL, "--steps", "9", "--elastic", "2"), "--elastic '2': write MIN:MAX nodes, such as 1:2"),
+        ((*CALL, "--steps", "9", "--elastic", "1:2", "--oversubscribe"), "such as --gpus 2 --link 1gbit has"),
+        (("train", ".", "--steps", "9"), "is no folder of a cell: name one such as runs/STUDY/cells/CELL"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(list(words)) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_measures_or_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = StudyFile(name="demo", workload="mlp", gpus="2", strategy="ddp", oversubscribe=True)
+    matrix = Matrix(options, study_file=None)
+    study = Study(tmp_path / "runs" / "demo")
+    (plan,) = matrix._kept_plans(study)
+    order = TrainOrder(steps=9)
+    with pytest.raises(UsageError, match=r"cells in .* are measured, .* another folder with --name or --out"):
+        Train(options, order)._kept_plans(study)
+    # The cell itself is trained in a study of its own, exactly as it is.
+    folder = study.cell_folder(plan.cells[0].id)
+    with pytest.raises(UsageError, match="a cell is trained as it is: leave out --gpus"):
+        Train(StudyFile(gpus="2"), order, cell=folder)
+    train = Train(StudyFile(oversubscribe=True), order, cell=folder)
+    (made,) = train._plans(Study(train._root))
+    assert made.cells == plan.cells
+    assert (made.training, made.request.repeats) == (order, 1)
+    assert train._root == Path("runs") / f"train-{plan.cells[0].id}"

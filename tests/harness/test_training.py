@@ -1,0 +1,168 @@
+"""`bench train` for real: 2 ranks, killed ranks and a killed bench, and input that it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from results.outcome import Outcome
+from results.record import RankRecord
+from results.store import Study
+from results.training_log import Saved, Started, TrainingLog
+
+pytestmark = pytest.mark.slow
+
+MODEL = Path(__file__).with_name("trainable.py")
+WORK = (
+    "--dataset",
+    "own",
+    "--gpus",
+    "2",
+    "--strategy",
+    "scratch-ddp",
+    "--batch-size",
+    "4",
+    "--clip-norm",
+    "1",
+)
+ORDER = ("--epochs", "3", "--checkpoint-every", "5", "--best", "val_accuracy", "--schedule", "cosine")
+
+
+class Place:
+    """A folder with the model, and `bench train` in it."""
+
+    def __init__(self, folder: Path, *faults: str) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        shutil.copy(MODEL, folder)
+        (folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
+
+    def train(self, *words: str, workload: str = "build") -> tuple[int, str]:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-P", "-c", "from harness.cli import main; main()", "train"),
+                *(
+                    "--workload",
+                    f"py:trainable:{workload}",
+                    *WORK,
+                    "--oversubscribe",
+                    "--out",
+                    "study",
+                    *words,
+                ),
+            ],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    @property
+    def study(self) -> Study:
+        return Study(self.folder / "study")
+
+    @property
+    def cell(self) -> str:
+        (cell,) = self.study.cell_ids()
+        return cell
+
+    @property
+    def log(self) -> TrainingLog:
+        return self.study.training_log(self.cell)
+
+    def last_records(self) -> list[RankRecord]:
+        study = self.study
+        last = self.log.launches[-1].run_id
+        return study.rank_records(self.cell, last)
+
+    def checkpoints(self) -> set[str]:
+        return {path.name for path in self.study.checkpoints_folder(self.cell).iterdir()}
+
+
+def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_run(tmp_path: Path) -> None:
+    calm = Place(tmp_path / "calm")
+    code, said = calm.train(*ORDER)
+    assert code == 0, said
+    assert "ended: 3 epochs, 24 steps" in said
+
+    # Of the second launch it is the 7th step.
+    killed = Place(tmp_path / "killed", "12 rank", "7 bench")
+    code, said = killed.train(*ORDER)
+    assert code == -signal.SIGKILL, said
+    assert "rank 1 was killed by SIGKILL" in said
+    assert "goes on from its last checkpoint" in said
+    code, said = killed.train(*ORDER)
+    assert code == 0, said
+
+    started = [row for row in killed.log.rows if isinstance(row, Started)]
+    # A checkpoint beside training may not have ended when its run was killed: then it is the one before.
+    first, second = (row.resumed_step for row in started[1:])
+    assert first in (8, 10)
+    assert second in (10, 15, 16)
+    assert [row.total_steps for row in started] == [24] * 3
+    assert (killed.log.restarts, killed.log.step) == (2, 24)
+    assert [record.outcome for record in killed.last_records()] == [Outcome.OK] * 2
+    assert [record.parameters_hash for record in killed.last_records()] == [
+        record.parameters_hash for record in calm.last_records()
+    ]
+    # Of a step done twice the log has one row, and its figures are those of the undisturbed run.
+    losses = {row.step: row.metrics for row in killed.log.validations}
+    assert losses == {row.step: row.metrics for row in calm.log.validations}
+    best = killed.log.best("val_accuracy")
+    assert best is not None
+    assert f"step-{best.step:09d}" in killed.checkpoints()
+
+    # The same command has nothing left to do, and more epochs go on from there.
+    code, said = killed.train(*ORDER)
+    assert code == 0, said
+    assert len(killed.log.launches) == 3
+    code, said = killed.train("--epochs", "4", "--target", "val_loss<=1e9", "--checkpoint-every", "5")
+    assert code == 0, said
+    assert killed.log.launches[-1].resumed_step == 24
+    assert killed.log.ended is not None
+    assert killed.log.ended.why == "target"
+
+
+def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_path: Path) -> None:
+    place = Place(tmp_path / "nan", "12 nan", "2 nan", "1 raise")
+    code, said = place.train("--steps", "24", "--checkpoint-every", "5")
+    assert code == 1, said
+    kept = place.study.checkpoints_folder(place.cell)
+    assert f"the last good checkpoint is {kept / 'step-000000010'}: lower the rate" in said
+    # The second one fails at the same step in the same way: no third one is started.
+    assert "is not trained on: it failed twice in the same way at step 15" in said
+    assert len(place.log.launches) == 2
+    assert "step-000000010" in place.checkpoints()
+    assert all(row.failed is None for row in place.log.rows if isinstance(row, Saved))
+
+    # Its first launch ends in the first step, and leaves the folder of the cell.
+    other = Place(tmp_path / "other", "1 raise")
+    code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
+    assert code == 1, said
+    assert "as it was told" in said
+    shutil.copytree(kept, other.study.checkpoints_folder(other.cell))
+    code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
+    assert code == 1, said
+    assert "the state is of another model" in said
+    assert other.checkpoints() == place.checkpoints()
+
+
+def test_elastic_training_goes_on_on_the_nodes_that_are_left(links: None, tmp_path: Path) -> None:
+    place = Place(tmp_path / "nodes", "12 torchrun")
+    code, said = place.train(*ORDER, "--link", "1gbit", "--elastic", "1:2")
+    assert code == 0, said
+    assert "goes on on 1 of 2 nodes" in said
+    started = [row for row in place.log.rows if isinstance(row, Started)]
+    assert [(row.gpus, row.replicas, row.resumed_step) for row in started] == [(2, 2, None), (1, 1, 10)]
+    # The global batch is kept: as many samples in each step, and the same steps in all.
+    assert [row.total_steps for row in started] == [24, 24]
+    assert [row.samples for row in place.log.steps] == [8 * row.step for row in place.log.steps]
