@@ -114,7 +114,7 @@ def test_a_wrong_call_says_what_was_given_and_what_to_do(
 def test_an_unknown_command_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, error = _error(capsys, name)
     assert code == 2
-    assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, check," in error
+    assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, train," in error
 
 
 def test_help_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:
