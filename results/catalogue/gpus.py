@@ -10,7 +10,7 @@ from pathlib import Path
 from results.cell import Precision
 
 # The names that drivers give, most specific first: a pattern that could swallow a sibling of another
-# peak (H200 NVL, RTX 4090 D, a MIG slice) ends where the name ends, so that the sibling stays unknown.
+# peak (H800 PCIe, RTX 4090 D, a MIG slice) ends where the name ends, so that the sibling stays unknown.
 _NAMES = (
     (r"V100-SXM2-\d+GB$", "V100-SXM2-16GB"),
     (r"V100-PCIE-\d+GB$", "V100-PCIe"),
@@ -26,6 +26,9 @@ _NAMES = (
     (r"H100 NVL$", "H100-NVL"),
     (r"H100 80GB HBM3$", "H100-SXM5-80GB"),
     (r"\bH20$", "H20-96GB"),
+    (r"\bH800$", "H800-SXM5-80GB"),
+    (r"H200 NVL$", "H200-NVL"),
+    (r"\bGH200 480GB$", "GH200-96GB"),
     (r"\bH200$", "H200-SXM5-141GB"),
     (r"\bGB200$", "GB200 (per Blackwell GPU)"),
     (r"\bB200$", "B200-SXM"),

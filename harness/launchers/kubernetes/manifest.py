@@ -14,7 +14,7 @@ import math
 from typing import Any, Literal
 
 from harness.launchers.kubernetes.names import object_name
-from harness.launchers.kubernetes.profile import OWN_LABELS, QUEUE_LABEL, KubernetesProfile
+from harness.launchers.kubernetes.profile import OWN_LABELS, QUEUE_LABEL, ExtraVolume, KubernetesProfile
 from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job
@@ -85,7 +85,7 @@ def _job(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
             "backoffLimit": job.options.retries,
             "podFailurePolicy": {"rules": _FAILURES},
             "template": {
-                "metadata": {"labels": _labels(profile, job)},
+                "metadata": _pod_metadata(profile, job),
                 "spec": {
                     "restartPolicy": "Never",
                     # The Job's own limit would also count the time that its pods wait for nodes.
@@ -121,7 +121,7 @@ def _stateful_set(profile: KubernetesProfile, job: Job, command: list[str]) -> _
             "serviceName": object_name(job.name),
             "selector": {"matchLabels": _selector(job)},
             "template": {
-                "metadata": {"labels": _labels(profile, job)},
+                "metadata": _pod_metadata(profile, job),
                 "spec": {"restartPolicy": "Always", **_pod(profile, job, stay, [pod_name])},
             },
         },
@@ -138,6 +138,11 @@ def _metadata(profile: KubernetesProfile, job: Job, *, queue: bool = False) -> _
         "labels": labels,
         "annotations": {"bench/job": job.name},
     }
+
+
+def _pod_metadata(profile: KubernetesProfile, job: Job) -> _Json:
+    annotations = dict(sorted(profile.pod_annotations.items()))
+    return _given({"labels": _labels(profile, job), "annotations": annotations})
 
 
 def _labels(profile: KubernetesProfile, job: Job) -> dict[str, str]:
@@ -157,6 +162,11 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], variables: li
         "serviceAccountName": profile.service_account,
         "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets],
         "priorityClassName": profile.priority_class,
+        "runtimeClassName": profile.runtime_class,
+        "schedulerName": profile.scheduler_name,
+        "hostNetwork": True if profile.host_network else None,
+        # Without it a pod on the host's network asks the host's DNS, which does not know the other pods.
+        "dnsPolicy": "ClusterFirstWithHostNet" if profile.host_network else None,
         "nodeSelector": dict(sorted(profile.node_selector.items())),
         "tolerations": [
             _given({name: getattr(toleration, name) for name in toleration.__struct_fields__})
@@ -176,9 +186,21 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], variables: li
         "volumes": [
             {"name": "results", "persistentVolumeClaim": {"claimName": profile.volume_claim}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory}},
+            *(_volume(volume) for volume in profile.volumes),
         ],
     }
     return _given(parts)
+
+
+def _volume(volume: ExtraVolume) -> _Json:
+    if volume.claim is not None:
+        return {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim}}
+    return {"name": volume.name, "hostPath": {"path": volume.host_path, "type": "Directory"}}
+
+
+def _mount(volume: ExtraVolume) -> _Json:
+    read_only = True if volume.read_only else None
+    return _given({"name": volume.name, "mountPath": volume.mount_path, "readOnly": read_only})
 
 
 def _apart(job: Job) -> _Json:
@@ -196,11 +218,15 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str], variabl
             "workingDir": profile.mount_path,
             "env": [*variables, *_environment(profile)],
             "resources": {"requests": resources, "limits": resources} if resources else None,
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": _given({"drop": ["ALL"], "add": list(profile.capabilities)}),
+            },
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [
                 {"name": "results", "mountPath": profile.mount_path},
                 {"name": "shared-memory", "mountPath": "/dev/shm"},
+                *(_mount(volume) for volume in profile.volumes),
             ],
         }
     )
@@ -227,6 +253,7 @@ def _resources(profile: KubernetesProfile, job: Job) -> dict[str, str]:
         resources["memory"] = profile.memory_per_node
     if profile.gpu_resource != "none":
         resources[profile.gpu_resource] = str(ranks)
+    resources |= {name: str(count) for name, count in sorted(profile.extra_resources.items())}
     return resources
 
 

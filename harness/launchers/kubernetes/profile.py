@@ -20,11 +20,15 @@ PORTS = 1000
 
 OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_OWN_VOLUMES = ("results", "shared-memory")
 _OWN_VARIABLES = {"JOB_COMPLETION_INDEX", "POD_NAME", "PYTHONPATH", "PYTHONSAFEPATH", "USER"}
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti|k|M|G|T)")
 _PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/:\0]+)+")
+
+
+Capability = Annotated[str, msgspec.Meta(pattern=r"\A[A-Z][A-Z_]*\Z")]
 
 
 def _check(name: str, rule: Callable[[str], None], value: str | None) -> None:
@@ -91,6 +95,29 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("without a key, operator is Exists")
 
 
+class ExtraVolume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A volume of every pod beside that of the results: a data set, or what a driver of the host needs."""
+
+    name: str
+    mount_path: str
+    """Where pods see it."""
+    claim: str | None = None
+    """A PersistentVolumeClaim; exactly one of it and `host_path` is given."""
+    host_path: str | None = None
+    """A folder of the host, which must be there."""
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        _check("name", check_label, self.name)
+        if self.name in _OWN_VOLUMES:
+            raise ValueError(f"name: {self.name} is a volume of bench's own; use another name")
+        for key in ("mount_path", "host_path"):
+            _check(key, _path, getattr(self, key))
+        _check("claim", check_subdomain, self.claim)
+        if (self.claim is None) == (self.host_path is None):
+            raise ValueError("a volume has either claim or host_path")
+
+
 class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One cluster, or one way to use it. What is left out is left to the cluster's defaults."""
 
@@ -123,11 +150,23 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """CPUs of one worker; without GPUs, of one rank."""
     memory_per_node: str | None = None
     """Such as 480Gi."""
+    extra_resources: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
+    """Further resources of each pod, such as rdma/hca_shared_devices_a: 1 or vpc.amazonaws.com/efa: 32."""
     shared_memory: str = "2Gi"
     """Size of /dev/shm, which NCCL needs; what is in it counts as memory of the pod. Runtimes give 64 MiB."""
     one_pod_per_host: bool = True
     """Whether pods of a job are kept on different hosts; if not, figures of `nodes` may be those of one."""
 
+    host_network: bool = False
+    """Whether pods use the network of their host: its addresses, and its RDMA devices."""
+    pod_annotations: dict[str, str] = {}
+    """Of every pod, such as k8s.v1.cni.cncf.io/networks: rdma-net."""
+    capabilities: tuple[Capability, ...] = ()
+    """Linux capabilities of the container, such as IPC_LOCK, by which RDMA locks memory; else it has none."""
+    volumes: tuple[ExtraVolume, ...] = ()
+
+    runtime_class: str | None = None
+    scheduler_name: str | None = None
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     service_account: str | None = None
@@ -154,7 +193,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             _check(name, _size, getattr(self, name))
         _check("namespace", check_label, self.namespace)
         _check("queue", check_label, self.queue)
-        for name in ("volume_claim", "service_account", "priority_class"):
+        for name in ("volume_claim", "service_account", "priority_class", "runtime_class", "scheduler_name"):
             _check(name, check_subdomain, getattr(self, name))
         for secret in self.image_pull_secrets:
             _check("image_pull_secrets", check_subdomain, secret)
@@ -163,6 +202,12 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def _check_resources(self) -> None:
         _check("gpu_resource", _resource, self.gpu_resource)
+        for name in self.extra_resources:
+            _check("extra_resources", _resource, name)
+            if name == self.gpu_resource:
+                raise ValueError(
+                    f"extra_resources: {name} is gpu_resource, of which bench asks for one a worker"
+                )
         _check("gpu_model", require_known, self.gpu_model)
         if self.gpu_resource == "none" and (self.gpu_model or self.gpus_per_node):
             raise ValueError(
@@ -177,6 +222,12 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for key in (*OWN_LABELS, QUEUE_LABEL):
             if key in self.labels:
                 raise ValueError(f"labels: {key} is set by bench; leave it out")
+        for key, text in self.pod_annotations.items():
+            _check("pod_annotations", check_key, key)
+            _check(f"pod_annotations.{key}", _text, text)
+        names = [volume.name for volume in self.volumes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"volumes: names must differ, not {', '.join(names)}")
         for name, text in self.environment.items():
             _check_variable(name, text)
 

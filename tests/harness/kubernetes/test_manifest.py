@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.launchers.kubernetes.manifest import Form, manifest, pod_address
-from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
+from harness.launchers.kubernetes.profile import PROFILE_FILE, ExtraVolume, KubernetesProfile, Toleration
 from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job, RunOptions
@@ -60,6 +60,16 @@ def rich(make_profile: MakeProfile) -> KubernetesProfile:
         priority_class="high",
         queue="q",
         labels={"team": "off"},
+        extra_resources={"vpc.amazonaws.com/efa": 4, "hugepages-2Mi.example.com/x": 1},
+        host_network=True,
+        pod_annotations={"k8s.v1.cni.cncf.io/networks": NASTY},
+        capabilities=("IPC_LOCK", "SYS_NICE"),
+        volumes=(
+            ExtraVolume(name="data", mount_path="/data", claim="images", read_only=True),
+            ExtraVolume(name="tools", mount_path="/opt/host tools", host_path="/opt/tools"),
+        ),
+        runtime_class="nvidia",
+        scheduler_name="volcano",
         environment={"B": NASTY, "A": "two\nlines\n", "C": "1e3", "D": "", "E": "y"},
     )
 
@@ -187,6 +197,34 @@ def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profi
     assert (made["completions"], made["parallelism"], made["backoffLimit"]) == (3, 3, 5)
     assert made["template"]["spec"]["activeDeadlineSeconds"] == 91 + 600
     assert documents(make_profile(), job, "statefulset")[1]["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_fast_network_needs_is_in_every_pod(
+    make_job: MakeJob, make_profile: MakeProfile, form: Form
+) -> None:
+    profile = make_profile(
+        extra_resources={"rdma/hca_shared_devices_a": 1},
+        host_network=True,
+        pod_annotations={"k8s.v1.cni.cncf.io/networks": "rdma-net"},
+        capabilities=("IPC_LOCK",),
+        volumes=(ExtraVolume(name="data", mount_path="/data", claim="images", read_only=True),),
+        runtime_class="nvidia",
+        scheduler_name="volcano",
+    )
+    made = documents(profile, make_job(), form)
+    template, spec = made[1]["spec"]["template"], pod(made)
+    (container,) = spec["containers"]
+    assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma-net"}
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert (spec["runtimeClassName"], spec["schedulerName"]) == ("nvidia", "volcano")
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/hca_shared_devices_a": "1"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert spec["volumes"][-1] == {"name": "data", "persistentVolumeClaim": {"claimName": "images"}}
+    assert container["volumeMounts"][-1] == {"name": "data", "mountPath": "/data", "readOnly": True}
+    # Without any of it, a pod has nothing of it.
+    plain = yaml.safe_dump(documents(make_profile(), make_job(), form))
+    assert not re.search("hostNetwork|dnsPolicy|runtimeClass|schedulerName|add:", plain)
 
 
 def test_pods_have_hosts_of_their_own_unless_told_otherwise(

@@ -50,6 +50,15 @@ def test_a_profile_survives_the_file_of_a_job() -> None:
     ("text", "message"),
     [
         ("imag: x", "line 3: imag is not an option (did you mean 'image'?); there are: image,"),
+        ("extra_resources: {efa: 1}", "extra_resources: 'efa' is not a resource such as nvidia.com/gpu"),
+        ("extra_resources: {nvidia.com/gpu: 1}", "nvidia.com/gpu is gpu_resource, of which bench asks"),
+        ("capabilities: [ipc-lock]", "capabilities[0]"),
+        ("volumes: [{name: data, mount_path: /data}]", "a volume has either claim or host_path"),
+        ("volumes: [{name: results, mount_path: /d, claim: c}]", "results is a volume of bench's own"),
+        (
+            "volumes: [{name: a, mount_path: /d, claim: c}, {name: a, mount_path: /e, claim: c}]",
+            "volumes: names must differ, not a, a",
+        ),
         (
             "tolerations: [{kye: a}]",
             "line 3: tolerations[0].kye is not an option (did you mean 'key'?); there are: key",
