@@ -44,7 +44,7 @@ from harness.worker.recorder import TooManyOperationsError
 from harness.worker.sampler import Draws
 from harness.worker.scalars import live_scalars
 from harness.worker.seeds import seed_step
-from harness.worker.teardown import free_memory
+from harness.worker.teardown import free_memory, tune_kernels
 from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
 from harness.worker.turns import PROTOCOL, Turns
@@ -265,6 +265,7 @@ class RunInProgress:
         """Build the cell, prove it, and measure its steps."""
         around = self._around
         began = time.perf_counter_ns()
+        tune_kernels(around.device)
         workload = setup.workload()
         self._model = weakref.ref(workload.module)
         # Counted while it is whole: a strategy may leave this rank a part of it.

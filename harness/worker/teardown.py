@@ -28,6 +28,12 @@ def keep_imports() -> None:
     gc.freeze()
 
 
+def tune_kernels(device: torch.device) -> None:
+    """On a GPU, have cuDNN time its algorithms when it first meets a convolution, and keep the fastest, as who
+    trains with batches of one shape does. Until `tear_down`."""
+    torch.backends.cudnn.benchmark = device_of(device).asynchronous
+
+
 def tear_down(device: torch.device) -> None:
     """Free what the last run left and set the process's switches back."""
     if "torch._dynamo" in sys.modules:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.worker import agreement
 from harness.worker.agreement import hash_number
-from harness.worker.teardown import keep_imports
+from harness.worker.teardown import keep_imports, tear_down, tune_kernels
 from strategies.devices import KINDS, Host
 
 
@@ -73,3 +73,14 @@ def test_what_the_process_has_imported_is_in_no_later_collection() -> None:
         assert "torch._dynamo" in sys.modules
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(("taken_for", "tuned"), [(Host, False), (Queues, True)])
+def test_cudnn_tunes_convolutions_on_a_gpu_until_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, taken_for: type[Host], tuned: bool
+) -> None:
+    monkeypatch.setitem(KINDS, "cpu", taken_for)
+    tune_kernels(torch.device("cpu"))
+    assert torch.backends.cudnn.benchmark is tuned
+    tear_down(torch.device("cpu"))
+    assert not torch.backends.cudnn.benchmark

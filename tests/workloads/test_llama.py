@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.build import build_workload
-from workloads.llama.model import Attention, Llama, RMSNorm, rotated
+from workloads.llama.model import Attention, Llama, RMSNorm, rotated, rotations
 from workloads.llama.shape import LlamaShape
 
 SMALL = LlamaShape(
@@ -32,7 +32,7 @@ def test_rms_norm_does_not_overflow_in_half_precision() -> None:
 
 def test_rotary_positions_turn_pairs_by_the_papers_angles() -> None:
     x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
-    out = rotated(x, theta=100.0)
+    out = rotated(x, rotations(x, theta=100.0))
     for place in range(3):
         for pair in range(2):
             # Speeds 100 ** 0 and 100 ** -0.5; a pair is one number of the complex plane.
@@ -46,7 +46,8 @@ def test_rotary_positions_turn_pairs_by_the_papers_angles() -> None:
 
 def test_rotated_products_depend_on_the_distance_alone() -> None:
     query, key = torch.randn(8), torch.randn(8)
-    turned_query, turned_key = (rotated(v.expand(1, 1, 10, 8), 10_000.0)[0, 0] for v in (query, key))
+    rows = [v.expand(1, 1, 10, 8) for v in (query, key)]
+    turned_query, turned_key = (rotated(v, rotations(v, 10_000.0))[0, 0] for v in rows)
     products = turned_query @ turned_key.T
     for distance in range(10):
         diagonal = products.diagonal(-distance)
@@ -63,8 +64,10 @@ def _naive(attention: Attention, x: Tensor) -> Tensor:
     out = torch.zeros(tokens, width, dtype=torch.float64)
     for head in range(attention.heads):
         shared = head // (attention.heads // attention.kv_heads)
-        q = rotated(query[None, None, :, head * size : (head + 1) * size], attention.theta)[0, 0]
-        k = rotated(key[None, None, :, shared * size : (shared + 1) * size], attention.theta)[0, 0]
+        q = query[None, None, :, head * size : (head + 1) * size]
+        k = key[None, None, :, shared * size : (shared + 1) * size]
+        turns = rotations(q, attention.theta)
+        q, k = rotated(q, turns)[0, 0], rotated(k, turns)[0, 0]
         v = value[:, shared * size : (shared + 1) * size]
         for place in range(tokens):
             weight = torch.softmax(k[: place + 1] @ q[place] / math.sqrt(size), dim=0)

@@ -79,12 +79,14 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        query = rotated(_split(self.q_proj(x), self.heads), self.theta)
-        key = rotated(_split(self.k_proj(x), self.kv_heads), self.theta)
+        query, key = _split(self.q_proj(x), self.heads), _split(self.k_proj(x), self.kv_heads)
+        turns = rotations(query, self.theta)
+        query, key = rotated(query, turns), rotated(key, turns)
         value = _split(self.v_proj(x), self.kv_heads)
         group = self.heads // self.kv_heads
-        # Repeated instead of `enable_gqa`: the same product, which every backend and FLOP counter knows.
-        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        if group > 1:
+            # Instead of `enable_gqa`: the same product, which every backend and FLOP counter knows.
+            key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         y: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return y
@@ -95,14 +97,20 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def rotated(x: Tensor, theta: float) -> Tensor:
-    """Heads (n, heads, tokens, size) turned by their positions: element i of the first half with element i
-    of the second by the angle `position / theta ** (2 i / size)`."""
+def rotations(x: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, (tokens, size / 2) each, of the angles `position / theta ** (2 i / size)` of heads
+    (n, heads, tokens, size)."""
     tokens, size = x.shape[-2:]
     place = torch.arange(tokens, device=x.device, dtype=torch.float32)
     speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
     angle = torch.outer(place, speed)
-    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+
+def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Heads (n, heads, tokens, size), of which element i of the first half turns with element i of the second
+    by the angle of its position."""
+    cosine, sine = turns
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 

@@ -48,7 +48,7 @@ class LlamaShape(TextShape):
         + 2 T d V FLOPs.
 
         A block is query and output 2 d^2, key and value 2 d k, MLP 3 d H and two norms of d. It keeps
-        11 T d + 4 T H + T (h + 2) values, and 2 T d / h whatever the batch. RMSNorm in single steps keeps its
+        11 T d + 4 T H + T (h + 2) values, and T d / h whatever the batch. RMSNorm in single steps keeps its
         input, the input over its size, and 1 / size. Keys and values are kept as they go into attention,
         repeated to the number of queries. What attention mixes is kept twice: its queries lie head by head,
         and so does its result, which is then copied token by token.
@@ -66,8 +66,8 @@ class LlamaShape(TextShape):
             ),
             saved=saved(whole=6 * t * d + 2 * t, split=5 * t * d + 4 * t * hidden + t * self.heads),
             products=saved(whole=2 * t * d, split=2 * t * d + 2 * t * k + 2 * t * hidden + t * self.heads),
-            # Cosine and sine of half a head's angles, for queries and for keys.
-            saved_once=VALUE_BYTES * 4 * t * (d // self.heads // 2),
+            # Cosine and sine of half a head's angles.
+            saved_once=VALUE_BYTES * 2 * t * (d // self.heads // 2),
             input=VALUE_BYTES * t * d,
             flops=2 * t * (2 * d**2 + 2 * d * k + 3 * d * hidden) + 4 * t**2 * d,
         )

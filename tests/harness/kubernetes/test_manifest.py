@@ -60,7 +60,7 @@ def rich(make_profile: MakeProfile) -> KubernetesProfile:
         priority_class="high",
         queue="q",
         labels={"team": "off"},
-        extra_resources={"vpc.amazonaws.com/efa": 4, "hugepages-2Mi.example.com/x": 1},
+        extra_resources={"vpc.amazonaws.com/efa": 4, "rdma/hca_shared_devices_a": 1},
         host_network=True,
         pod_annotations={"k8s.v1.cni.cncf.io/networks": NASTY},
         capabilities=("IPC_LOCK", "SYS_NICE"),
