@@ -29,8 +29,8 @@ def keep_imports() -> None:
 
 
 def tune_kernels(device: torch.device) -> None:
-    """On a GPU, have cuDNN time its algorithms when it first meets a convolution, and keep the fastest, as who
-    trains with batches of one shape does. Until `tear_down`."""
+    """On a GPU, have cuDNN time its algorithms when it first meets a convolution, and keep the fastest: the
+    batches of a cell have one shape. Until `tear_down`."""
     torch.backends.cudnn.benchmark = device_of(device).asynchronous
 
 
