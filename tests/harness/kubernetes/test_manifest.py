@@ -165,7 +165,13 @@ def test_a_node_asks_for_its_share(
 ) -> None:
     # 3 CPUs for each of 8 GPUs.
     container = pod(documents(rich, make_job(), folder="/mnt/no/jobs/1"))["containers"][0]
-    share = {"cpu": "24", "memory": "4Gi", "amd.com/gpu": "8"}
+    share = {
+        "cpu": "24",
+        "memory": "4Gi",
+        "vpc.amazonaws.com/efa": "4",
+        "rdma/hca_shared_devices_a": "1",
+        "amd.com/gpu": "8",
+    }
     assert container["resources"] == {"requests": share, "limits": share}
     without = pod(documents(make_profile(gpu_resource="none"), make_job()))["containers"][0]
     assert "resources" not in without
