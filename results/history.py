@@ -41,7 +41,9 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     paths = {one: folder / one / f"{name}.json" for one in machines}
     known = [path for path in paths.values() if path.exists()]
     if known:
-        raise UsageError(f"{known[0]} is there already: this night was added before")
+        raise UsageError(
+            f"{known[0]} is there already: this night was added before; bench matrix --fresh measures another"
+        )
     for one, subjects in machines.items():
         kept = msgspec.structs.replace(night, subjects=tuple(subjects))
         files.write_once(paths[one], schemas.BASELINE.encode(kept))

@@ -345,6 +345,7 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
         return
     path = _log_path(context, number, side)
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")] or lines or ["it said nothing"]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    said = (errors or lines or ["it said nothing"])[-1]
     kind: type[BenchError] = UsageError if exit_code == 2 else MachineError
-    raise kind(f"bench matrix of {context.sides[side].source} has no run: {errors[-1]} ({path})")
+    raise kind(f"bench matrix of {context.sides[side].source} has no run: {said} ({path})")

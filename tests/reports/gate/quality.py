@@ -3,6 +3,7 @@
     python tests/reports/gate/quality.py collect LEDGER [--minutes 60] [--kinds same,slow5] [--any-load]
     python tests/reports/gate/quality.py report LEDGER
     python tests/reports/gate/quality.py cost [--rounds 6]
+    python tests/reports/gate/quality.py simulate [--calls 300]
 
 `collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
 and the share of the cores that others took. After `--minutes` it interrupts the call that is under way, whose
@@ -11,6 +12,7 @@ launches. Otherwise it goes on with the kind that is furthest behind its target.
 on a clone of HEAD; with `--any-load` no block is left out because of others. `report` prints the tables of
 docs/gate.md, of the calls while others took at most `--others-above` of the cores; thousands of further calls
 are drawn from the recorded pairs. `cost` times pairs that are forked and pairs that are launched, in turns.
+`simulate` says what a default call takes and finds, by the deviation of a quad in its pair.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ import torch
 from scipy.stats import beta
 
 from harness.paired.comparison import PairedRequest, SideRequest, read_pairs, samples_of
-from harness.paired.pair import PairContext, Pairs, SideCall
+from harness.paired.pair import BLOCK_S, ENOUGH, MOST_QUADS, QUADS_S, PairContext, Pairs, SideCall
 from harness.paired.sources import Repository, temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (
     FEWEST_PAIRS,
+    FEWEST_QUADS,
     LOOKS,
     SPOILED_ABOVE,
     judge_pairs,
@@ -65,6 +68,8 @@ CANARY = (
 MARGIN = 0.05
 JUDGED = 2
 """Timed metrics that share the error rate: step time and peak memory."""
+PAIR, LAUNCH_S, BESIDE_S = 0.016, 12.0, 2.5
+"""Of simulated calls: the deviation between pairs, seconds of the launches, of a pair beside its quads."""
 DRAWN = 5000
 """Calls that are drawn from recorded pairs."""
 Call = dict[str, Any]
@@ -401,6 +406,48 @@ def cost(rounds: int) -> None:
     print(f"ratio: median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
 
 
+def simulate(calls: int) -> None:
+    """Print the seconds, the pairs and the verdicts of simulated calls, by the deviation of a quad."""
+    print(
+        "| deviation of a quad | same code: regressed | inconclusive | pairs | seconds "
+        "| +5 %: regressed | pairs | seconds |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    rng = np.random.default_rng(1)
+    for quad in (0.01, 0.02, 0.04, 0.07, 0.1):
+        row = f"| {quad:.0%} "
+        for shift in (0.0, math.log1p(0.05)):
+            made = [_simulated(rng, quad, shift) for _ in range(calls)]
+            found = Counter(change for change, _, _ in made)
+            row += f"| {found[Change.REGRESSED] / calls:.1%} "
+            row += "" if shift else f"| {found[Change.INCONCLUSIVE] / calls:.1%} "
+            row += f"| {mean(pairs for _, pairs, _ in made):.1f} | {mean(s for *_, s in made):.0f} "
+        print(f"{row}|")
+
+
+def _simulated(rng: np.random.Generator, quad: float, shift: float) -> tuple[Change, int, float]:
+    """One call: what it says, its pairs, and its seconds."""
+    logs: list[float] = []
+    change, seconds = Change.INCONCLUSIVE, LAUNCH_S
+    most = min(MOST_QUADS, int(QUADS_S / (4 * BLOCK_S)))
+    while change is Change.INCONCLUSIVE and len(logs) < LOOKS * FEWEST_PAIRS:
+        for _ in range(FEWEST_PAIRS):
+            values = rng.normal(rng.normal(shift, PAIR), quad, most)
+            # As `harness.paired.pair` ends a pair.
+            taken = next(
+                n
+                for n in range(FEWEST_QUADS, most + 1)
+                if n == most or values[:n].std(ddof=1) / math.sqrt(n) < ENOUGH
+            )
+            found, cut = np.sort(values[:taken]), taken // 4
+            logs.append(float(found[cut : taken - cut].mean()))
+            seconds += BESIDE_S + 4 * BLOCK_S * taken
+        effect = paired_effect(logs, ALPHA / LOOKS / JUDGED)
+        assert effect is not None
+        change = judge_pairs(effect, MARGIN)
+    return change, len(logs), seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -415,11 +462,14 @@ def main() -> None:
     reporting.add_argument("ledger", type=Path)
     reporting.add_argument("--others-above", type=float, default=0.25, help="a share of the cores")
     commands.add_parser("cost").add_argument("--rounds", type=int, default=6)
+    commands.add_parser("simulate").add_argument("--calls", type=int, default=300)
     given = parser.parse_args()
     if given.command == "collect":
         collect(given.ledger, given.kinds.split(","), given.minutes, any_load=given.any_load)
     elif given.command == "report":
         report(given.ledger, given.others_above)
+    elif given.command == "simulate":
+        simulate(given.calls)
     else:
         cost(given.rounds)
 
