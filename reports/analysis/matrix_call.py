@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from reports.analysis.scaling import Curve
 from reports.analysis.series import SeriesKey, setting_of
 from reports.analysis.study import StudyFigures
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, StepPolicy
@@ -35,22 +36,41 @@ def matrix_call(
     gpus: Sequence[int],
     *,
     repeats: int | None = None,
-    batch: int | None = None,
     rerun: bool = False,
+    alone: str | None = None,
 ) -> str:
     """The call that runs a series on `gpus`: its cells have the ids that they have in the study.
 
-    `repeats` are the runs of a cell that there are in the end (None: as planned); `batch` is another one than
-    the series has; with `rerun` cells that failed for good run again.
+    `repeats` are the runs of a cell that there are in the end (None: as planned); with `rerun` cells that
+    failed for good run again. `alone` is a strategy of one device, whose cell of the same work is run too:
+    `joins` says whether one call can do both.
     """
     request = _request(study, key)
-    size = key.batch if batch is None else batch
     words: list[object] = [*(study.placed or ("--name", study.name))]
-    words += ["--workload", key.workload, "--strategy", key.strategy]
-    words += ["--gpus", ",".join(map(str, gpus)), *_scaling(key.kind, size)]
+    sizes = gpus if alone is None else (1, *gpus)
+    words += ["--workload", key.workload]
+    words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
+    words += ["--gpus", ",".join(map(str, sizes)), *_scaling(key.kind, key.batch)]
     words += ["--repeats", request.repeats if repeats is None else repeats]
     words += [*_travel(key), *_settings(request), *(("--rerun", "failed") if rerun else ())]
     return bench_call("matrix", *words)
+
+
+def joins(curve: Curve) -> bool:
+    """Whether one call can run sizes of the curve and its single device without a further cell.
+
+    A call is a product of its axes: the curve's strategy must be one that the plan refused on one device, and
+    no other axis may have a value that the single device would need another of.
+    """
+    key, single = curve.key, curve.single
+    plain = (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
+    return (
+        single is not None
+        and plain
+        and single.figures.cell.strategy != key.strategy
+        and single.figures.cell.compression == UNCOMPRESSED
+        and any(gap.gpus == 1 and gap.skipped for gap in curve.gaps)
+    )
 
 
 def _request(study: StudyFigures, key: SeriesKey) -> Request:

@@ -17,7 +17,7 @@ from reports.analysis.cost import cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.goal import KNEE
 from reports.analysis.knee import knee
-from reports.analysis.matrix_call import matrix_call
+from reports.analysis.matrix_call import joins, matrix_call
 from reports.analysis.outcomes import NOT_RUN, words
 from reports.analysis.pick import PICK, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
@@ -162,12 +162,33 @@ def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     def asked(of: Curve) -> list[int]:
         return [point.gpus for point in of.points if point.figures.cell.id in ids]
 
-    # One call is of one series: the one with most of these cells, that of the chosen cell where several have.
+    def single(of: Curve) -> CellFigures | None:
+        there = of.single.figures if of.single is not None and joins(of) else None
+        return there if there is not None and there.cell.id in ids and asked(of) else None
+
+    # One call is of one series, and of its single device: the one with most of these cells, that of the
+    # chosen cell where several have as many.
     series = [curve, *(other for other in piece.curves if other is not curve)]
-    at = max(series, key=lambda one: (len(asked(one)), max(asked(one), default=0)))
-    gpus = asked(at)
+    at = max(
+        series, key=lambda one: (len(asked(one)) + (single(one) is not None), max(asked(one), default=0))
+    )
     why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
-    return _more(study, at, (gpus, wanted), why)
+    run = _more(study, at, (asked(at), wanted), why)
+    return run if (alone := single(at)) is None else _with_single(study, at, run, alone, wanted)
+
+
+def _with_single(
+    study: StudyFigures, curve: Curve, run: NextRun, alone: CellFigures, repeats: int
+) -> NextRun:
+    """The run with the single device in the same call."""
+    what = f"{alone.cell.strategy} on 1 and {curve.key.label} on {listed([f'{gpus:,}' for gpus in run.gpus])}"
+    return replace(
+        run,
+        gpus=(1, *run.gpus),
+        cells=(alone.cell.id, *run.cells),
+        what=f"{count(repeats, 'run')} each of {what}",
+        command=matrix_call(study, curve.key, run.gpus, repeats=repeats, alone=alone.cell.strategy),
+    )
 
 
 def _more(study: StudyFigures, curve: Curve, asked: tuple[Sequence[int], int] | None, why: str) -> NextRun:
@@ -243,7 +264,7 @@ def _setting(study: StudyFigures, curve: Curve) -> NextRun | None:
         kind="setting",
         why=f"at {lost.gpus:,} most is lost to exposed transfer, and a larger batch has fewer exchanges "
         "a sample (compare its convergence too)",
-        command=matrix_call(study, key, (lost.gpus,), batch=batch),
+        command=matrix_call(study, replace(key, batch=batch), (lost.gpus,)),
     )
     return replace(run, what=f"{run.what} with a batch of {batch:,} per {noun}", cells=())
 

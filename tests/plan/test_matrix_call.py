@@ -51,3 +51,15 @@ def test_the_command_of_each_series_plans_its_cells_again(call: str) -> None:
         both = analyse("s", [plan, again], [])
         assert both.pools.keys() == study.pools.keys()
         assert {one.key for one in both.curves} == {one.key for one in study.curves}
+
+
+def test_one_call_runs_sizes_of_a_series_and_their_single_device() -> None:
+    plan = planned(shlex.split("--workload mlp --strategy single,ddp --gpus 1,2,4,8 --scaling weak,strong"))
+    study = analyse("s", [plan], [])
+    cells = {cell.id: cell for cell in plan.cells}
+    for curve in study.curves:
+        if curve.key.strategy == "ddp":
+            words = shlex.split(matrix_call(study, curve.key, (8,), alone="single"))
+            again = planned(words[2:], earlier=(plan,))
+            assert [(one.strategy, one.gpus) for one in again.cells] == [("single", 1), ("ddp", 8)]
+            assert all(cells[one.id] == one for one in again.cells)

@@ -222,6 +222,22 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     assert "--strategy ddp --gpus 2 " in one.command
 
 
+def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
+    planted = gpus({1: 10.0, 2: 10.5, 4: 14.0}, runs=3)
+    apart = next_run(analysed(planted, "efficiency:90%"))
+    assert apart is not None
+    assert (apart.gpus, apart.what) == ((2,), "6 runs each of ddp on 2")
+    # A plan that refused ddp on one device: the product of both has no third cell.
+    planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=8)
+    planted.plan()
+    both = next_run(analysed(planted, "efficiency:90%"))
+    assert both is not None
+    assert (both.gpus, both.what) == ((1, 2), "6 runs each of single on 1 and ddp on 2")
+    assert "--strategy single,ddp --gpus 1,2 " in both.command
+    assert [cell_id.split("-g0")[0] for cell_id in both.cells] == ["gpt-nano-single", "gpt-nano-ddp"]
+
+
 def test_where_the_exchange_takes_the_time_the_next_run_has_a_larger_batch(gpus) -> None:
     # Without the exchange a step takes 9.9 ms everywhere; the rest of the 24 ms on 8 is transfer.
     planted = gpus(off_step_ns=lambda rank: [9_900_000] * 8, input_ms=0.0)
