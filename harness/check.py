@@ -20,6 +20,7 @@ import msgspec
 
 from harness.exits import exit_words
 from results.errors import MachineError
+from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
 from strategies.facts import StrategyFacts
 from workloads.catalog import MEMBERS, WORKLOADS
@@ -41,6 +42,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     source_folder: str
     strategies: tuple[str, ...]
     """Of which it is asked what they say; the first that can is proven."""
+    parts: bool = False
+    """Whether the parts of the model are counted as well, for `auto`."""
 
 
 class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,9 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_bytes: int | None = None
     flops: int | None = None
     """Of forward and backward of one sample."""
+    parts: ModelParts | None = None
+    splits: bool = False
+    """Whether a layout names layers that tensor parallelism can split."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()

@@ -27,6 +27,7 @@ from harness.plan.launchers import DEFAULT
 from harness.plan.limit import Limit
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
+from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
@@ -41,6 +42,8 @@ from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now
 from results.train_order import TrainOrder
+from results.unknown import Unknown
+from workloads.catalog import WORKLOADS, facts, learn
 
 RUNS = Path("runs")
 _WORK = ("request", "cells", "series", "skips", "training")
@@ -73,6 +76,8 @@ class Matrix:
         """What all of them have in common, whatever the setting."""
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / self._folder_name()
+        self._counted = False
+        """Whether own models have been built to count their parts."""
         self._check()
         self._check_extras()
 
@@ -216,6 +221,7 @@ class Matrix:
                 f"folder with --out, or extend that one with --name {earlier[0].study}"
             )
         self._require_one_kind(study)
+        self._count_own_models()
         made: list[Plan] = []
         for request in self._requests:
             plan = expand(
@@ -237,6 +243,20 @@ class Matrix:
                 f"the cells in {study.root} are {what}, and a study has no others that are {other}: give "
                 f"another folder with --name or --out"
             )
+
+    def _count_own_models(self) -> None:
+        """Build the user's own models that `auto` is to weigh, where torch is, and count their parts."""
+        asked = [*self._request.strategies, *(pattern.strategy for pattern in self._request.include)]
+        if self._counted or AUTO not in asked or not (self._call.hosts.same_python and can_check()):
+            return
+        self._counted = True
+        folder = Path(self._request.source_folder or Path.cwd())
+        for workload in workloads_of(self._request):
+            if facts(WORKLOADS.parse(workload)).own_code:
+                request = check_request(workload, micro_batch=None, folder=folder, strategies=())
+                found = check(msgspec.structs.replace(request, parts=True))
+                why = Unknown(found.failure or found.absent.get("parts", "its check ended before"))
+                learn(workload, found.parts or why, splits=found.splits)
 
     def _warn_of_other_work(self, study: Study) -> None:
         """Tell that the study has other workloads than this call: a name that was taken already."""

@@ -98,6 +98,8 @@ class ModelParts:
     """Parameters of the stem that the head uses too: a tied embedding."""
     logits: int = 0
     """Bytes of one sample's results, fp32."""
+    chained: bool = True
+    """Whether a pipeline can be cut between its blocks."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from results.cell import Cell
 from results.extensions import Extension
+from results.parts import ModelParts
 from results.spec import Catalog, Entry, Spec
 from results.unknown import Unknown
 from workloads.datasets.facts import DATASETS
@@ -236,7 +237,21 @@ def facts(spec: Spec) -> WorkloadFacts:
 @cache
 def _facts(text: str) -> WorkloadFacts:
     """Counted once a text: a plan of 10,000 cells asks for each."""
-    return shape_of(WORKLOADS.parse(text)).facts()
+    known = shape_of(WORKLOADS.parse(text)).facts()
+    if text not in _COUNTED:
+        return known
+    parts, splits = _COUNTED[text]
+    return replace(known, parts=parts, heads=known.heads if splits else ())
+
+
+_COUNTED: dict[str, tuple[ModelParts | Unknown, bool]] = {}
+"""Parts of users' own models, which were built to count them, and whether layers of theirs can be split."""
+
+
+def learn(text: str, parts: ModelParts | Unknown, *, splits: bool) -> None:
+    """What was counted of a user's own model, or why it could not be: for all plans of this process."""
+    _COUNTED[text] = parts, splits
+    _facts.cache_clear()
 
 
 def refusal(cell: Cell) -> str | None:

@@ -21,13 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from harness.check import RANKS, CheckReport, CheckRequest, StrategyWord
+from harness.check import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
 from harness.kernel import die_with_parent
 from harness.worker.cell_setup import CellSetup
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.failure import classify
 from harness.worker.leave import leave_after
+from harness.worker.model_parts import model_parts
 from harness.worker.proof import prove
 from harness.worker.rank import Rank
 from harness.worker.seeds import seed_step
@@ -65,16 +66,30 @@ class Check:
             self._alone()
         except (Exception, SystemExit) as error:
             # Whatever a user's code raises is what is to be said.
-            self._say(failure=words_of(error, Path(self._request.source_folder)))
+            words = words_of(error, Path(self._request.source_folder))
+            self._say(failure=words)
+            self._store.set(self._key("alone", self._rank), words)
             return 0
-        proven = False
-        for number, strategy in enumerate(self._request.strategies):
-            word, together = self._asked(number, strategy, prove_it=not proven)
-            proven |= word.verdict == "proven"
-            self._say(strategies=(*self._found.strategies, word))
-            if not together:
-                return 0
+        self._ask_all()
         return 0
+
+    def _ask_all(self) -> None:
+        proven, together, before = False, True, "the workload alone"
+        if self._request.strategies:
+            # One rank may build and step far slower than the other.
+            together = self._meet("alone", LONGEST_S / 2)
+            if together and (failed := self._store.get(self._key("alone", 1 - self._rank)).decode()):
+                self._say(failure=f"on rank {1 - self._rank} alone: {failed}")
+                return
+        for number, strategy in enumerate(self._request.strategies):
+            if together:
+                word, together = self._asked(number, strategy, prove_it=not proven)
+                proven |= word.verdict == "proven"
+                before = strategy
+            else:
+                words = f"not asked: the other rank did not come to the end of {before} in time"
+                word = StrategyWord(strategy=strategy, verdict="failed", words=words)
+            self._say(strategies=(*self._found.strategies, word))
 
     def _say(self, **found: Any) -> None:
         self._found = msgspec.structs.replace(self._found, **found)
@@ -115,6 +130,7 @@ class Check:
             parameter_bytes=sum(parameter.nbytes for parameter in named),
             trained_bytes=sum(parameter.nbytes for parameter in named if parameter.requires_grad),
             blocks=_layout(workload).blocks,
+            splits=bool(_layout(workload).splits),
         )
         batches = setup.batches(workload, 0)
         first = next(batches)
@@ -138,6 +154,15 @@ class Check:
             self._say(absent={"flops": str(error)})
         else:
             self._say(flops=round(flops.total / request.micro_batch))
+        if request.parts:
+            self._count_parts()
+
+    def _count_parts(self) -> None:
+        request = self._request
+        try:
+            self._say(parts=model_parts(request.workload, source_folder=Path(request.source_folder)))
+        except BenchError as error:
+            self._say(absent={**self._found.absent, "parts": str(error)})
 
     def _asked(self, number: int, strategy: str, *, prove_it: bool) -> tuple[StrategyWord, bool]:
         """What a strategy says, and whether both ranks are still together."""
@@ -158,7 +183,7 @@ class Check:
         try:
             word = self._tried(setup, prove_it=prove_it)
         finally:
-            together = self._meet(number)
+            together = self._meet(str(number), WAIT_S)
             if together:
                 dist.destroy_process_group()
         return word, together
@@ -185,11 +210,14 @@ class Check:
             words = words_of(error, Path(self._request.source_folder))
             return StrategyWord(strategy=strategy, verdict="failed", words=words)
 
-    def _meet(self, number: int) -> bool:
-        """Wait until the other rank has come to the end of a strategy as well."""
-        self._store.set(f"done {number} {self._rank}", "")
+    def _key(self, where: str, rank: int) -> str:
+        return f"done {where} {rank}"
+
+    def _meet(self, where: str, longest_s: float) -> bool:
+        """Wait until the other rank has come to the end of something as well."""
+        self._store.set(self._key(where, self._rank), "")
         try:
-            self._store.wait([f"done {number} {1 - self._rank}"], timedelta(seconds=WAIT_S))
+            self._store.wait([self._key(where, 1 - self._rank)], timedelta(seconds=longest_s))
         except RuntimeError:
             return False
         return True

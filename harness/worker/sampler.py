@@ -178,9 +178,15 @@ class _Row:
                 epoch = self._collated(
                     sample for place, sample in enumerate(self._data) if place % replicas == self._replica
                 )
+            before = number
             for batch in epoch:
                 yield number, batch
                 number += 1
+            if number == before:
+                raise UsageError(
+                    f"data= is read twice to check a step, and gave replica {self._replica} nothing "
+                    f"after {number} batches: open a new epoch at each call, not one iterator for all"
+                )
 
     def _collated(self, samples: Iterator[Any]) -> Iterator[Batch]:
         size = self._cell.micro_batch

@@ -69,6 +69,13 @@ class DdpModel(ParallelModel):
         """Collective after the first step, when torch forms its buckets anew."""
         return {**super().strategy_state(), "buckets": self._buckets()}
 
+    @property
+    def resumes_otherwise(self) -> str | None:
+        what = "static_graph=true" if self._ddp.static_graph else "sparse gradients"
+        if self._ddp.static_graph or _has_sparse_gradients(self.bare):
+            return f"ddp with {what} forms its buckets anew, and may round the first sums otherwise"
+        return None
+
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
         """Go on from a `strategy_state` of the same rank; collective where this model has taken no step.
 
@@ -77,7 +84,7 @@ class DdpModel(ParallelModel):
         sparse gradients or `static_graph`, where the sums of its first step may be rounded otherwise.
         """
         buckets = cast("list[list[str]]", state["buckets"])
-        if buckets != self._buckets() and not (self._ddp.static_graph or _has_sparse_gradients(self.bare)):
+        if buckets != self._buckets() and self.resumes_otherwise is None:
             self._rehearse([name for names in buckets for name in names])
         super().load_strategy_state(state)
 

@@ -364,6 +364,8 @@ def _notes(trainer: Trainer, manifest: Checkpoint, now: dict[str, str], *, exact
             f"{_told(manifest.laid_out)} goes on as {_told(laid_out(trainer))}: residuals and random states "
             f"start anew"
         )
+    elif (otherwise := trainer.model.resumes_otherwise) is not None:
+        notes.append(f"{otherwise}: {UNLIKE}")
     if trainer.settings.compile:
         notes.append(f"a compiled model may be compiled otherwise: {UNLIKE}")
     return notes

@@ -198,6 +198,11 @@ class ParallelModel:
         buckets, say. `Trainer.state_dict` has it in it."""
         return {} if self.gradient_exchange is None else {"exchange": self.gradient_exchange.state_dict()}
 
+    @property
+    def resumes_otherwise(self) -> str | None:
+        """Why a resumed run may go on otherwise than bit for bit, as a clause; None if it does not."""
+        return None
+
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
         """Go on from a `strategy_state` of the same rank."""
         if self.gradient_exchange is not None:

@@ -84,3 +84,32 @@ def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warni
     assert run([*call, "--launcher", "slurm", "--site", "site.yaml", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "py:typo:killed was not checked: on this CPU it fails (its check was killed by SIGKILL" in said
+
+
+CHAIN = """
+from torch import nn, randint, randn
+from workloads import Workload
+
+
+def build():
+    def synthetic(generator, samples):
+        return randn(samples, 6, generator=generator), randint(5, (samples,), generator=generator)
+
+    blocks = (nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+    module = nn.Sequential(nn.Linear(6, 8), *blocks, nn.Linear(8, 5))
+    return Workload(module=module, loss=nn.functional.cross_entropy, synthetic=synthetic)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_without_a_layout_is_weighed_by_auto_and_proven_as_a_pipeline(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "chain.py").write_text(CHAIN)
+    done = bench("check", "py:chain:build", "--strategy", "pipeline:gpipe")
+    assert "proven" in done.stdout.partition("\nstrategy")[2], done.stdout
+    call = ("matrix", "--workload", "py:chain:build", "--gpus", "2", "--device", "cpu")
+    dry = bench(*call, "--strategy", "auto", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "auto for py:chain:build on 2: ddp, because it fits" in dry.stdout
+    assert "pipeline:1f1b" in dry.stdout

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange import open_exchange
 from results.errors import UsageError
-from strategies import GradientExchange, Trainer, TrainSettings
+from strategies import CheckpointWarning, GradientExchange, Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -45,6 +47,27 @@ def options_in_force(rank: int, strategy: str) -> list[object]:
 )
 def test_options_of_the_spec_reach_torch(ranks: Ranks, strategy: str, expected: list[bool]) -> None:
     assert ranks(2, options_in_force, strategy) == [expected] * 2
+
+
+def notes_of_a_resumed_run(rank: int, strategy: str, folder: Path) -> tuple[str, ...]:
+    group = open_exchange()
+
+    def made() -> Trainer:
+        settings = TrainSettings(strategy=strategy)
+        return Trainer(nn.Linear(8, 5), F.mse_loss, device=CPU, settings=settings, group=group)
+
+    first = made()
+    first.step(iter([(torch.ones(2, 8), torch.ones(2, 5))]))
+    first.save(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        return tuple(made().resume(folder).notes)
+
+
+def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks(2, notes_of_a_resumed_run, "ddp:static_graph=true", tmp_path)
+    told = "ddp with static_graph=true forms its buckets anew, and may round the first sums otherwise: what"
+    assert all(len(notes) == 1 and notes[0].startswith(told) for notes in found)
 
 
 def sums_of_a_step(rank: int, strategy: str) -> int:

@@ -14,8 +14,9 @@ from harness.worker.cell_setup import CellSetup
 from harness.worker.fingerprints import expected_random_print, random_print
 from harness.worker.plain_optimizer import STATED, plain_optimizer
 from harness.worker.rank import Rank
-from harness.worker.sampler import Sampler, batch_print
+from harness.worker.sampler import Sampler, _Row, batch_print
 from harness.worker.seeds import seed_step
+from results.errors import UsageError
 from strategies.optimizers.catalog import OPTIMIZERS
 from strategies.training.optimizer import build_optimizer
 
@@ -66,3 +67,11 @@ def test_every_optimizer_is_stated_with_the_defaults_of_its_facts(facts: type[An
         plain, built = plain_optimizer(text, parameters), build_optimizer(text, parameters)
         assert type(plain) is type(built)
         assert plain.defaults == built.defaults
+
+
+def test_one_iterator_for_all_epochs_is_refused_where_it_is_read_again() -> None:
+    given = iter([torch.zeros(2), torch.ones(2)])
+    row = _Row(lambda share: given, a_cell(gpus=2, micro_batch=2), 0)
+    assert row.batch(1).tolist() == [1, 1]
+    with pytest.raises(UsageError, match="gave replica 0 nothing after 2 batches: open a new epoch"):
+        row.batch(2)

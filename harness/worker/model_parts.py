@@ -1,0 +1,185 @@
+"""The parts of a model that states none: parameters, activations and FLOPs of each block, and of what is
+around them, counted on the meta device without memory and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from results.errors import BenchError, UsageError
+from results.layout import ModelLayout
+from results.parts import ModelParts, Part, Saved, Weight
+from strategies.pipeline.chain import chained_layout
+from strategies.training.found_layout import found_layout
+from workloads.batch import Batch, placed, tensors
+from workloads.build import build_workload
+from workloads.workload import Workload
+
+_FEW, _MORE = 2, 4
+"""Samples of the two batches whose difference is what each sample adds; BatchNorm needs two."""
+
+
+@dataclass
+class _Counted:
+    """Of one batch: a figure of each block, and last of what is before and of what is after them."""
+
+    saved: dict[int | str, int] = field(default_factory=dict)
+    flops: dict[int | str, int] = field(default_factory=dict)
+    inputs: dict[int | str, int] = field(default_factory=dict)
+    results: int = 0
+
+
+def model_parts(text: str, *, source_folder: Any = None) -> ModelParts:
+    """Raises BenchError for a workload that cannot be built or run on the meta device, or has no synthetic
+    samples."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):
+                workload = build_workload(text, source_folder=source_folder)
+            return _parts(workload)
+    except BenchError:
+        raise
+    except Exception as error:  # a user's model may fail on meta tensors in any way
+        raise BenchError(f"the parts of {text} cannot be counted on the meta device: {error}") from error
+
+
+def _parts(workload: Workload) -> ModelParts:
+    if workload.synthetic is None:
+        raise BenchError("without synthetic samples its activations cannot be counted")
+    module = workload.module.to("meta").train()
+    layout, chained = _layout(workload, module)
+    few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
+    weights, shared = _weights(module, layout)
+
+    def part(key: int | str) -> Part:
+        each = max(0, more.saved.get(key, 0) - few.saved.get(key, 0)) // (_MORE - _FEW)
+        taken = few.inputs.get(key, 0) // _FEW
+        return Part(
+            weights=tuple(weights.get(key, ())),
+            saved=Saved(whole=each),
+            # Which of them a selective checkpoint keeps is not known: at most all.
+            products=Saved(whole=max(0, each - taken)),
+            saved_once=max(0, few.saved.get(key, 0) - _FEW * each),
+            input=taken,
+            flops=few.flops.get(key, 0) // _FEW,
+        )
+
+    return ModelParts(
+        stem=part("stem"),
+        blocks=tuple(part(place) for place in range(len(layout.blocks))),
+        head=part("head"),
+        shared_values=shared,
+        logits=few.results // _FEW,
+        chained=chained,
+    )
+
+
+def _layout(workload: Workload, module: nn.Module) -> tuple[ModelLayout, bool]:
+    """The parts by name, and whether a pipeline can be made of them."""
+    if workload.layout is not None:
+        return workload.layout, workload.layout.can_be_cut
+    batch = _drawn(workload, _FEW)
+    if workload.loss is not None and isinstance(batch, tuple | list) and len(batch) == 2:
+        try:
+            return chained_layout(module, batch[0]), True
+        except UsageError:
+            pass
+    return found_layout(module), False
+
+
+def _drawn(workload: Workload, samples: int) -> Batch:
+    assert workload.synthetic is not None
+    # Drawn outside of the meta device: a generator lives on the CPU.
+    return workload.synthetic(torch.Generator().manual_seed(0), samples)
+
+
+def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: int) -> _Counted:
+    """What a forward pass over a batch keeps for its backward pass, each storage once, and computes."""
+    batch = placed(_drawn(workload, samples), torch.device("meta"))
+    counted, seen, held = _Counted(), set[int](), list[Tensor]()
+    own = {t.untyped_storage()._cdata for t in chain(module.parameters(), module.buffers())}
+    where: list[int | str] = ["stem"]
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own and storage._cdata not in seen:
+            seen.add(storage._cdata)
+            held.append(tensor)
+            counted.saved[where[0]] = counted.saved.get(where[0], 0) + storage.nbytes()
+        return tensor
+
+    with (
+        FlopCounterMode(display=False) as counter,
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        last = [0]
+
+        def turn(to: int | str) -> None:
+            total = counter.get_total_flops()
+            counted.flops[where[0]] = counted.flops.get(where[0], 0) + total - last[0]
+            last[0], where[0] = total, to
+
+        hooks = _hooks(module, layout, turn, counted)
+        try:
+            workload.loss_of(module, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        turn("head")
+    return counted
+
+
+def _hooks(
+    module: nn.Module, layout: ModelLayout, turn: Callable[[int | str], None], counted: _Counted
+) -> Sequence[Any]:
+    """They tell at which part the forward pass is; without blocks all of it is the head."""
+
+    def enters(place: int) -> Callable[..., None]:
+        def hook(part: nn.Module, positional: Any, named: Any) -> None:
+            turn(place)
+            given = next(iter(tensors((positional, named))), None)
+            counted.inputs[place] = 0 if given is None else given.nbytes
+
+        return hook
+
+    def begins(part: nn.Module, positional: Any) -> None:
+        turn("stem" if layout.blocks else "head")
+
+    def ends(part: nn.Module, positional: Any, result: Any) -> None:
+        counted.results = sum(tensor.nbytes for tensor in tensors(result) if tensor.dim() > 1)
+
+    blocks = [module.get_submodule(name) for name in layout.blocks]
+    return [
+        module.register_forward_pre_hook(begins),
+        module.register_forward_hook(ends),
+        *(
+            block.register_forward_pre_hook(enters(place), with_kwargs=True)
+            for place, block in enumerate(blocks)
+        ),
+        *(block.register_forward_hook(lambda *_: turn("head")) for block in blocks),
+    ]
+
+
+def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int]:
+    """The parameters of each part, each where it is registered first, and values of those that the head
+    shares with the stem."""
+    found: dict[int | str, list[Weight]] = {}
+    places = {f"{name}.": place for place, name in enumerate(layout.blocks)}
+    ends = {id(each) for name in layout.head for each in module.get_submodule(name).parameters()}
+    shared = 0
+    for name, parameter in module.named_parameters():
+        block = next((place for prefix, place in places.items() if name.startswith(prefix)), None)
+        in_stem = any(name.startswith(f"{stem}.") for stem in layout.stem)
+        key = ("stem" if in_stem else "head") if block is None else block
+        rows = parameter.shape[0] if parameter.dim() else 1
+        columns = parameter.numel() // rows if rows else 0
+        found.setdefault(key, []).append(Weight(rows=rows, columns=columns))
+        shared += parameter.numel() if in_stem and id(parameter) in ends else 0
+    return found, shared
