@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from harness.cli.options import options_but
+from harness.cli.options import PlanCommand, options_but
 from results.train_order import CHECKPOINT_EVERY, KEEP, RESTARTS, BatchRule, MetricName, Schedule
 
 Function = Callable[..., Any]
@@ -57,7 +57,9 @@ def _order_options(function: Function) -> Function:
     return function
 
 
-@click.command(name="train", short_help="Train cells to an end, through crashes and restarts.")
+@click.command(
+    cls=PlanCommand, name="train", short_help="Train cells to an end, through crashes and restarts."
+)
 @click.argument("subject", required=False, metavar="[CELL|STUDY.yaml]")
 @_order_options
 @options_but(*NOT_OF_TRAINING)
