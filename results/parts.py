@@ -70,6 +70,9 @@ class Part:
 
     def values_over(self, tensor: int) -> int:
         """Parameters of one of `tensor` ranks that split it."""
+        if tensor == 1:
+            # Counted once for all cells of a plan.
+            return self.values
         return sum(weight.over(tensor).values for weight in self.weights)
 
     def padded_values(self, shards: int, tensor: int = 1) -> int:

@@ -164,7 +164,9 @@ def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
 def _advice(hint: Any, given: object, text: str) -> str:
     """What to type where YAML, or its writer, took a text for a number or the other way round."""
     kinds = set(alternatives(hint))
-    if str in kinds and not kinds & {int, float, bool}:
+    # Beside a list a text holds several values: one of a switch is no text.
+    switches = bool in kinds and any(get_origin(kind) is list for kind in kinds)
+    if str in kinds and not switches and not kinds & {int, float}:
         if isinstance(given, dict) and len(given) == 1:
             # compression: {topk: 0.01}
             text = ":".join(str(part) for pair in given.items() for part in pair)

@@ -108,8 +108,11 @@ class Activations:
         model = sizes.parts
         blocks = [model.blocks[index] for index in stage.blocks]
         modes = [sizes.checkpointing(index) for index in stage.blocks]
-        kept = [self._kept(block, mode) for block, mode in zip(blocks, modes, strict=True)]
         whole = [self._whole(block) for block in blocks]
+        kept = [
+            self._kept(block, mode) if mode else all_of_it
+            for block, mode, all_of_it in zip(blocks, modes, whole, strict=True)
+        ]
         stem = self._whole(model.stem) if stage.stem else 0
         head = self._whole(model.head) if stage.head else 0
         # The gradients of the logits, and of their logarithms, while the latter are still there.
@@ -130,9 +133,7 @@ class Activations:
         return self._samples * part.saved.over(self._tensor) + part.saved_once
 
     def _kept(self, block: Part, mode: Checkpointing) -> int:
-        """Until its backward pass begins."""
-        if not mode:
-            return self._whole(block)
+        """Of a checkpointed block, until its backward pass begins."""
         products = block.products.over(self._tensor) if mode == "selective" else 0
         return self._samples * (block.input + products)
 

@@ -242,7 +242,7 @@ def _one_sampler_for_all(rank: int, size: int) -> AbstractContextManager[object]
 
 
 def _seed_of_data_without_replica(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(data, "_seed", lambda seed, replica: seed)
+    return patch.object(data, "seed_of", lambda seed, replica: seed)
 
 
 def _epochs_not_dealt_to_replicas(rank: int, size: int) -> AbstractContextManager[object]:
