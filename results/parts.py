@@ -70,9 +70,6 @@ class Part:
 
     def values_over(self, tensor: int) -> int:
         """Parameters of one of `tensor` ranks that split it."""
-        if tensor == 1:
-            # Counted once for all cells of a plan.
-            return self.values
         return sum(weight.over(tensor).values for weight in self.weights)
 
     def padded_values(self, shards: int, tensor: int = 1) -> int:
@@ -112,6 +109,11 @@ class ModelParts:
     def values(self) -> int:
         """Parameters, shared ones once."""
         return sum(part.values for part in self.parts)
+
+    def values_over(self, tensor: int) -> int:
+        """Parameters of one of `tensor` ranks that split the model."""
+        # A plan has a rank of every cell counted, and most of them split nothing.
+        return self.values if tensor == 1 else sum(part.values_over(tensor) for part in self.parts)
 
     @cached_property
     def flops(self) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.cli.compare_over import compare_over
 from harness.cli.cost_options import cost_options
-from harness.cli.options import compare_over
 
 if TYPE_CHECKING:
     from harness.console import Console

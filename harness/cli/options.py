@@ -10,15 +10,9 @@ from typing import Any
 import click
 
 from harness.plan.options import PlanOption
-from harness.plan.study_file import OPTIONS, SETTINGS
+from harness.plan.study_file import OPTIONS
 
 Function = Callable[..., Any]
-compare_over = click.option(
-    "--compare-over",
-    metavar="SETTING",
-    type=click.Choice([name.replace("_", "-") for name in SETTINGS]),
-    help="put cells that differ in this alone side by side, with their loss: precision, optimizer, ...",
-)
 _BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
 _NEGATED = {f"--no-{flag[2:]}": flag for flag in _BARE}
 _ANSWERS = re.compile(r"\s*(true|false|selective)\s*(,\s*(true|false|selective)\s*)*", re.IGNORECASE)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from harness.cli.compare_over import compare_over
 from harness.cli.cost_options import cost_options
-from harness.cli.options import compare_over
 
 
 @click.command(name="report")

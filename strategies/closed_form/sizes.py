@@ -45,7 +45,7 @@ class Sizes:
     @property
     def parameters(self) -> int:
         """P of a rank that has every layer, or its part of it."""
-        return VALUE_BYTES * sum(part.values_over(self.groups.tensor) for part in self.parts.parts)
+        return VALUE_BYTES * self.parts.values_over(self.groups.tensor)
 
     @property
     def built(self) -> int:
