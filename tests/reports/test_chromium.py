@@ -582,7 +582,8 @@ def test_85_cells_to_256_gpus_fit_ten_screens_and_12_000_words(chromium: Browser
 
 
 def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, tmp_path: Path) -> None:
-    """Two workloads alone and on two ranks of a CPU, weak and strong."""
+    """Two workloads alone and on two ranks of a CPU, weak and strong, what its plan skips and predicts, and
+    some runs disturbed."""
     study = new_study(tmp_path / "demo")
     cells = [
         cell
@@ -591,12 +592,24 @@ def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, t
         for strategy, gpus in (("single", 1), ("ddp", 2))
         for cell in study.series(kind, strategy, [gpus], batch=batch, workload=workload)
     ]
-    study.plan(repeats=3)
+    for kind, batch in (("weak", 8), ("strong", 32)):
+        study.skip("single", 2, "single runs on 1 rank alone; on more use ddp", batch=batch, kind=kind)
+        study.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=batch, kind=kind)
+    study.plan(
+        repeats=3,
+        command=("matrix", "docs/studies/demo.yaml"),
+        predicted_bytes={cell.id: 80 * 2**20 for cell in cells},
+    )
     for cell in cells:
+        busy = 0.4 if cell.workload == "gpt-nano" else 0.0
         pace = cell.batch_per_replica * (1.3 if cell.gpus > 1 else 1.0)
         own = [round(pace * 0.8e6)] * 8
         study.runs(
-            cell, [pace, 1.02 * pace, 1.01 * pace], off_step_ns=lambda rank, own=own: own, input_ms=0.1
+            cell,
+            [pace, 1.02 * pace, 1.01 * pace],
+            off_step_ns=lambda rank, own=own: own,
+            input_ms=0.1,
+            foreign_cpu_cores=busy,
         )
     path = tmp_path / "demo.html"
     path.write_text(render(study.study, study.study.collect()), encoding="utf-8")

@@ -72,8 +72,9 @@ def memory_section(study: StudyFigures) -> Section | None:
 
 
 def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
-    yield from _finding(study, memories)
-    yield from _against_prediction(study, memories)
+    found = [*_finding(study, memories), *_against_prediction(study, memories)]
+    if found:
+        yield Paragraph(" ".join(found))
     failed = out_of_memory(study)
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
@@ -139,7 +140,7 @@ def _smallest(row: _Kind) -> Field:
     return fields.size(min(known)) if known else NONE
 
 
-def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
+def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
     """The cell that is nearest to its limit."""
     known = [one for one in memories if one.share is not None]
     if not known:
@@ -147,22 +148,22 @@ def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Bl
     fullest = max(known, key=lambda one: one.share or 0.0)
     share, named = percent(fullest.share or 0.0), cell_label(study, fullest.cell)
     if fullest.cell.device == "cpu":
-        yield Paragraph(f"Fullest: {named}, at most {share} of the host's {size(fullest.host_bytes or 0)}.")
+        yield f"Fullest: {named}, at most {share} of the host's {size(fullest.host_bytes or 0)}."
         return
     room = ": there is hardly room for more" if (fullest.share or 0.0) > _FULL_ABOVE else ""
-    yield Paragraph(f"Fullest: {named}, {share} of a GPU's {size(fullest.device_bytes or 0)}{room}.")
+    yield f"Fullest: {named}, {share} of a GPU's {size(fullest.device_bytes or 0)}{room}."
 
 
-def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
+def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
     """How far measured memory is from what the plan predicted: the two ends."""
     ratios = [(ratio, one) for one in memories if (ratio := one.over_prediction) is not None]
     if not ratios:
         return
     (low, least), (high, most) = (end(ratios, key=lambda pair: pair[0]) for end in (min, max))
     if least is most:
-        yield Paragraph(f"{cell_label(study, most.cell)} took {high:.2f} times the memory predicted.")
+        yield f"{cell_label(study, most.cell)} took {high:.2f} times the memory predicted."
         return
-    yield Paragraph(
+    yield (
         f"{count(len(ratios), 'cell')} took {low:.2f} times ({cell_label(study, least.cell)}) to {high:.2f} "
         f"times ({cell_label(study, most.cell)}) the memory predicted."
     )
