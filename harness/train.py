@@ -88,6 +88,11 @@ class Train(Matrix):
                 "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
                 "command goes on where it stopped"
             )
+        if self.order is not None and self.order.elastic is not None and self._launcher.several_hosts:
+            raise UsageError(
+                f"--elastic is for virtual nodes of this host so far: leave --launcher {self._launcher.name} "
+                f"or --elastic out; a job that loses a node is put back into the queue, and goes on"
+            )
         self._check_order()
 
     def _check_order(self) -> None:
@@ -113,12 +118,13 @@ class Train(Matrix):
             log = study.training_log(cell.id)
             for line in told_run(study, cell.id, log):
                 self._console.result(line)
-        if len(done) < len(plan.cells):
+        left = len(plan.cells) - len(done)
+        if left:
             self._console.note(
-                f"{len(plan.cells) - len(done)} of {len(plan.cells)} cells not trained to the end; the same "
-                f"command goes on: {bench_call('status', study.root)}"
+                f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; the same command goes "
+                f"on: {bench_call('status', study.root)}"
             )
-        return max(int(len(done) < len(plan.cells)), self._without_cells(plan))
+        return max(int(left > 0), self._without_cells(plan))
 
 
 def _require_elastic(plan: Plan) -> None:

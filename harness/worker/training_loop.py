@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch.optim import Optimizer
 
@@ -167,8 +168,6 @@ class TrainingLoop:
         Raises TrainingDivergedError on all ranks if that of one is not finite.
         """
         control, steps = self._parts.around.control, self._trainer.steps - self._row_began
-        if steps == 0:
-            return math.nan
         own = float(self._loss)
         seconds = time.perf_counter() - self._mark
         every = control.of_all([own, seconds])
@@ -257,9 +256,9 @@ class TrainingLoop:
             return
         (saving, row), self._pending = self._pending, None
         if self._records is not None:
-            self._records.add(
-                Saved(at=utc_now(), step=row.step, seconds=row.seconds, failed=saving.failure, best=row.best)
-            )
+            failed = saving.failure
+            best = row.best and failed is None
+            self._records.add(msgspec.structs.replace(row, at=utc_now(), failed=failed, best=best))
 
     def _end(self, why: EndReason) -> None:
         """The last checkpoint counts before training is said to have ended; collective."""

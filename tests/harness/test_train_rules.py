@@ -159,6 +159,10 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
         ((*CALL, "--steps", "9", "--launcher", "slurm"), "give its limit, such as --time 2h"),
         ((*CALL, "--steps", "9", "--elastic", "2"), "--elastic '2': write MIN:MAX nodes, such as 1:2"),
         ((*CALL, "--steps", "9", "--elastic", "1:2", "--oversubscribe"), "such as --gpus 2 --link 1gbit has"),
+        (
+            (*CALL, "--steps", "9", "--elastic", "1:2", "--launcher", "slurm", "--time", "1h"),
+            "--elastic is for virtual nodes of this host so far",
+        ),
         (("train", ".", "--steps", "9"), "is no folder of a cell: name one such as runs/STUDY/cells/CELL"),
     ],
 )

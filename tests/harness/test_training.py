@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +90,9 @@ class Place:
         return {path.name for path in self.study.checkpoints_folder(self.cell).iterdir()}
 
 
-def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_run(
+    bench_in: Callable[..., Any], tmp_path: Path
+) -> None:
     calm = Place(tmp_path / "calm")
     code, said = calm.train(*ORDER)
     assert code == 0, said
@@ -100,14 +104,16 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     assert code == -signal.SIGKILL, said
     assert "rank 1 was killed by SIGKILL" in said
     assert "goes on from its last checkpoint" in said
+    # What it has started ends by itself, and holds the study's lock until then.
+    bench_in(killed.folder).wait_for_processes()
     code, said = killed.train(*ORDER)
     assert code == 0, said
 
     started = [row for row in killed.log.rows if isinstance(row, Started)]
-    # A checkpoint beside training may not have ended when its run was killed: then it is the one before.
-    first, second = (row.resumed_step for row in started[1:])
-    assert first in (8, 10)
-    assert second in (10, 15, 16)
+    # The last checkpoint may not have been written when its run was killed: that of step 5 was, since the one
+    # after it waits for it.
+    first, second = (row.resumed_step or 0 for row in started[1:])
+    assert 5 <= first <= second <= 15
     assert [row.total_steps for row in started] == [24] * 3
     assert (killed.log.restarts, killed.log.step) == (2, 24)
     assert [record.outcome for record in killed.last_records()] == [Outcome.OK] * 2
@@ -152,7 +158,7 @@ def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_
     shutil.copytree(kept, other.study.checkpoints_folder(other.cell))
     code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
     assert code == 1, said
-    assert "the state is of another model" in said
+    assert "is of another model: this one has 0.weight [32, 2]" in said
     assert other.checkpoints() == place.checkpoints()
 
 
