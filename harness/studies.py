@@ -16,6 +16,7 @@ from reports.analysis.assumptions import Assumptions
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.trained import TrainedCell
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
 from results.baseline import Baseline
@@ -59,9 +60,28 @@ def read_figures(
         read = _redacted(read)
     figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
     return [
-        replace(figure, nights=nights, placed=() if redact else placed(one.study))
+        replace(
+            figure,
+            nights=nights,
+            placed=() if redact else placed(one.study),
+            training=_trained(one.study, figure, redact=redact),
+        )
         for one, figure in zip(read, figures, strict=True)
     ]
+
+
+def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, TrainedCell]:
+    """The training runs of the study. A redaction does not know the words by which a launch ended, or of
+    a checkpoint that could not be written."""
+    logs = {cell_id: study.training_log(cell_id) for cell_id in figures.pools}
+    found = {cell_id: log for cell_id, log in logs.items() if log.rows}
+    attempts = study.attempts() if found and not redact else {}
+    if redact:
+        found = {cell_id: log.without_words() for cell_id, log in found.items()}
+    return {
+        cell_id: TrainedCell(cell=figures.pools[cell_id].cell, log=log, attempts=attempts)
+        for cell_id, log in found.items()
+    }
 
 
 def placed(study: Study) -> tuple[str, ...]:

@@ -120,6 +120,17 @@ class TrainingLog:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
         return cls(tuple(_rows(lines)))
 
+    def without_words(self) -> TrainingLog:
+        """The same without what a system has said of checkpoints that could not be written."""
+        return TrainingLog(
+            tuple(
+                msgspec.structs.replace(row, failed="it could not be written")
+                if isinstance(row, Saved) and row.failed
+                else row
+                for row in self.rows
+            )
+        )
+
     @cached_property
     def launches(self) -> tuple[Started, ...]:
         return tuple(row for row in self.rows if isinstance(row, Started))

@@ -19,6 +19,7 @@ from reports.analysis.outcomes import (
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
+from reports.analysis.trained import TrainedCell
 from reports.text import devices_word
 from results.baseline import Baseline
 from results.cell import Cell
@@ -53,6 +54,8 @@ class StudyFigures:
     """What was not measured, and is taken as told."""
     nights: Mapping[str, Sequence[Baseline]] = field(default_factory=dict)
     """Those of a history, by machine, in the order of time."""
+    training: Mapping[str, TrainedCell] = field(default_factory=dict)
+    """The cells that were trained, by id, in the order of the plans."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     compare_over: str | None = None

@@ -22,6 +22,7 @@ from reports.page.sections.ranks import ranks_section
 from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
+from reports.page.sections.training import accuracy_section, training_section
 from results.errors import ExtensionError
 from results.extensions import Extension, extensions
 
@@ -29,6 +30,8 @@ Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
         "summary": summary_section,
+        "training": training_section,
+        "accuracy": accuracy_section,
         "over": over_section,
         "best": best_section,
         "curves": curves_section,
@@ -48,13 +51,21 @@ then the definitions of all."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """Behind the definitions."""
 GROUP = "bench.sections"
+_TRAINED = ("training", "accuracy", "outcomes", "environment")
+"""Of a study that was trained and not measured."""
 TAKEN = frozenset({*SECTIONS, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
     """Every section that this study has something for. Raises ExtensionError if two have one name."""
-    return (*_made(SECTIONS, study), *_added(study))
+    return (*_made(_makers(study), study), *_added(study))
+
+
+def _makers(study: StudyFigures) -> Mapping[str, Maker]:
+    if study.training and not study.cells:
+        return {anchor: SECTIONS[anchor] for anchor in _TRAINED}
+    return SECTIONS
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:

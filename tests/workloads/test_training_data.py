@@ -210,8 +210,8 @@ def test_nothing_that_is_trained_on_is_held_out(ask: Ask, text: str, dataset: st
     asked = ask(text, dataset, micro_batch=500)
     samples = open_training(asked).samples_per_epoch
     kept = sum(len(y) for _, y in held_out(asked) or ())
-    # Of 1797 digits a fifth; of 4 MiB in windows of 16 bytes a tenth.
-    assert (samples, kept) == {"digits": (1437, 360), "text": (235929, 26214)}[dataset]
+    # Of 1797 digits a fifth; of 262143 windows of 16 bytes 512.
+    assert (samples, kept) == {"digits": (1437, 360), "text": (261631, 512)}[dataset]
     if dataset == "digits":
         rows = {row.numpy().tobytes() for x, _ in islice(open_training(asked), 3) for row in x}
         tested = [row.numpy().tobytes() for x, _ in held_out(asked) or () for row in x]

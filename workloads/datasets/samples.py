@@ -25,8 +25,8 @@ STDLIB_BYTES = 4 * 2**20
 """Of the standard library's text, the first 4 MiB."""
 HELD_OUT_DIGITS = 360
 """Of the 1797 images, the last of a permutation with seed 0: a fifth."""
-HELD_OUT_TEXT = 0.1
-"""Of a text's windows, the last ones: no window of the rest overlaps them."""
+HELD_OUT_TEXT = 512
+"""Windows of a text, evenly over it and at most a tenth of them."""
 _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -71,8 +71,10 @@ class Windows(Dataset[Pair]):
 
     def split(self) -> tuple[list[int], list[int]]:
         """Indices to train on, and those held out: the same in every training run, whatever its seed."""
-        trained = len(self) - int(HELD_OUT_TEXT * len(self))
-        return list(range(trained)), list(range(trained, len(self)))
+        kept = min(HELD_OUT_TEXT, len(self) // 10)
+        every = len(self) / kept if kept else 0
+        chosen = {int((place + 0.5) * every): None for place in range(kept)}
+        return [index for index in range(len(self)) if index not in chosen], list(chosen)
 
 
 def digits(takes: ImageInput) -> Images:

@@ -1,0 +1,311 @@
+"""Training runs (`bench train`): their curves, checkpoints and restarts, and time to a target over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from reports import fields
+from reports.analysis.recovery import Recovery
+from reports.analysis.study import StudyFigures
+from reports.analysis.trained import Race, Spread, TrainedCell, Way, races
+from reports.fields import Field
+from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.drawing import Drawing
+from reports.page.labels import cell_label
+from reports.page.looks import COLOURS
+from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
+from reports.table import TextTable, figures, table, words
+from reports.text import NOTHING, batch, count, duration, number, percent, rate
+
+_DRAWN = 8
+"""Runs in one drawing; the tables have all."""
+_MOST = 400
+"""Points of a line."""
+Named = tuple[str, TrainedCell]
+Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
+
+
+def training_section(study: StudyFigures) -> Section | None:
+    """None where nothing was trained."""
+    runs = [(_name(study, one), one) for one in study.training.values() if one.log.rows]
+    if not runs:
+        return None
+    return Section(
+        anchor="training",
+        title="Training",
+        blocks=tuple(_blocks(runs)),
+        definitions=_DEFINITIONS,
+    )
+
+
+def _name(study: StudyFigures, one: TrainedCell) -> str:
+    seeds = {other.cell.seed for other in study.training.values()}
+    return cell_label(study, one.cell) + (f", seed {one.cell.seed}" if len(seeds) > 1 else "")
+
+
+def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
+    ended = sum(one.log.ended is not None for _, one in runs)
+    yield Paragraph(f"{count(len(runs), 'training run')}, {ended:,} of them ended by themselves.", "finding")
+    yield Table(_overview(runs), "Training runs")
+    yield Drawings(tuple(_drawings(runs)))
+    if len(runs) > _DRAWN:
+        yield Paragraph(f"Drawn are the first {_DRAWN} of {len(runs):,} runs.", "plain")
+    interrupted = [(name, recovery) for name, one in runs for recovery in one.recoveries]
+    yield Heading("Restarts")
+    if interrupted:
+        yield Table(_restarts(interrupted), "Interruptions, with seconds after the last sign of life")
+    else:
+        yield Paragraph("No run was interrupted.", "plain")
+    yield Heading("Checkpoints")
+    yield Table(_checkpoints(runs), "Checkpoints of each run")
+
+
+def _overview(runs: Sequence[Named]) -> TextTable:
+    return table(
+        runs,
+        [
+            words("run", lambda row: row[0]),
+            figures("steps", lambda row: fields.whole(row[1].log.step)),
+            figures("epochs", lambda row: fields.number(_last(row[1], "epoch"))),
+            figures("loss", lambda row: fields.number(_last(row[1], "loss"))),
+            figures("best val_loss", lambda row: _best(row[1], "val_loss")),
+            figures("best val_accuracy", lambda row: _best(row[1], "val_accuracy")),
+            figures("throughput", lambda row: _per_s(row[1]), hint="Samples of all replicas a second."),
+            figures("restarts", lambda row: fields.whole(row[1].log.restarts)),
+            figures("steps lost", lambda row: fields.whole(row[1].log.wasted_steps)),
+            figures(
+                "goodput",
+                lambda row: fields.percent(row[1].log.goodput),
+                anchor="method-goodput",
+                hint="Time of the steps that count over all time.",
+            ),
+            words("end", lambda row: row[1].log.ended.words if row[1].log.ended else "has not ended"),
+        ],
+    )
+
+
+def _last(one: TrainedCell, name: str) -> float | None:
+    return float(getattr(one.log.steps[-1], name)) if one.log.steps else None
+
+
+def _best(one: TrainedCell, metric: str) -> Field:
+    found = one.log.best("val_loss" if metric == "val_loss" else "val_accuracy")
+    return fields.NONE if found is None else Field(f"{found.value:.4g} at step {found.step:,}", found.value)
+
+
+def _per_s(one: TrainedCell) -> Field:
+    return fields.shown(one.samples_per_s, lambda value: rate(value, "samples"), "samples/s")
+
+
+def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
+    kinds: tuple[tuple[str, str, str, Values], ...] = (
+        ("training-loss", "Training loss", "loss", _losses),
+        ("training-val-loss", "Loss of held-out samples", "val_loss", lambda one: _metric(one, "val_loss")),
+        (
+            "training-val-accuracy",
+            "Accuracy on held-out samples",
+            "val_accuracy",
+            lambda one: _metric(one, "val_accuracy"),
+        ),
+        ("training-throughput", "Throughput", "samples/s", _throughputs),
+    )
+    for name, title, unit, values in kinds:
+        lines = [line for place, run in enumerate(runs[:_DRAWN]) if (line := _line(place, run, values))]
+        if lines:
+            goals = {one.target for _, one in runs if one.target and one.target.metric == unit}
+            yield drawn(
+                Chart(
+                    name=name,
+                    title=f"{title} by step",
+                    y_title=unit,
+                    x_title="step",
+                    lines=tuple(lines),
+                    rules=tuple(Rule(text=f"target: {number(goal.value)}", y=goal.value) for goal in goals),
+                    x_axis="linear",
+                    sizes=False,
+                    switchable=False,
+                )
+            )
+
+
+def _line(place: int, run: Named, values: Values) -> Line | None:
+    name, one = run
+    found = values(one)
+    if not found:
+        return None
+    every = -(-len(found) // _MOST)
+    points = tuple(
+        Point(x=step, y=value, low=None, high=None, runs=(), label="", href="")
+        for step, value in (*found[:-1:every], found[-1])
+    )
+    return Line(name=name, colour=COLOURS[place % len(COLOURS)], dash="", points=points, plain=True)
+
+
+def _losses(one: TrainedCell) -> list[tuple[float, float]]:
+    return [(row.step, row.loss) for row in one.log.steps]
+
+
+def _metric(one: TrainedCell, metric: str) -> list[tuple[float, float]]:
+    return [(row.step, row.metrics[metric]) for row in one.log.validations if metric in row.metrics]
+
+
+def _throughputs(one: TrainedCell) -> list[tuple[float, float]]:
+    """Of the row of steps that ends at each step."""
+    rows = one.log.steps
+    before = [0, *(row.samples for row in rows)]
+    return [
+        (row.step, (row.samples - earlier) / row.seconds)
+        for row, earlier in zip(rows, before, strict=False)
+        if row.seconds > 0 and row.samples > earlier
+    ]
+
+
+def _restarts(found: Sequence[tuple[str, Recovery]]) -> TextTable:
+    return table(
+        found,
+        [
+            words("run", lambda row: row[0]),
+            figures("at step", lambda row: fields.whole(row[1].step)),
+            words("reason", lambda row: row[1].reason or "not known"),
+            figures("noticed", lambda row: _seconds(row[1].noticed_s), anchor="method-recovery"),
+            figures("started", lambda row: _seconds(row[1].started_s)),
+            figures("ready", lambda row: _seconds(row[1].ready_s)),
+            figures("first step", lambda row: _seconds(row[1].first_step_s)),
+            figures("steps lost", lambda row: fields.whole(row[1].steps_lost)),
+            figures("replicas after", lambda row: fields.whole(row[1].replicas)),
+        ],
+    )
+
+
+def _seconds(value: float | None) -> Field:
+    return fields.shown(value, lambda known: duration(known * 1e9), "s")
+
+
+def _checkpoints(runs: Sequence[Named]) -> TextTable:
+    return table(
+        runs,
+        [
+            words("run", lambda row: row[0]),
+            figures("written", lambda row: fields.whole(sum(not one.failed for one in row[1].log.saves))),
+            words("at steps", lambda row: _steps([one.step for one in row[1].log.saves if not one.failed])),
+            words("best", lambda row: _steps([one.step for one in row[1].log.saves if one.best][-1:])),
+            figures("blocked", lambda row: _seconds(_blocked(row[1])), hint="Training, by all of them."),
+            words("not written", lambda row: _failed(row[1])),
+        ],
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    kept = [f"{step:,}" for step in steps]
+    if len(kept) > 6:
+        kept = [*kept[:3], "...", *kept[-2:]]
+    return ", ".join(kept) or NOTHING
+
+
+def _blocked(one: TrainedCell) -> float:
+    return sum(save.seconds for save in one.log.saves)
+
+
+def _failed(one: TrainedCell) -> str:
+    failed = [save for save in one.log.saves if save.failed]
+    return "; ".join(f"step {save.step:,}: {save.failed}" for save in failed[-3:]) or NOTHING
+
+
+def accuracy_section(study: StudyFigures) -> Section | None:
+    """Time to the target; None where no piece of work was trained to one by several runs."""
+    found = races(study.training.values())
+    if not found:
+        return None
+    return Section(
+        anchor="accuracy",
+        title="Time to accuracy",
+        blocks=tuple(block for race in found for block in _race(race)),
+        definitions=_ACCURACY,
+    )
+
+
+def _race(race: Race) -> Iterator[Block]:
+    cell = race.cell
+    yield Table(
+        _ways(race),
+        f"{cell.workload} on {cell.dataset}, {cell.gpus:,} {'ranks' if cell.device == 'cpu' else 'GPUs'}, "
+        f"batch {batch(cell)}: time and samples to {race.target}, median over seeds with the range",
+    )
+    late = [way for way in race.ways if way.reached < len(way.runs)]
+    for way in late:
+        never = [str(run.seed) for run in way.runs if run.seconds is None]
+        yield Paragraph(
+            f"{way.label}: {'seed' if len(never) == 1 else 'seeds'} {', '.join(never)} never reached "
+            f"the target within the ordered training. Such a run counts as longer than the others, and is in "
+            f"no mean.",
+            "plain",
+        )
+
+
+def _ways(race: Race) -> TextTable:
+    return table(
+        race.ways,
+        [
+            words("strategy and compression", lambda way: way.label),
+            figures("reached", lambda way: _reached(way), hint="Of all seeds."),
+            figures("time", lambda way: _spread(way.seconds, _s), anchor="method-time-to-target"),
+            figures("samples", lambda way: _spread(way.samples, lambda value: f"{value:,.0f}")),
+            figures(
+                "time over the baseline's",
+                lambda way: Field("baseline") if way is race.ways[0] else _spread(race.ratio(way), _times),
+            ),
+        ],
+    )
+
+
+def _reached(way: Way) -> Field:
+    return Field(
+        f"{way.reached} of {len(way.runs)} ({percent(way.reached / len(way.runs))})",
+        way.reached / len(way.runs),
+        "ratio",
+    )
+
+
+def _s(value: float) -> str:
+    return duration(value * 1e9)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _spread(found: Spread | None, form: Callable[[float], str]) -> Field:
+    if found is None:
+        return fields.NONE
+    if found.median is None:
+        return Field("never, by half or more" if found.low is not None else "never")
+    if found.low == found.high:
+        return Field(form(found.median), found.median)
+    low = NOTHING if found.low is None else form(found.low)
+    high = "never" if found.high is None else form(found.high)
+    return Field(f"{form(found.median)} ({low} to {high})", found.median)
+
+
+_DEFINITIONS = (
+    Definition(
+        "method-goodput",
+        "Goodput",
+        "Time of the training steps that count over the time from the first row of the log to the last. "
+        "Validation, checkpoints, restarts and steps that were done again are the rest.",
+    ),
+    Definition(
+        "method-recovery",
+        "Recovery",
+        "Seconds after the last sign of life of an interrupted launch: until it had been ended (noticed), "
+        "the next one was started, its ranks had loaded the checkpoint (ready), and had taken a first step.",
+    ),
+)
+_ACCURACY = (
+    Definition(
+        "method-time-to-target",
+        "Time to the target",
+        "Time of the training steps up to the first validation that reached the target, without validation, "
+        "checkpoints and steps that were lost. The median over seeds stands with the smallest and the "
+        "largest; a run that never reached the target counts as longer than all others.",
+    ),
+)

@@ -1,0 +1,250 @@
+"""What follows from the logs of training runs: recoveries, time to a target, and their page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import a_cell
+
+from harness.console import Console
+from harness.costs import CostFlags
+from harness.studies import read_figures
+from reports.analysis.recovery import Recovery, recoveries
+from reports.analysis.trained import Spread, TrainedCell, races, reach, spread
+from reports.page.render import render_figures
+from results.launch import Attempt
+from results.train_order import TrainOrder
+from results.training_log import (
+    Ended,
+    Row,
+    Saved,
+    Started,
+    Steps,
+    TrainingLog,
+    TrainingLogWriter,
+    Validated,
+)
+
+
+def at(seconds: float) -> str:
+    """So many seconds after four o'clock, less than an hour."""
+    return f"2026-01-02T04:{int(seconds // 60):02d}:{seconds % 60:06.3f}Z"
+
+
+def started(second: float, launch: str, resumed: int | None = None, **order: Any) -> Started:
+    return Started(
+        at=at(second),
+        run_id=f"run-{launch}",
+        launch_id=launch,
+        gpus=2,
+        replicas=2,
+        resumed_step=resumed,
+        order=TrainOrder(steps=100, target="val_accuracy>=0.9", **order),
+        total_steps=100,
+    )
+
+
+def steps(second: float, step: int, *, seconds: float = 1.0, loss: float = 1.0) -> Steps:
+    """Of batches of 8 samples on all replicas."""
+    return Steps(
+        at=at(second),
+        step=step,
+        epoch=step / 10,
+        samples=8 * step,
+        loss=loss,
+        seconds=seconds,
+        learning_rate=0.1,
+    )
+
+
+def validated(second: float, step: int, accuracy: float) -> Validated:
+    metrics = {"val_loss": 1 - accuracy, "val_accuracy": accuracy}
+    return Validated(at=at(second), step=step, epoch=step / 10, metrics=metrics, seconds=0.5)
+
+
+def attempt(launch: str, began: float | None, ended: float, **more: Any) -> Attempt:
+    filled: dict[str, Any] = {
+        "command": ("torchrun",),
+        "exit_code": 1,
+        "stopped_by": None,
+        "outcomes": {},
+        "reasons": {},
+        "ranks": (),
+        "startup_ns": None,
+    }
+    begun = None if began is None else at(began)
+    return Attempt(launch_id=launch, started_at=begun, ended_at=at(ended), **filled | more)
+
+
+SAVED = Saved(at=at(21), step=20, seconds=0.25)
+KILLED: list[Row] = [
+    started(10, "first"),
+    steps(20, 20),
+    SAVED,
+    steps(30, 40),
+    steps(35, 45),
+    # A rank is killed at 36 s, the launch ends at 38.5 s, the next starts at 40 s.
+    started(47, "second", resumed=20),
+    steps(48, 21),
+    steps(60, 100),
+    Ended(at=at(61), step=100, why="steps", words="all 100 steps"),
+]
+ATTEMPTS = {
+    "first": attempt(
+        "first", 4, 38.5, reasons={"run-first": "rank 1 was killed"}, heartbeats={"0": at(35.5), "1": at(30)}
+    ),
+    "second": attempt("second", 40, 62),
+}
+
+
+def test_a_recovery_is_told_from_the_last_sign_of_life_or_from_the_fault() -> None:
+    (found,) = recoveries(TrainingLog(tuple(KILLED)), ATTEMPTS)
+    assert found == Recovery(
+        fault_at=at(35.5),
+        noticed_s=3.0,
+        started_s=4.5,
+        ready_s=11.5,
+        first_step_s=12.5,
+        step=45,
+        steps_lost=25,
+        replicas=2,
+        reason="rank 1 was killed",
+    )
+    (known,) = recoveries(TrainingLog(tuple(KILLED)), ATTEMPTS, faults=[at(1), at(36), at(55)])
+    assert (known.fault_at, known.noticed_s, known.started_s) == (at(36), 2.5, 4.0)
+    assert (known.ready_s, known.first_step_s) == (11.0, 12.0)
+
+
+def test_what_nothing_says_of_a_recovery_is_unknown() -> None:
+    # The supervisor was killed too: nobody has written how the first launch ended, and the second still runs.
+    (found,) = recoveries(TrainingLog(tuple(KILLED[:6])), {})
+    assert (found.noticed_s, found.started_s, found.ready_s, found.first_step_s) == (None, None, 12.0, None)
+    assert (found.fault_at, found.reason) == (at(35), None)
+    # Workers that torchrun has started again are of the same launch, which has not ended.
+    again: list[Row] = [started(10, "one"), steps(20, 20), started(27, "one", resumed=None), steps(28, 1)]
+    (found,) = recoveries(TrainingLog(tuple(again)), {"one": attempt("one", 4, 60, heartbeats={"0": at(59)})})
+    assert (found.fault_at, found.ready_s, found.first_step_s, found.steps_lost) == (at(20), 7.0, 8.0, 20)
+
+
+def test_going_on_after_an_end_is_no_recovery() -> None:
+    further: list[Row] = [*KILLED, started(100, "third", resumed=100, patience=3)]
+    assert len(recoveries(TrainingLog(tuple(further)), ATTEMPTS)) == 1
+
+
+def trained(seed: int, *accuracies: float, compression: str = "none", pace: float = 1.0) -> TrainedCell:
+    """Validated every 10 steps, each row of which took `pace` seconds."""
+    rows: list[Row] = [started(0, "only")]
+    for number, accuracy in enumerate(accuracies, start=1):
+        rows += [steps(number, 10 * number, seconds=pace), validated(number, 10 * number, accuracy)]
+    cell = a_cell(seed=seed, compression=compression, dataset="digits")
+    return TrainedCell(cell=cell, log=TrainingLog(tuple(rows)))
+
+
+def test_time_to_the_target_is_of_the_steps_that_count() -> None:
+    one = trained(3, 0.5, 0.92, 0.8, 0.95, pace=2.0)
+    target = one.target
+    assert target is not None
+    found = reach(one, target)
+    # The second validation is the first that is good enough, after 20 steps of 8 samples.
+    assert (found.seed, found.seconds, found.samples) == (3, 4.0, 160)
+    assert reach(trained(0, 0.5, 0.6), target).seconds is None
+    # Steps that were lost and done again count once: 20 + 1 + 79 steps in 3 rows of a second.
+    again: list[Row] = [*KILLED[:-1], validated(60, 100, 0.9)]
+    assert reach(TrainedCell(cell=one.cell, log=TrainingLog(tuple(again))), target).seconds == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "low", "high"),
+    [
+        ([3.0, 1.0, 2.0], 2.0, 1.0, 3.0),
+        ([4.0], 4.0, 4.0, 4.0),
+        # One of three never: the longer of the other two is the median.
+        ([3.0, None, 1.0], 3.0, 1.0, None),
+        ([1.0, None], None, 1.0, None),
+        ([None, None], None, None, None),
+    ],
+)
+def test_a_run_that_never_reached_the_target_is_longer_than_all_others(
+    values: list[float | None], median: float | None, low: float | None, high: float | None
+) -> None:
+    assert spread(values) == Spread(median=median, low=low, high=high)
+
+
+RUNS = [
+    *(trained(seed, *[0.5] * wait, 0.9, compression="topk:0.01") for seed, wait in ((0, 3), (1, 5))),
+    trained(2, 0.5, 0.6, compression="topk:0.01"),
+    *(trained(seed, *[0.5] * wait, 0.9) for seed, wait in ((0, 1), (1, 2), (2, 3))),
+    *(trained(seed, 0.1, compression="powersgd:2") for seed in (0, 1)),
+    trained(0, 0.95, compression="int8"),
+]
+
+
+def test_ways_are_compared_with_the_one_that_compresses_nothing() -> None:
+    (race,) = races(RUNS)
+    assert (race.target, [way.label for way in race.ways]) == (
+        "val_accuracy>=0.9",
+        ["ddp", "ddp + topk:0.01", "ddp + powersgd:2", "ddp + int8"],
+    )
+    dense, topk, powersgd, int8 = race.ways
+    # Rows of a second: after 2, 3 and 4 of them, and with topk after 4, 6 and never.
+    assert dense.seconds == Spread(median=3.0, low=2.0, high=4.0)
+    assert topk.seconds == Spread(median=6.0, low=4.0, high=None)
+    assert topk.samples == Spread(median=480, low=320, high=None)
+    assert [way.reached for way in race.ways] == [3, 2, 0, 1]
+    assert race.ratio(topk) == Spread(median=2.0, low=1.0, high=None)
+    assert race.ratio(int8) == Spread(median=1 / 3, low=1 / 4, high=1 / 2)
+    assert race.ratio(dense) is race.ratio(powersgd) is None
+
+
+def test_other_work_is_another_race_and_one_run_is_none() -> None:
+    other = TrainedCell(cell=a_cell(gpus=4, dataset="digits"), log=RUNS[0].log)
+    assert [len(race.ways) for race in races([*RUNS, other])] == [4]
+
+
+def plant(study: Any, folder: Path) -> None:
+    """Two seeds of each of two ways, all interrupted once, and no measured run."""
+    for compression in ("none", "topk:0.01"):
+        for seed in (0, 1):
+            fields = {"workload": "mlp", "dataset": "digits", "compression": compression, "seed": seed}
+            (cell,) = study.series("weak", "ddp", [2], batch=32, **fields)
+            writer = TrainingLogWriter(study.study.training_log_path(cell.id))
+            late = compression != "none" and seed == 1
+            middle = [validated(49, 21, 0.5), *([] if late else [validated(60.5, 100, 0.93)])]
+            failed = Saved(at=at(60), step=90, seconds=0.5, failed=f"disk full at {folder}", best=False)
+            for row in (*KILLED[:7], middle[0], KILLED[7], failed, *middle[1:], KILLED[8]):
+                writer.write(row)
+            writer.close()
+    study.plan(repeats=1)
+    for one in ATTEMPTS.values():
+        (study.study.root / "launches" / one.launch_id).mkdir(parents=True, exist_ok=True)
+        study.study.add_attempt(one)
+
+
+def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time_to_accuracy(
+    planted: Any, tmp_path: Path
+) -> None:
+    plant(planted, tmp_path)
+    root = planted.study.root
+    (figures,) = read_figures([str(root)], CostFlags(), Console())
+    page = render_figures(figures)
+    assert [page.count(f'id="training-{name}-title"') for name in ("loss", "val-loss", "throughput")] == [
+        1
+    ] * 3
+    for words in (
+        "4 training runs, 4 of them ended by themselves",
+        "rank 1 was killed",
+        "12.5 s",
+        "disk full at",
+        "ddp + topk:0.01",
+        "1 of 2 (50.0 %)",
+        "never, by half or more",
+        "seed 1 never reached the target",
+        "target: 0.9",
+        "Goodput",
+    ):
+        assert words in page, words
+    assert "Nothing succeeded" not in page
+    (redacted,) = read_figures([str(root)], CostFlags(), Console(), redact=True)
+    assert str(tmp_path) not in render_figures(redacted)
