@@ -38,8 +38,8 @@ def recoveries(
 ) -> tuple[Recovery, ...]:
     """The interruptions of a run, oldest first; what follows an end by itself is none.
 
-    `attempts` are by launch. `faults` are the times of faults, if they are known: of each interruption the
-    last one before its next start counts.
+    `attempts` are by run, as a study gives them. `faults` are the times of faults, if they are known: of
+    each interruption the last one before its next start counts.
     """
     return tuple(_recoveries(log, attempts, faults))
 
@@ -56,7 +56,7 @@ def _recoveries(
         last = log.rows[place - 1] if place else None
         if before is not None and last is not None and not isinstance(last, Ended):
             own = [fault for fault in faults if before.at <= fault <= row.at]
-            ended, next_one = attempts.get(before.launch_id), attempts.get(row.launch_id)
+            ended, next_one = attempts.get(before.run_id), attempts.get(row.run_id)
             same = before.launch_id == row.launch_id
             fault = max(own) if own else _last_sign(last.at, None if same else ended)
             first = next((one for one in log.rows[place + 1 :] if isinstance(one, Steps | Started)), None)

@@ -24,7 +24,7 @@ class TrainedCell:
     cell: Cell
     log: TrainingLog
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    """The ends of its launches, by id."""
+    """The ends of its launches, by the id of the run."""
 
     @property
     def target(self) -> Target | None:

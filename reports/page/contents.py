@@ -30,8 +30,6 @@ Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
         "summary": summary_section,
-        "training": training_section,
-        "accuracy": accuracy_section,
         "over": over_section,
         "best": best_section,
         "curves": curves_section,
@@ -51,26 +49,31 @@ then the definitions of all."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """Behind the definitions."""
 GROUP = "bench.sections"
-_TRAINED = ("training", "accuracy", "outcomes", "environment")
-"""Of a study that was trained and not measured."""
-TAKEN = frozenset({*SECTIONS, *APPENDIX, "method"})
+TRAINED: Mapping[str, Maker] = MappingProxyType(
+    {
+        "training": training_section,
+        "accuracy": accuracy_section,
+        "outcomes": outcomes_section,
+        "environment": environment_section,
+    }
+)
+"""In their place, of a study that was trained and not measured."""
+TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
     """Every section that this study has something for. Raises ExtensionError if two have one name."""
-    return (*_made(_makers(study), study), *_added(study))
-
-
-def _makers(study: StudyFigures) -> Mapping[str, Maker]:
-    if study.training and not study.cells:
-        return {anchor: SECTIONS[anchor] for anchor in _TRAINED}
-    return SECTIONS
+    return (*_made(TRAINED if _only_trained(study) else SECTIONS, study), *_added(study))
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
     """The same for what follows the definitions."""
-    return _made(APPENDIX, study)
+    return () if _only_trained(study) else _made(APPENDIX, study)
+
+
+def _only_trained(study: StudyFigures) -> bool:
+    return bool(study.training) and not study.cells
 
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:

@@ -14,7 +14,10 @@ from harness.studies import read_figures
 from reports.analysis.recovery import Recovery, recoveries
 from reports.analysis.trained import Spread, TrainedCell, races, reach, spread
 from reports.page.render import render_figures
-from results.launch import Attempt
+from results.environment import CodeVersion
+from results.launch import Attempt, Launch, Slot
+from results.outcome import Evidence
+from results.plan import Placement
 from results.train_order import TrainOrder
 from results.training_log import (
     Ended,
@@ -92,10 +95,10 @@ KILLED: list[Row] = [
     Ended(at=at(61), step=100, why="steps", words="all 100 steps"),
 ]
 ATTEMPTS = {
-    "first": attempt(
+    "run-first": attempt(
         "first", 4, 38.5, reasons={"run-first": "rank 1 was killed"}, heartbeats={"0": at(35.5), "1": at(30)}
     ),
-    "second": attempt("second", 40, 62),
+    "run-second": attempt("second", 40, 62),
 }
 
 
@@ -124,7 +127,9 @@ def test_what_nothing_says_of_a_recovery_is_unknown() -> None:
     assert (found.fault_at, found.reason) == (at(35), None)
     # Workers that torchrun has started again are of the same launch, which has not ended.
     again: list[Row] = [started(10, "one"), steps(20, 20), started(27, "one", resumed=None), steps(28, 1)]
-    (found,) = recoveries(TrainingLog(tuple(again)), {"one": attempt("one", 4, 60, heartbeats={"0": at(59)})})
+    (found,) = recoveries(
+        TrainingLog(tuple(again)), {"run-one": attempt("one", 4, 60, heartbeats={"0": at(59)})}
+    )
     assert (found.fault_at, found.ready_s, found.first_step_s, found.steps_lost) == (at(20), 7.0, 8.0, 20)
 
 
@@ -203,6 +208,18 @@ def test_other_work_is_another_race_and_one_run_is_none() -> None:
     assert [len(race.ways) for race in races([*RUNS, other])] == [4]
 
 
+def launch(name: str, slot: Slot) -> Launch:
+    return Launch(
+        launch_id=name,
+        placement=Placement(nodes=1, gpus_per_node=2),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.MEASURED,
+        slots=(slot,),
+        code=CodeVersion(code_hash="0" * 16),
+    )
+
+
 def plant(study: Any, folder: Path) -> None:
     """Two seeds of each of two ways, all interrupted once, and no measured run."""
     for compression in ("none", "topk:0.01"):
@@ -218,7 +235,8 @@ def plant(study: Any, folder: Path) -> None:
             writer.close()
     study.plan(repeats=1)
     for one in ATTEMPTS.values():
-        (study.study.root / "launches" / one.launch_id).mkdir(parents=True, exist_ok=True)
+        slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
+        study.study.add_launch(launch(one.launch_id, slot))
         study.study.add_attempt(one)
 
 
@@ -238,8 +256,8 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
         "12.5 s",
         "disk full at",
         "ddp + topk:0.01",
-        "1 of 2 (50.0 %)",
-        "never, by half or more",
+        "1 of 2",
+        "half or more never",
         "seed 1 never reached the target",
         "target: 0.9",
         "Goodput",

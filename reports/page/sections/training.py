@@ -278,7 +278,7 @@ def _spread(found: Spread | None, form: Callable[[float], str]) -> Field:
     if found is None:
         return fields.NONE
     if found.median is None:
-        return Field("never, by half or more" if found.low is not None else "never")
+        return Field("half or more never" if found.low is not None else "never")
     if found.low == found.high:
         return Field(form(found.median), found.median)
     low = NOTHING if found.low is None else form(found.low)
