@@ -11,7 +11,7 @@ from reports.text import count, listed
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
 from results.link import NO_LINK
 
-_ROOM = 120
+_ROOM = 60
 """Characters of a command that the first screen has room for."""
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated_study import large_study
+from generated_study import Trouble, large_study
 from PIL import Image
 
 from reports.page.render import render, render_figures, render_studies
@@ -579,6 +579,17 @@ def test_85_cells_to_256_gpus_fit_ten_screens_and_12_000_words(chromium: Browser
     assert time.monotonic() - started < 3
     chromium.resize(390)
     assert chromium.read("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_next_command_is_on_the_first_screen_of_a_study_in_trouble_too(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    trouble = Trouble(disturbed=0.3, failed=0.12, dirty=True)
+    path = tmp_path / "trouble.html"
+    path.write_text(render_figures(large_study(seed=7, trouble=trouble)), encoding="utf-8")
+    chromium.open(path, width=1440)
+    foot = "document.querySelector('#summary .command').getBoundingClientRect().bottom"
+    assert chromium.read(foot) <= 900
 
 
 def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, tmp_path: Path) -> None:
