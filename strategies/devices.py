@@ -27,6 +27,9 @@ Moment = Any
 class Event(Protocol):
     """A place in the queue of a stream."""
 
+    def synchronize(self) -> None:
+        """The host waits until the stream has come there."""
+
 
 class Stream(Protocol):
     """A queue of a device: what is in it is done in order, and beside what is in other queues."""
@@ -127,6 +130,10 @@ class StreamedDevice(DeviceKind):
     def new_stream(self) -> Stream: ...
 
     @abstractmethod
+    def room_on_host(self, values: Tensor) -> Tensor:
+        """Memory of the host for a copy of `values`, pinned: copies to it and from it hold nobody up."""
+
+    @abstractmethod
     def current_stream(self) -> Stream:
         """The one that the calling thread queues in."""
 
@@ -191,8 +198,10 @@ class Cuda(StreamedDevice):
         torch.cuda.current_stream(self.device).synchronize()
 
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
-        kept = torch.empty_like(values, device="cpu", pin_memory=True)
-        return kept.copy_(values, non_blocking=True)
+        return self.room_on_host(values).copy_(values, non_blocking=True)
+
+    def room_on_host(self, values: Tensor) -> Tensor:
+        return torch.empty_like(values, device="cpu", pin_memory=True)
 
     def moment(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

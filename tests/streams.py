@@ -810,8 +810,10 @@ class SimulatedDevice(StreamedDevice):
         SIMULATION.current.synchronize()
 
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
-        kept = SIMULATION.put_on_host(torch.empty_like(values, device="cpu"))
-        return kept.copy_(values, non_blocking=True)
+        return self.room_on_host(values).copy_(values, non_blocking=True)
+
+    def room_on_host(self, values: Tensor) -> Tensor:
+        return cast(Tensor, SIMULATION.put_on_host(torch.empty_like(values, device="cpu")))
 
     def moment(self) -> Event:
         return SIMULATION.current.record_event()

@@ -39,6 +39,7 @@ from results.launch_files import flight_path, nccl_log_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
+from strategies.devices import StreamedDevice, device_of
 
 LEEWAY_S = 60.0
 """A collective times out this much later than the supervisor, which ends a hang and names the rank behind."""
@@ -76,7 +77,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     network_log = None
     if launch.backend == "nccl":
         network_log = log_network(os.environ, nccl_log_path(launch_path.parent, rank.rank))
-    exchange = _join(launch, slots[0].run_id if slots else launch.launch_id, timeout)
+    exchange = _join(launch, device, slots[0].run_id if slots else launch.launch_id, timeout)
     with ExitStack() as stack:
         stack.callback(log.close)
         around = RankContext(
@@ -109,7 +110,7 @@ def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
     return tuple(f"on {platform.node()}: {warning}" for warning in gpu_warnings(own))
 
 
-def _join(launch: Launch, meeting: str, timeout: timedelta) -> ExchangeGroup:
+def _join(launch: Launch, device: torch.device, meeting: str, timeout: timedelta) -> ExchangeGroup:
     """The exchange over the launch's backend, and the default group, over which the ranks agree; collective.
 
     `meeting` is a name that no earlier processes of this launch have met under: they share torchrun's store.
@@ -132,7 +133,9 @@ def _join(launch: Launch, meeting: str, timeout: timedelta) -> ExchangeGroup:
         versions: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(versions, (platform.node(), nccl_version()))
         require_one_nccl(versions)
-    return open_exchange(timeout, backend=launch.backend)
+    kind = device_of(device)
+    staged_for = kind if launch.backend == "gloo" and isinstance(kind, StreamedDevice) else None
+    return open_exchange(timeout, backend=launch.backend, staged_for=staged_for)
 
 
 def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:

@@ -21,7 +21,8 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from harness.worker.buckets import BucketCounter
 from harness.worker.recorder import Recorder, group_text
-from strategies.devices import device_of
+from harness.worker.staged import StagedGroup
+from strategies.devices import StreamedDevice, device_of
 
 _BACKEND = "bench_exchange"
 
@@ -67,15 +68,19 @@ class ExchangeGroup(dist.ProcessGroup):
         backend: dist.ProcessGroup | None = None,
         traffic: Traffic | None = None,
         members: Sequence[int] | None = None,
+        staged_for: StreamedDevice | None = None,
     ) -> None:
         """Over `backend` (None: the default group), counted in `traffic`.
 
-        `members` are the ranks of the launch that are in it (None: the first `size`).
+        `members` are the ranks of the launch that are in it (None: the first `size`). `staged_for` is a
+        device whose tensors the backend cannot move: they go through host memory (`StagedGroup`).
         """
         super().__init__(rank, size)  # type: ignore[call-arg]  # as torch calls it for other Python groups
         self._size = size
         self._rank = rank
         self._backend: Any = dist.group.WORLD if backend is None else backend
+        self._staged_for = staged_for
+        self._mover: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
         self._name = ""
@@ -97,7 +102,9 @@ class ExchangeGroup(dist.ProcessGroup):
         """Called by torch as it destroys the group."""
         # DTensor's caches hold the meshes of past cells, and these their groups. Without this the threads of
         # the backend would poll until the worker ends.
-        self._backend = None
+        if self._staged_for is not None:
+            self._mover.close()
+        self._backend = self._mover = None
 
     @property
     def backend(self) -> dist.ProcessGroup:
@@ -134,7 +141,8 @@ class ExchangeGroup(dist.ProcessGroup):
         """A new group of these ranks over a backend of its own; None where this rank is not in it."""
         ranks = [self._members[rank] for rank in part]
         backend = dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
-        return _open_over(_Origin(backend=backend, traffic=self.traffic, members=ranks), self.timeout)
+        origin = _Origin(backend=backend, traffic=self.traffic, members=ranks, staged_for=self._staged_for)
+        return _open_over(origin, self.timeout)
 
     def announce_bucket(self) -> None:
         """A strategy begins to exchange a bucket over this group."""
@@ -212,8 +220,8 @@ class ExchangeGroup(dist.ProcessGroup):
         if not self.traffic.enabled:
             return _finished(tensors)
         if self.traffic.recorder is not None:
-            return self._recorded("recv", tensors, self._backend.recv, (tensors, source, tag))
-        work: MaybeWork = self._backend.recv(tensors, source, tag)
+            return self._recorded("recv", tensors, self._mover.recv, (tensors, source, tag))
+        work: MaybeWork = self._mover.recv(tensors, source, tag)
         return work
 
     def _run(
@@ -223,7 +231,7 @@ class ExchangeGroup(dist.ProcessGroup):
             return _finished(result)
         self.traffic.payload_bytes += _bytes(sent)
         self.traffic.operations += 1
-        collective = getattr(self._backend, name)
+        collective = getattr(self._mover, name)
         if options is not None:
             arguments = (*arguments, options)
         if self.traffic.recorder is not None:
@@ -260,6 +268,7 @@ class _Origin:
     backend: dist.ProcessGroup
     traffic: Traffic
     members: Sequence[int]
+    staged_for: StreamedDevice | None = None
 
 
 _origin: list[_Origin] = []
@@ -268,7 +277,7 @@ _origin: list[_Origin] = []
 
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
     origin = _origin[-1]
-    group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members)
+    group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members, origin.staged_for)
     group.timeout = timeout
     return group
 
@@ -285,18 +294,25 @@ def _open_over(origin: _Origin, timeout: timedelta | None) -> ExchangeGroup | No
     return group if isinstance(group, ExchangeGroup) else None
 
 
-def open_exchange(timeout: timedelta | None = None, *, backend: str | None = None) -> ExchangeGroup:
+def open_exchange(
+    timeout: timedelta | None = None,
+    *,
+    backend: str | None = None,
+    staged_for: StreamedDevice | None = None,
+) -> ExchangeGroup:
     """A new exchange over all ranks of the default group; collective.
 
     `backend` is the name of what moves the data (None: the default group's, or the default group itself if
     it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
-    what goes over the default group waits as that does.
+    what goes over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
     """
     mover = dist.group.WORLD
     if backend not in (None, dist.get_backend()):
         mover = dist.new_group(timeout=timeout, backend=backend)
     assert mover is not None
     everyone = range(dist.get_world_size())
-    group = _open_over(_Origin(backend=mover, traffic=Traffic(), members=everyone), timeout)
+    group = _open_over(
+        _Origin(backend=mover, traffic=Traffic(), members=everyone, staged_for=staged_for), timeout
+    )
     assert group is not None
     return group

@@ -7,8 +7,8 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 
 from harness.worker.control import Control
+from harness.worker.exchange import open_exchange
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
 from harness.worker.recorder import Recorder
 from harness.worker.run import RankContext, RunInProgress
+from harness.worker.staged import StagedGroup
 from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
@@ -252,11 +254,28 @@ def test_who_waits_for_the_future_of_a_hook_has_its_stream_wait_for_the_lane() -
         assert bucket.values.tolist() == [2, 2, 2, 2]
 
 
-def link_calls(rank: int) -> list[list[float]]:
+def open_staged() -> Any:
+    return open_exchange(staged_for=streams().SimulatedDevice(DEVICE))
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """The threads of a staged group tell what they touch, too."""
+    land = StagedGroup._land
+
+    def told(group: StagedGroup, *arguments: Any) -> None:
+        with streams().Watch():
+            land(group, *arguments)
+
+    with patch.object(StagedGroup, "_land", told):
+        yield
+
+
+def link_calls(rank: int, staged: bool = False) -> list[list[float]]:
     """On a rank: what every call of a link comes to, touched as its caller may touch it."""
     found = []
-    exchange = streams().open_nccl_like()
-    with simulated():
+    exchange = open_staged() if staged else streams().open_nccl_like()
+    with simulated(), watched():
         link = Link(exchange)
 
         def own() -> torch.Tensor:
@@ -284,8 +303,9 @@ def link_calls(rank: int) -> list[list[float]]:
     return found
 
 
-def test_every_call_of_a_link_is_waited_for(ranks: Ranks) -> None:
-    first, second = ranks(2, link_calls)
+@pytest.mark.parametrize("staged", [False, True])
+def test_every_call_of_a_link_is_waited_for(ranks: Ranks, staged: bool) -> None:
+    first, second = ranks(2, link_calls, staged)
     total = [10.0, 12.0, 14.0, 16.0]
     assert first[:4] == [total, [10, 11, 12, 13], [10, 11, 12, 13], [0, 1, 2, 3, 10, 11, 12, 13]]
     assert second[:4] == first[:4]
@@ -293,6 +313,46 @@ def test_every_call_of_a_link_is_waited_for(ranks: Ranks) -> None:
     assert (first[5], second[5]) == (total[:2], total[2:])
     assert (first[6], second[6]) == (total[:2], total[2:])
     assert first[7] == second[7] == [0, 1, 2, 3]
+
+
+def staged_sums(rank: int) -> list[Any]:
+    """On a rank: a sum that is held up on the device, an average, and a sum of a type that Gloo has not."""
+    exchange = open_staged()
+    go, synchronize = threading.Event(), streams().Event.synchronize
+    found: list[Any] = []
+
+    def held(event: Any) -> None:
+        assert go.wait(60)
+        synchronize(event)
+
+    with simulated(), watched():
+        values = torch.arange(3.0, device=DEVICE) + rank
+        with patch.object(streams().Event, "synchronize", held):
+            work = exchange.allreduce([values])
+            future = work.get_future()
+            # The device has not come to what is to be sent.
+            found.append(future.done())
+            go.set()
+            work.wait()
+        found.append(values.tolist())
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        exchange.allreduce([values.mul_(rank + 1)], options).wait()
+        found.append(values.tolist())
+        try:
+            exchange.allreduce([torch.ones(3, dtype=torch.int16, device=DEVICE)]).wait()
+        except RuntimeError as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks: Ranks) -> None:
+    for early, total, average, error in ranks(2, staged_sums):
+        assert early is False
+        assert total == [1, 3, 5]
+        # Once and twice the sum, over two.
+        assert average == [1.5, 4.5, 7.5]
+        assert "scalar type" in error
 
 
 def refused(rank: int) -> list[str]:

@@ -1,0 +1,150 @@
+"""Gloo for tensors of a device: they go through host memory.
+
+NCCL refuses two ranks on one device. Over this, ranks that share a GPU run all that ranks on several GPUs do,
+with the streams and events of the device; what they measure is emulated.
+
+An operation copies what it sends to pinned host memory, on the current stream. When the stream has come
+there, a thread issues the operation of Gloo, and another waits for its end and copies the result back on a
+stream of its own. The work's future knows the device, so that who waits for it has his stream wait for the
+copy. One thread issues all operations of a group, in the order of the calls: Gloo matches them by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from strategies.devices import Stream, StreamedDevice
+
+UNDER_WAY = 64
+"""Operations that may wait for their end at once: a pipeline has several sends and receives under way."""
+Call = Callable[[list[Tensor], list[Tensor]], dist.Work]
+
+
+class StagedGroup:
+    """The calls of a process group that an `ExchangeGroup` makes, for tensors of one device."""
+
+    def __init__(self, gloo: Any, device: StreamedDevice) -> None:
+        self._gloo = gloo
+        self._device = device
+        self._issuing = ThreadPoolExecutor(1, "staged-issue")
+        self._ending = ThreadPoolExecutor(UNDER_WAY, "staged-end")
+
+    @cached_property
+    def _back(self) -> Stream:
+        """What copies results to the device. Made when it is used: a launch may open groups for no cell."""
+        return self._device.new_stream()
+
+    def close(self) -> None:
+        """After the last operation: its threads end."""
+        self._issuing.shutdown()
+        self._ending.shutdown()
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
+        return self._in_place(self._gloo.allreduce, tensors, options)
+
+    def reduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
+        return self._in_place(self._gloo.reduce, tensors, options)
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
+        return self._in_place(self._gloo.broadcast, tensors, options)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> dist.Work:
+        return self._stage(inputs, outputs[0], lambda sent, there: self._gloo.allgather([there], sent))
+
+    def _allgather_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work:
+        gather = self._gloo._allgather_base
+        return self._stage(
+            [values], [output], lambda sent, there: gather(there[0].view(-1), sent[0].view(-1))
+        )
+
+    all_gather_single = _allgather_base
+
+    def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work:
+        scatter, averages = self._gloo._reduce_scatter_base, _summed(options)
+        given = () if options is None else (options,)
+        return self._stage(
+            [values],
+            [output],
+            lambda sent, there: scatter(there[0].view(-1), sent[0].view(-1), *given),
+            averages=averages,
+        )
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def alltoall_base(self, output: Tensor, values: Tensor, *splits: Any) -> dist.Work:
+        exchange = self._gloo.alltoall_base
+        return self._stage([values], [output], lambda sent, there: exchange(there[0], sent[0], *splits))
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work:
+        return self._stage(tensors, [], lambda sent, there: self._gloo.send(sent, to, tag))
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work:
+        return self._stage([], tensors, lambda sent, there: self._gloo.recv(there, source, tag))
+
+    def _in_place(self, collective: Any, tensors: list[Tensor], options: Any) -> dist.Work:
+        averages = _summed(options)
+        given = () if options is None else (options,)
+        return self._stage(tensors, tensors, lambda sent, there: collective(there, *given), averages=averages)
+
+    def _stage(
+        self, sends: Sequence[Tensor], receives: Sequence[Tensor], call: Call, *, averages: bool = False
+    ) -> dist.Work:
+        """Queue `call(what is sent, where what comes lies)`, both in host memory."""
+        device = self._device
+        sent = [device.begin_copy_to_host(tensor.detach()) for tensor in sends]
+        there = sent if receives is sends else [device.room_on_host(tensor) for tensor in receives]
+        copied = device.current_stream().record_event()
+        future = device.future()
+
+        def end(work: dist.Work) -> None:
+            try:
+                work.wait()
+                self._land(receives, there, averages)
+                # With the stream of the copies as the current one: it is what the future has others wait for.
+                with device.on_stream(self._back):
+                    future.set_result(list(receives or sends))
+            except Exception as error:
+                # The border of the thread: who waits for the work raises it.
+                _fail(future, error)
+
+        def issue() -> None:
+            try:
+                copied.synchronize()
+                self._ending.submit(end, call(sent, there))
+            except Exception as error:
+                # The border of the thread, likewise.
+                _fail(future, error)
+
+        self._issuing.submit(issue)
+        work: dist.Work = _create_work_from_future(future)
+        return work
+
+    def _land(self, receives: Sequence[Tensor], there: Sequence[Tensor], averages: bool) -> None:
+        """Copy what has come to the device. All that was queued before the operation is done by now: nothing
+        else of the caller's reads or writes these tensors until he has waited."""
+        with self._device.on_stream(self._back):
+            for tensor, come in zip(receives, there, strict=True):
+                if averages:
+                    come /= self._gloo.size()
+                tensor.detach().copy_(come, non_blocking=True)
+
+
+def _summed(options: Any) -> bool:
+    """Whether an average was asked for, which Gloo has not: a sum stands in the options then."""
+    operation = getattr(options, "reduceOp", None)
+    if operation is None or operation != dist.ReduceOp.AVG:
+        return False
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+    return True
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    future.set_exception(error)  # type: ignore[arg-type]
