@@ -59,12 +59,13 @@ def streams() -> ModuleType:
     return sys.modules["simulated_streams"]
 
 
-def run_cells(rank: int, folder: str, cells: list[Fields]) -> list[Fields]:
+def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False) -> list[Fields]:
     """On a rank: the records of whole runs of cells, one after another in one worker."""
     found = []
     with ExitStack() as stack:
-        exchange = streams().open_nccl_like()
+        exchange = open_staged() if staged else streams().open_nccl_like()
         simulation = stack.enter_context(streams().simulated_device())
+        stack.enter_context(watched())
         # Some steps in which every operation is recorded show what twenty do.
         stack.enter_context(patch("harness.worker.recorder.RECORDED_STEPS", 2))
         control = Control(DEVICE, exchange.backend)
@@ -81,7 +82,7 @@ def run_cells(rank: int, folder: str, cells: list[Fields]) -> list[Fields]:
                 return found
         exchange.reset()
         # Those that cells split off have been destroyed.
-        assert set(streams().NcclLike.open) == {exchange.backend}
+        assert set(streams().NcclLike.open) == (set() if staged else {exchange.backend})
     return found
 
 
@@ -207,6 +208,19 @@ def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks: Ranks, tmp_
         assert len(records) == len(CELLS)
 
 
+@pytest.mark.slow
+def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_path: Path) -> None:
+    cells = [
+        MLP | {"strategy": "ddp:bucket_mb=0.05", "backend": "gloo"},
+        GPT | {"strategy": "scratch-fsdp:stage=3", "backend": "gloo"},
+        GPT | {"strategy": "fsdp", "backend": "gloo"},
+        GPT | {"strategy": "pipeline:1f1b:microbatches=4", "micro_batch": 4, "backend": "gloo"},
+    ]
+    for records in ranks(2, run_cells, str(tmp_path), cells, True):
+        assert [(record["outcome"], record["reason"]) for record in records] == [("ok", None)] * len(cells)
+        assert all(record["recorded"].operations.step for record in records)
+
+
 def simulated() -> Any:
     return streams().simulated_device()
 
@@ -316,7 +330,7 @@ def test_every_call_of_a_link_is_waited_for(ranks: Ranks, staged: bool) -> None:
 
 
 def staged_sums(rank: int) -> list[Any]:
-    """On a rank: a sum that is held up on the device, an average, and a sum of a type that Gloo has not."""
+    """On a rank: a sum that is held up on the device, an average, and values of a rank that is not there."""
     exchange = open_staged()
     go, synchronize = threading.Event(), streams().Event.synchronize
     found: list[Any] = []
@@ -339,8 +353,10 @@ def staged_sums(rank: int) -> list[Any]:
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
         exchange.allreduce([values.mul_(rank + 1)], options).wait()
         found.append(values.tolist())
+        nobody = dist.BroadcastOptions()
+        nobody.rootRank = 7
         try:
-            exchange.allreduce([torch.ones(3, dtype=torch.int16, device=DEVICE)]).wait()
+            exchange.broadcast([values], nobody).wait()
         except RuntimeError as error:
             found.append(str(error))
     return found
@@ -352,7 +368,7 @@ def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks: Ranks) -> 
         assert total == [1, 3, 5]
         # Once and twice the sum, over two.
         assert average == [1.5, 4.5, 7.5]
-        assert "scalar type" in error
+        assert "invalid root" in error
 
 
 def refused(rank: int) -> list[str]:
