@@ -113,10 +113,10 @@ class Matrix:
                 f"--link makes nodes with a network of their own on this host: leave --launcher "
                 f"{self._launcher.name} out"
             )
-        if self._options.oversubscribe and request.device == "cuda":
+        if self._options.oversubscribe and request.device == "cuda" and request.backend != "gloo":
             raise UsageError(
-                "--oversubscribe is for CPU ranks: a CUDA device takes one rank; leave it out, and sizes "
-                "beyond this machine are skipped with a reason"
+                f"--oversubscribe with --device cuda needs --backend gloo, not {request.backend}: NCCL takes "
+                f"one rank a GPU; leave it out, and sizes beyond this machine are skipped with a reason"
             )
 
     def _unused_options(self) -> list[str]:

@@ -28,7 +28,8 @@ class Machine:
 
     def limit(self, device: Device, larger: str | None) -> Limit:
         """What this machine can hold without `--oversubscribe`; `larger` says how to run more than that."""
-        hints = ("--oversubscribe runs it emulated" if device == "cpu" else None, larger)
+        shared = "--oversubscribe" if device == "cpu" else "--oversubscribe --backend gloo"
+        hints = (f"{shared} runs it emulated", larger)
         return Limit(
             devices=self.devices(device),
             word="cores" if device == "cpu" else "CUDA devices",

@@ -63,7 +63,7 @@ def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]
 def _near(gpus: list[Gpu], rank: Rank, usable: list[int]) -> tuple[int, ...]:
     """This rank's share of the cores near its device, with all threads of each; ranks on one NUMA node do not
     overlap."""
-    if rank.local_rank >= len(gpus):
+    if rank.local_gpus > len(gpus):
         return ()
     near = gpus[rank.local_rank].near_cores
     neighbours = [i for i, gpu in enumerate(gpus[: rank.local_gpus]) if gpu.near_cores == near]

@@ -221,6 +221,7 @@ def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:
 def _device(launch: Launch, rank: Rank) -> torch.device:
     if launch.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", rank.local_rank)
+    # Several ranks of a GPU, where that was asked for (`--oversubscribe`).
+    device = torch.device("cuda", rank.local_rank % max(1, torch.cuda.device_count()))
     torch.cuda.set_device(device)
     return device

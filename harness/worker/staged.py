@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from strategies.devices import Stream, StreamedDevice
@@ -26,6 +26,25 @@ from strategies.devices import Stream, StreamedDevice
 UNDER_WAY = 64
 """Operations that may wait for their end at once: a pipeline has several sends and receives under way."""
 Call = Callable[[list[Tensor], list[Tensor]], dist.Work]
+
+
+class _StagedWork(dist.Work):
+    """An operation under way. In Python: a wait in C++ does not raise what a future of Python failed by."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """The current stream waits for the result. Raises what the operation failed by."""
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def get_future(self) -> Future[Any]:
+        return self._future
 
 
 class StagedGroup:
@@ -124,8 +143,7 @@ class StagedGroup:
                 _fail(future, error)
 
         self._issuing.submit(issue)
-        work: dist.Work = _create_work_from_future(future)
-        return work
+        return _StagedWork(future)
 
     def _land(self, receives: Sequence[Tensor], there: Sequence[Tensor], averages: bool) -> None:
         """Copy what has come to the device. All that was queued before the operation is done by now: nothing

@@ -37,19 +37,12 @@ def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_one_gpu_lines_of_two_ranks_are_skipped_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    acceptance, ran = load(), []
-    monkeypatch.setattr(acceptance, "visible_gpus", lambda: [object()])
-    monkeypatch.setattr(
-        acceptance, "run_line", lambda line, device, out: ran.append((line.name, device)) or []
-    )
-    monkeypatch.setattr(acceptance, "one_rank", lambda device: [])
-    assert acceptance.accept(acceptance.PARTS, None, tmp_path) == []
-    assert "strategies: skipped, as NCCL takes one rank a GPU, and there is 1 here" in capsys.readouterr().out
-    assert ("resnet50", "cuda") in ran
-    assert not {"strategies", "compressors"} & {name for name, _ in ran}
+def test_with_one_gpu_lines_of_two_ranks_share_it(tmp_path: Path) -> None:
+    acceptance = load()
+    shared = ["--oversubscribe", "--backend", "gloo"]
+    for gpus, names in ((1, {"strategies", "compressors"}), (2, set[str]())):
+        words = {line.name: line.command("cuda", tmp_path, gpus) for line in acceptance.LINES}
+        assert {name for name, given in words.items() if given[-5:-2] == shared} == names
 
 
 def test_every_line_is_planned_without_a_refusal(tmp_path: Path) -> None:
@@ -60,6 +53,20 @@ def test_every_line_is_planned_without_a_refusal(tmp_path: Path) -> None:
         with redirect_stdout(out), redirect_stderr(out):
             assert run([*words, "--dry-run"], debug=False) == 0, out.getvalue()
         assert " 0 points skipped" in out.getvalue(), (line.name, out.getvalue())
+
+
+def test_ranks_share_a_gpu_over_gloo_alone(tmp_path: Path) -> None:
+    acceptance = load()
+    line = next(line for line in acceptance.LINES if line.name == "compressors")
+    words = [*line.command("cuda", tmp_path, 1)[4:], "--dry-run"]
+    for given, code, said in (
+        (words, 0, " 0 points skipped"),
+        ([word for word in words if word not in ("--backend", "gloo")], 2, "needs --backend gloo, not nccl"),
+    ):
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            assert run(given, debug=False) == code, out.getvalue()
+        assert said in " ".join(out.getvalue().split())
 
 
 @pytest.mark.slow
