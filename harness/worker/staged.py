@@ -121,14 +121,14 @@ class StagedGroup:
         sent = [device.begin_copy_to_host(tensor.detach()) for tensor in sends]
         there = sent if receives is sends else [device.room_on_host(tensor) for tensor in receives]
         copied = device.current_stream().record_event()
-        future = device.future()
+        future, back = device.future(), self._back
 
         def end(work: dist.Work) -> None:
             try:
                 work.wait()
-                self._land(receives, there, averages)
+                self._land(receives, there, back, averages)
                 # With the stream of the copies as the current one: it is what the future has others wait for.
-                with device.on_stream(self._back):
+                with device.on_stream(back):
                     future.set_result(list(receives or sends))
             except Exception as error:
                 # The border of the thread: who waits for the work raises it.
@@ -145,10 +145,12 @@ class StagedGroup:
         self._issuing.submit(issue)
         return _StagedWork(future)
 
-    def _land(self, receives: Sequence[Tensor], there: Sequence[Tensor], averages: bool) -> None:
+    def _land(
+        self, receives: Sequence[Tensor], there: Sequence[Tensor], back: Stream, averages: bool
+    ) -> None:
         """Copy what has come to the device. All that was queued before the operation is done by now: nothing
         else of the caller's reads or writes these tensors until he has waited."""
-        with self._device.on_stream(self._back):
+        with self._device.on_stream(back):
             for tensor, come in zip(receives, there, strict=True):
                 if averages:
                     come /= self._gloo.size()
