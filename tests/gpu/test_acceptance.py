@@ -42,7 +42,7 @@ def test_with_one_gpu_lines_of_two_ranks_share_it(tmp_path: Path) -> None:
     shared = ["--oversubscribe", "--backend", "gloo"]
     for gpus, names in ((1, {"strategies", "compressors"}), (2, set[str]())):
         words = {line.name: line.command("cuda", tmp_path, gpus) for line in acceptance.LINES}
-        assert {name for name, given in words.items() if given[-5:-2] == shared} == names
+        assert {name for name, given in words.items() if given[-6:-3] == shared} == names
 
 
 def test_every_line_is_planned_without_a_refusal(tmp_path: Path) -> None:
