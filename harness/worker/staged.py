@@ -167,4 +167,4 @@ def _summed(options: Any) -> bool:
 
 
 def _fail(future: Future[Any], error: Exception) -> None:
-    future.set_exception(error)  # type: ignore[arg-type]
+    future.set_exception(error)
