@@ -18,7 +18,10 @@ def refusal(cell: Cell) -> str | None:
     blocks, least = known.blocks, known.minimum_batch
     stages = strategy.groups(cell.gpus, cell.node_size).pipeline
     if stages > 1 and not isinstance(known.parts, Unknown) and not known.parts.chained:
-        return f"{cell.workload} is no chain of modules that a pipeline could be cut from; use fsdp"
+        return (
+            f"{cell.workload} is no chain of modules that a pipeline could be cut from; a strategy that "
+            f"shards parameters takes any model"
+        )
     if not isinstance(blocks, Unknown) and (reason := strategy.unfit(cell, blocks)) is not None:
         return reason
     if known.batch_norm is True and cell.device == "cpu" and strategy.gathers_bf16:
