@@ -40,6 +40,16 @@ def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
 
 
+def test_a_training_run_has_values_at_steps_of_its_own(tmp_path: Path) -> None:
+    with live_scalars(tmp_path) as scalars:
+        scalars.point(20, {"loss": 2.5, "learning_rate": 0.5})
+        scalars.point(40, {"loss": 2.25})
+    with live_scalars(None) as nothing:
+        nothing.point(20, {"loss": 2.5})
+    assert scalars.absent == nothing.absent == {}
+    assert scalars_of(tmp_path) == {"loss": [(20, 2.5), (40, 2.25)], "learning_rate": [(20, 0.5)]}
+
+
 def test_each_step_has_its_loss_and_its_times(tmp_path: Path) -> None:
     with live_scalars(tmp_path) as scalars:
         for columns in (FIRST, SECOND, FIRST):
