@@ -26,14 +26,15 @@ VERDICT_LINES = 6
 
 
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
-    """Write the page and its tables, and print the headline.
+    """Write the page and its tables, and print the headline, of what was measured.
 
     In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
     target = path or study.root / "report.html"
     written = _write([figures], target, f"{path.stem}." if path else "")
-    print_headline(figures, console)
-    print_verdict(figures, console)
+    if figures.cells or not figures.training:
+        print_headline(figures, console)
+        print_verdict(figures, console)
     if figures.compare_over is not None:
         _print_over(figures, console)
     _tell(written, console)

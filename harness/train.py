@@ -6,12 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+from harness.costs import CostFlags
 from harness.launch.training import trained_cells
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launchers
 from harness.matrix import Matrix
 from harness.plan.naming import plain_name
 from harness.plan.study_file import OPTIONS, StudyFile
+from harness.report import write_report
+from harness.studies import read_figures
 from harness.worker.training_rules import cell_on
 from reports.text import count
 from results.errors import UsageError, bench_call
@@ -118,6 +121,9 @@ class Train(Matrix):
             log = study.training_log(cell.id)
             for line in told_run(study, cell.id, log):
                 self._console.result(line)
+        if report:
+            (figures,) = read_figures([str(study.root)], CostFlags(), self._console)
+            write_report(study, figures, self._console)
         left = len(plan.cells) - len(done)
         if left:
             self._console.note(

@@ -64,8 +64,11 @@ def _order_options(function: Function) -> Function:
 @_order_options
 @options_but(*NOT_OF_TRAINING)
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
+@click.option("--no-report", is_flag=True, help="leave the page for later: bench report STUDY")
 @click.pass_obj
-def command(arguments: tuple[str, ...], /, subject: str | None, *, dry_run: bool, **flags: Any) -> int:
+def command(
+    arguments: tuple[str, ...], /, subject: str | None, *, dry_run: bool, no_report: bool, **flags: Any
+) -> int:
     """Train cells to an end: those of a matrix, as `bench matrix` has it, or one CELL of a study.
 
     CELL is a folder such as runs/demo/cells/NAME. A launch that crashes, hangs or is preempted is started
@@ -87,7 +90,7 @@ def command(arguments: tuple[str, ...], /, subject: str | None, *, dry_run: bool
     if dry_run:
         train.show()
         return 0
-    return train.run(report=True)
+    return train.run(report=not no_report)
 
 
 def _order_fields() -> tuple[str, ...]:

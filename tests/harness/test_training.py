@@ -22,16 +22,8 @@ pytestmark = pytest.mark.slow
 
 MODEL = Path(__file__).with_name("trainable.py")
 WORK = (
-    "--dataset",
-    "own",
-    "--gpus",
-    "2",
-    "--strategy",
-    "scratch-ddp",
-    "--batch-size",
-    "4",
-    "--clip-norm",
-    "1",
+    *("--dataset", "own", "--gpus", "2", "--strategy", "scratch-ddp", "--batch-size", "4"),
+    *("--clip-norm", "1", "--oversubscribe", "--no-report", "--out", "study"),
 )
 ORDER = ("--epochs", "3", "--checkpoint-every", "5", "--best", "val_accuracy", "--schedule", "cosine")
 
@@ -46,19 +38,9 @@ class Place:
         (folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
 
     def train(self, *words: str, workload: str = "build") -> tuple[int, str]:
+        bench = (sys.executable, "-P", "-c", "from harness.cli import main; main()")
         done = subprocess.run(
-            [
-                *(sys.executable, "-P", "-c", "from harness.cli import main; main()", "train"),
-                *(
-                    "--workload",
-                    f"py:trainable:{workload}",
-                    *WORK,
-                    "--oversubscribe",
-                    "--out",
-                    "study",
-                    *words,
-                ),
-            ],
+            [*bench, "train", "--workload", f"py:trainable:{workload}", *WORK, *words],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -126,6 +108,9 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     best = killed.log.best("val_accuracy")
     assert best is not None
     assert f"step-{best.step:09d}" in killed.checkpoints()
+
+    assert bench_in(killed.folder)("report", "study").code == 0
+    assert "goodput" in (killed.study.root / "report.html").read_text()
 
     # The same command has nothing left to do, and more epochs go on from there.
     code, said = killed.train(*ORDER)
