@@ -57,7 +57,7 @@ def why_not_again(failures: Sequence[Failure], restarts: int) -> str | None:
     if not last.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):
         return f"it failed twice in the same way at step {last.step}"
     if len(failures) > restarts:
-        return f"{restarts} restarts were used up (--restarts)"
+        return f"no more launches may follow a failed one (--restarts {restarts})"
     return None
 
 

@@ -94,7 +94,10 @@ def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
     assert why_not_again([killed, killed], restarts=3) == "it failed twice in the same way at step 10"
     later = Failure(20, Outcome.CRASHED, killed.reason)
     assert why_not_again([killed, later], restarts=3) is None
-    assert why_not_again([killed, later], restarts=1) == "1 restarts were used up (--restarts)"
+    assert (
+        why_not_again([killed, later], restarts=1)
+        == "no more launches may follow a failed one (--restarts 1)"
+    )
     # Numbers in the reason are those of ranks, steps and ports.
     alike = Failure(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
     assert why_not_again([killed, alike], restarts=3) == "it failed twice in the same way at step 10"
