@@ -24,6 +24,7 @@ from reports.audit.findings import CHECKS, Check, Disagreement, Relation, printe
 from reports.audit.groups import DerivedRow, curves, with_settings
 from reports.audit.relations import row_findings
 from reports.audit.rows import AuditedTable, UnreadCell
+from reports.audit.tokens import tokens
 
 _THROUGHPUT: frozenset[Check] = frozenset({"value", "contradiction", "work", "batch", "repeats", "units"})
 """Checks whose findings leave open what a row's throughput is."""
@@ -77,6 +78,7 @@ def audit(table: AuditedTable) -> Audit:
     sound = _without(entries, said)
     said += proportions(sound, account)
     said += implied_peaks(sound, account)
+    said += tokens(sound, account)
     said += curve_findings(curves(sound), account)
     said += above_one(sound, account)
     said += order(sound, account)
