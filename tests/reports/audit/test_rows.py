@@ -166,7 +166,8 @@ def test_units_of_a_value() -> None:
         ("H100 PCIe", (756e12, 756e12)),
         ("H100 96GB HBM2e, 500 W limit", None),
         ("H100 MIG 1g.10gb", None),
-        ("H800", None),
+        ("H800", (989e12, 989e12)),
+        ("H900", None),
         ("A100 and H100", None),
     ],
 )
