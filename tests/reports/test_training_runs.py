@@ -259,10 +259,11 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
         "1 of 2",
         "half or more never",
         "seed 1 never reached the target",
-        "target: 0.9",
+        "Target: 0.9.",
         "Goodput",
     ):
         assert words in page, words
     assert "Nothing succeeded" not in page
+    assert "Nothing is missing: no run failed" in page
     (redacted,) = read_figures([str(root)], CostFlags(), Console(), redact=True)
     assert str(tmp_path) not in render_figures(redacted)

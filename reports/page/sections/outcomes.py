@@ -60,13 +60,21 @@ def _table(groups: Sequence[_Group]) -> TextTable:
     return table(groups, columns)
 
 
+def _missing(study: StudyFigures, cell: Cell) -> bool:
+    """A run that trained its cell to the end has no step time, and nothing is missing."""
+    trained = study.training.get(cell.id)
+    return trained is None or trained.log.ended is None
+
+
 def _failed(study: StudyFigures) -> Iterator[_Group]:
-    found = ((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures)
+    missing = (one for one in study.failures if _missing(study, one.cell))
+    found = ((outcome_words(one.outcome), one.reason, one.cell) for one in missing)
     yield from _grouped(study, found, "")
 
 
 def _lost(study: StudyFigures) -> Iterator[_Group]:
-    found = ((outcome_words(one.run.outcome), reason_of(one.run), one.cell) for one in study.lost)
+    missing = (one for one in study.lost if _missing(study, one.cell))
+    found = ((outcome_words(one.run.outcome), reason_of(one.run), one.cell) for one in missing)
     yield from _grouped(study, found, "a run: ")
 
 

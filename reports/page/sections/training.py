@@ -15,7 +15,9 @@ from reports.page.labels import cell_label
 from reports.page.looks import COLOURS
 from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
-from reports.text import NOTHING, batch, count, duration, number, percent, rate
+from reports.text import NOTHING, batch, count, duration, percent, rate
+from results.cell import Cell
+from results.label import exchange_label
 
 _DRAWN = 8
 """Runs in one drawing; the tables have all."""
@@ -27,7 +29,10 @@ Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 
 def training_section(study: StudyFigures) -> Section | None:
     """None where nothing was trained."""
-    runs = [(_name(study, one), one) for one in study.training.values() if one.log.rows]
+    trained = [one for one in study.training.values() if one.log.rows]
+    short = [_short(one.cell) for one in trained]
+    names = short if len(set(short)) == len(short) else [cell_label(study, one.cell) for one in trained]
+    runs = list(zip(names, trained, strict=True))
     if not runs:
         return None
     return Section(
@@ -38,9 +43,9 @@ def training_section(study: StudyFigures) -> Section | None:
     )
 
 
-def _name(study: StudyFigures, one: TrainedCell) -> str:
-    seeds = {other.cell.seed for other in study.training.values()}
-    return cell_label(study, one.cell) + (f", seed {one.cell.seed}" if len(seeds) > 1 else "")
+def _short(cell: Cell) -> str:
+    """What is enough where runs differ in their way and seed alone."""
+    return f"{exchange_label(cell)}, seed {cell.seed}"
 
 
 def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
@@ -120,7 +125,8 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
                     y_title=unit,
                     x_title="step",
                     lines=tuple(lines),
-                    rules=tuple(Rule(text=f"target: {number(goal.value)}", y=goal.value) for goal in goals),
+                    rules=tuple(Rule(text="", y=goal.value) for goal in goals),
+                    note=" ".join(f"Target: {goal.value:g}." for goal in goals),
                     x_axis="linear",
                     sizes=False,
                     switchable=False,
