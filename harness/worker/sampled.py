@@ -139,7 +139,8 @@ class Sampling:
 
     def compare(self) -> Sampled | None:
         """What the exchange left on this rank, against what all ranks projected; None for a step with a
-        gradient that is not finite, which the loss scaler leaves out. Collective."""
+        gradient that is not finite, which the loss scaler leaves out, and where a parameter could not be
+        watched. Collective."""
         sizes: dict[str, int] = {}
         left: dict[str, Tensor] = {}
         for name, value in self._model.named_gradients():
@@ -150,12 +151,13 @@ class Sampling:
         own = torch.stack([self._rows[name].cpu() if name in self._rows else nothing for name in names])
         watched = torch.tensor([[float(name in self._watched)] for name in names], dtype=torch.float64)
         total = self._control.sum_of_all(torch.cat([own, watched], dim=1))
-        if not total.isfinite().all():
-            return None
         replicas = self._cell.replicas
+        unseen = {name for name, row in zip(names, total, strict=True) if int(row[-1]) < replicas}
+        if unseen & set(left) or not total.isfinite().all():
+            return None
         findings, smallest = [], 0.0
         for name, row in zip(names, total, strict=True):
-            if int(row[-1]) == replicas:
+            if name not in unseen:
                 finding, size = self._compared(name, row[:-1] / replicas, left.get(name), sizes.get(name, 0))
                 findings.append(finding)
                 smallest = max(smallest, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.worker import proof
 from harness.worker.exchange import ExchangeGroup
+from harness.worker.sampled import Sampling
 from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
@@ -49,6 +50,17 @@ def test_what_is_right_passes(proofs: Proofs, fields: Fields) -> None:
     for found in proofs(2, fields, broken=_no_time):
         assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
         assert "2 steps of 2 replicas: 4 projections" in found["detail"]
+
+
+@contextmanager
+def _nothing_is_watched(rank: int, size: int) -> Iterator[None]:
+    with _no_time(rank, size), patch.object(Sampling, "watching", lambda self: nullcontext()):
+        yield
+
+
+def test_what_was_not_watched_is_not_called_sampled(proofs: Proofs) -> None:
+    found = proofs(2, DDP, broken=_nothing_is_watched)[0]
+    assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
 
 @contextmanager
