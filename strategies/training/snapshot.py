@@ -20,7 +20,8 @@ class Snapshot:
 
     The copy of parameters, buffers and optimizer lies on the device if that has room to spare, else in host
     memory, which on a GPU is pinned, and kept by torch for the next snapshot; what the exchange keeps is
-    copied where it is.
+    copied where it is. `Trainer.state_dict` goes on in another process: it is in host memory, by names of the
+    whole model; this goes back in the same trainer, tensor by tensor, in the middle of a measurement.
     """
 
     def __init__(self, trainer: Trainer) -> None:

@@ -109,6 +109,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ledger", type=Path, default=Path("resume.jsonl"))
     given = parser.parse_args()
+    # As pytest has it: modules that several tests share.
+    sys.path.insert(0, str(HERE.parent / "laws"))
     conftest, resuming = load(HERE.parent / "conftest.py"), load(HERE / "resuming.py")
     every = combinations(load(HERE / "test_resume.py"))
     random.Random(given.seed).shuffle(every)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tied import Tied, tied_layout, token_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 
 CPU = torch.device("cpu")
@@ -36,29 +36,12 @@ class Block(nn.Module):
         return y
 
 
-class Blocks(nn.Module):
+class Blocks(Tied):
     """What can be cut and split: no dropout, a matrix in two places, a parameter that is not trained."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.last = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.last.weight = self.embed.weight
-        self.blocks = nn.ModuleList([Block(6) for _ in range(4)])
+        super().__init__(Block, 4)
         self.blocks[0].norm.bias.requires_grad_(False)
-
-    def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self.embed(x)
-        return y
-
-    def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(x)
-        return y
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 class Replica(nn.Module):
@@ -76,27 +59,13 @@ class Replica(nn.Module):
         return y
 
 
-LAYOUT = ModelLayout(
-    stem=("embed",),
-    blocks=tuple(f"blocks.{block}" for block in range(4)),
-    head=("last", "embed"),
-    sample=(4,),
-    sample_type="int64",
-    splits=tuple(
-        split
-        for block in range(4)
-        for split in (
-            LinearSplit(name=f"blocks.{block}.up", by="outputs"),
-            LinearSplit(name=f"blocks.{block}.down", by="inputs"),
-        )
-    ),
-)
+LAYOUT = tied_layout(4, length=4)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.dim() == 2:
         return F.cross_entropy(outputs, targets[:, 0])
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    return token_loss(outputs, targets)
 
 
 class Stream:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from tied import Tied, tied_layout, token_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange import open_exchange
 from results.errors import UsageError
-from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.saving.whole import mean_of
@@ -52,49 +52,11 @@ class Block(nn.Module):
         return y
 
 
-class Tied(nn.Module):
-    """Blocks between an embedding and a head that share a matrix, with buffers that are saved and not."""
+class Whole(Tied):
+    """With buffers that are saved and not."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head_ = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.head_.weight = self.embed.weight
-        self.blocks = nn.ModuleList([Block(6), Block(6)])
-
-    def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self.embed(x)
-        return y
-
-    def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head_(x)
-        return y
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-LAYOUT = ModelLayout(
-    stem=("embed",),
-    blocks=("blocks.0", "blocks.1"),
-    head=("head_", "embed"),
-    sample=(5,),
-    sample_type="int64",
-    splits=tuple(
-        split
-        for block in range(2)
-        for split in (
-            LinearSplit(name=f"blocks.{block}.up", by="outputs"),
-            LinearSplit(name=f"blocks.{block}.down", by="inputs"),
-        )
-    ),
-)
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+        super().__init__(Block, 2)
 
 
 def open_trainer(strategy: str, **settings: Any) -> Trainer:
@@ -103,7 +65,9 @@ def open_trainer(strategy: str, **settings: Any) -> Trainer:
         strategy=strategy, optimizer="adamw", node_size=1 if strategy == "hsdp" else None, **settings
     )
     group = open_exchange() if strategy != "single" else None
-    return Trainer(Tied(), loss, device=CPU, settings=chosen, layout=LAYOUT, group=group)
+    return Trainer(
+        Whole(), token_loss, device=CPU, settings=chosen, layout=tied_layout(2, length=5), group=group
+    )
 
 
 def trained(trainer: Trainer, steps: int) -> Trainer:
@@ -119,7 +83,7 @@ def whole_of(rank: int, strategy: str, folder: Path) -> dict[str, Tensor]:
     trainer = trained(open_trainer(strategy), 2)
     before = [value.clone() for value in trainer.model.parameters()]
     found = trainer.full_state_dict()
-    Tied().load_state_dict(found)
+    Whole().load_state_dict(found)
     for suffix in ("pt", "safetensors"):
         trainer.export(folder / f"{strategy}.{suffix}")
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), before, strict=True))
@@ -142,13 +106,13 @@ def test_the_whole_model_has_the_bare_modules_names_and_the_values_of_training_o
     from safetensors.torch import load_model
 
     first, second = ranks(2, whole_of, strategy, tmp_path)
-    bare = Tied()
+    bare = Whole()
     assert list(first) == list(bare.state_dict())
     torch.testing.assert_close(first, serial, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     bare.load_state_dict(torch.load(tmp_path / f"{strategy}.pt", weights_only=True))
     torch.testing.assert_close(bare.state_dict(), first, rtol=0, atol=0)
-    other = Tied()
+    other = Whole()
     load_model(other, tmp_path / f"{strategy}.safetensors")
     torch.testing.assert_close(other.state_dict(), first, rtol=0, atol=0)
 
