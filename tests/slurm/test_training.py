@@ -1,0 +1,46 @@
+"""`bench train` on a real Slurm: a job that is put back goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.training_log import Started
+
+pytestmark = pytest.mark.timeout(900)
+MODEL = Path(__file__).parents[1] / "harness" / "trainable.py"
+CALL = (
+    *("train", "--workload", "py:trainable:build", "--dataset", "own", "--strategy", "ddp", "--gpus", "2"),
+    *("--gpus-per-node", "1", "--batch-size", "4", "--steps", "24", "--checkpoint-every", "5"),
+    *("--launcher", "slurm", "--device", "cpu", "--time", "10m", "--out", "study"),
+)
+
+
+@pytest.mark.slow
+def test_a_requeued_job_goes_on_from_its_last_checkpoint(lab: Any, bench: Any) -> None:
+    shutil.copy(MODEL, bench.folder)
+    # A process that has done its tenth step waits as long as this is there.
+    slow = bench.folder / "slow"
+    slow.touch()
+    done = bench(*CALL)
+    assert done.code == 0, done.stderr
+    (job,) = bench.jobs()
+    kept = bench.folder / "study" / "cells"
+    lab.wait(lambda: any(kept.glob("*/training/checkpoints/step-000000010")), "its second checkpoint")
+    lab.command("scontrol", "requeue", str(job))
+    slow.unlink()
+    bench.settle()
+    study = bench.study()
+    (cell,) = study.cell_ids()
+    log = study.training_log(cell)
+    started = [row for row in log.rows if isinstance(row, Started)]
+    assert [row.resumed_step for row in started] == [None, 10]
+    assert log.ended is not None
+    assert (log.ended.why, log.step) == ("steps", 24)
+    assert {row.launch_id for row in started} == {launch.launch_id for launch in study.launches()}
+    # Nothing is left to do, and the job was the same.
+    assert "nothing to submit" in bench(*CALL).stderr
+    assert bench.jobs() == [job]
