@@ -163,14 +163,16 @@ def prove_late(
 ) -> LateProof:
     """Check steps after the timed ones, from a place that is drawn now; collective.
 
-    Up to `LATE_STEPS` in a row, as many as `longest_s` seconds allow and at least one, which may take up to
-    `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n), what has
-    gone wrong for good with certainty. Where none can be recomputed, one is sampled. Where bits are not
-    compared, other micro-batches take the place of those that are drawn (`Sampler.unexpected`). The replicas
-    are settled, so that a period of averaged parameters begins here; its last steps are checked, with the
-    average: together they may take `LONGEST_S`.
+    Up to `LATE_STEPS` in a row, as many as rank 0's `longest_s` seconds allow and at least one, which may
+    take up to `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n),
+    what has gone wrong for good with certainty. Where none can be recomputed, one is sampled. Where bits are
+    not compared, other micro-batches take the place of those that are drawn (`Sampler.unexpected`). The
+    replicas are settled, so that a period of averaged parameters begins here; its last steps are checked,
+    with the average: together they may take `LONGEST_S`.
     """
     promise = STRATEGIES.facts(setup.cell.strategy).promise
+    # Each rank has timed its own steps, and every step that is checked has collectives of all ranks.
+    longest_s = control.from_first(longest_s)
     obstacle = no_room_late(setup, trainer, control)
     if obstacle is not None and cannot_sample(setup.cell):
         return LateProof(first=0, steps=0, failure=None, obstacle=obstacle)

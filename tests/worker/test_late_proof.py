@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.worker import proof, reference, room
 from harness.worker import run as run_module
 from harness.worker.sampler import Draws
+from results.proof_limits import LATE_STEPS
 from strategies.compression.base import Compressor
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
@@ -292,6 +293,18 @@ def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probab
             assert "held back differs" in record["proof"].detail
         else:
             assert record["proof"].late_steps == 1
+
+
+@contextmanager
+def _other_time_on_each_rank(rank: int, size: int) -> Iterator[None]:
+    """Rank 0 has time for all steps, the others for one."""
+    with patch.object(run_module, "LATE_SHARE", 0.0 if rank else 1e6):
+        yield
+
+
+def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(whole_runs: Runs) -> None:
+    for record in whole_runs(2, MLP, broken=_other_time_on_each_rank, proved_by="before"):
+        assert (record["outcome"], record["proof"].late_steps) == ("ok", LATE_STEPS)
 
 
 @contextmanager
