@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,37 @@ from strategies.training.found_layout import found_layout
 _TYPES: Mapping[torch.dtype, Literal["float32", "int64"]] = {torch.int64: "int64"}
 
 
+class _Broken(Exception):
+    """What stands in the way of a chain."""
+
+
 def chained_layout(module: nn.Module, inputs: object) -> ModelLayout:
     """The layout of a model that is `head_k(... block_n(... block_1(... stem_1(inputs))))`, all of them
     modules that take one tensor and give one.
 
     `inputs` are those of a batch, the sample first. Raises UsageError, with what stands in the way, for a
-    model that is no such chain.
+    model that is no such chain in training, or another one in evaluation mode.
     """
+    try:
+        return _layout(module, inputs)
+    except _Broken as broken:
+        raise UsageError(
+            f"pipeline cuts a model between its blocks, and finds no place in this one: {broken}; give it a "
+            f"layout and the methods stem and head, or {SPLIT}"
+        ) from broken
+
+
+def _layout(module: nn.Module, inputs: object) -> ModelLayout:
     if not isinstance(inputs, Tensor) or not (inputs.is_floating_point() or inputs.dtype in _TYPES):
         given = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__
-        _refuse(f"its inputs are a {given}, not a tensor of float or int64")
+        raise _Broken(f"its inputs are a {given}, not a tensor of float or int64")
     blocks = found_layout(module).blocks
     if not blocks:
-        _refuse("no like blocks of parts of their own are in an nn.ModuleList or nn.Sequential of it")
-    try:
-        calls, output = Twin(module).calls(list(_units(module, blocks)), inputs)
-    except Exception as error:  # a user's model may fail without values in any way
-        raise UsageError(_words(f"its forward pass fails without values: {error}")) from error
-    order = _order(calls, output)
+        raise _Broken("no like blocks of parts of their own are in an nn.ModuleList or nn.Sequential of it")
+    twin, units = Twin(module), list(_units(module, blocks))
+    order = _order(twin, units, inputs, training=True)
+    if _evaluated(twin, units, inputs) != order:
+        raise _Broken("its forward pass calls other modules in evaluation mode than in training")
     stem, run, head = _divided(order, blocks)
     return ModelLayout(
         blocks=run,
@@ -58,19 +71,35 @@ def _units(module: nn.Module, blocks: Collection[str], path: str = "") -> Iterat
             yield full
 
 
-def _order(calls: Sequence[Call], output: object) -> list[str]:
+def _evaluated(twin: Twin, units: Sequence[str], inputs: Tensor) -> list[str]:
+    try:
+        return _order(twin, units, inputs, training=False)
+    except _Broken as broken:
+        raise _Broken(f"in evaluation mode {broken}") from broken
+
+
+def _order(twin: Twin, units: Sequence[str], inputs: Tensor, *, training: bool) -> list[str]:
+    """The names of the units in the order in which a forward pass calls them, if it is a chain of them."""
+    try:
+        calls, output = twin.calls(units, inputs, training=training)
+    except Exception as error:  # a user's model may fail without values in any way
+        raise _Broken(f"its forward pass fails without values: {error}") from error
+    return _linked(calls, output)
+
+
+def _linked(calls: Sequence[Call], output: object) -> list[str]:
     """The names of the calls, each of which takes what the one before gave, as it is."""
     order: list[str] = []
     for call in calls:
         if not isinstance(call.result, Tensor) or not _alone(call):
-            _refuse(f"{call.name} takes or gives something else than one tensor")
+            raise _Broken(f"{call.name} takes or gives something else than one tensor")
         if order and not call.takes(calls[len(order) - 1]):
-            _refuse(f"its forward pass computes something between {order[-1]} and {call.name}")
+            raise _Broken(f"its forward pass computes something between {order[-1]} and {call.name}")
         order.append(call.name)
     if not calls or not calls[0].first:
-        _refuse("its forward pass changes the inputs before its first module takes them")
+        raise _Broken("its forward pass changes the inputs before its first module takes them")
     if calls[-1].result is not output or calls[-1].changed:
-        _refuse(f"its forward pass computes something after {order[-1]}")
+        raise _Broken(f"its forward pass computes something after {order[-1]}")
     return order
 
 
@@ -93,23 +122,12 @@ def _divided(
     """What is before the blocks, the blocks, and what is after them; an end without a module gets a block."""
     places = [place for place, name in enumerate(order) if name in blocks]
     if not places:
-        _refuse("its forward pass calls none of its blocks as a module")
+        raise _Broken("its forward pass calls none of its blocks as a module")
     first, last = places[0], places[-1] + 1
     for name in order[first:last]:
         if name not in blocks:
-            _refuse(f"{name} is called between its blocks")
+            raise _Broken(f"{name} is called between its blocks")
         if order.count(name) > 1:
-            _refuse(f"the block {name} is called more than once")
+            raise _Broken(f"the block {name} is called more than once")
     first, last = max(first, 1), min(last, len(order) - 1)
     return tuple(order[:first]), tuple(order[first:last]), tuple(order[last:])
-
-
-def _words(reason: str) -> str:
-    return (
-        f"pipeline cuts a model between its blocks, and finds no place in this one: {reason}; give it a "
-        f"layout and the methods stem and head, or {SPLIT}"
-    )
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise UsageError(_words(reason))

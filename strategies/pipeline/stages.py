@@ -188,7 +188,7 @@ def _hooks(root: nn.Module, name: str, inputs: Tensor, calls: list[Call]) -> Seq
 class Twin:
     """A copy of a model without memory and arithmetic, for the shapes and FLOPs of its pieces.
 
-    It is in evaluation mode, in which BatchNorm takes one sample as well; shapes and FLOPs are the same.
+    Shapes and FLOPs are those of evaluation mode, in which BatchNorm takes one sample as well.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -232,19 +232,21 @@ class Twin:
                 costs.append(counter.get_total_flops())
         return costs
 
-    def calls(self, names: Sequence[str], inputs: Tensor) -> tuple[list[Call], object]:
-        """The calls of these modules in a forward pass over one sample like `inputs`, and what it returns.
+    def calls(self, names: Sequence[str], inputs: Tensor, *, training: bool) -> tuple[list[Call], object]:
+        """The calls of these modules in a forward pass over two samples like `inputs` (BatchNorm needs two in
+        training), and what it returns.
 
         Raises whatever a forward pass without values raises.
         """
         calls: list[Call] = []
         with self._mode:
             dtype = self._first.dtype if inputs.is_floating_point() else inputs.dtype
-            x = self.tensor((1, *inputs.shape[1:]), dtype)
+            x = self.tensor((2, *inputs.shape[1:]), dtype)
             hooks = [hook for name in names for hook in _hooks(self._module, name, x, calls)]
             try:
-                output = self._module(x)
+                output = self._module.train(training)(x)
             finally:
+                self._module.eval()
                 for hook in hooks:
                     hook.remove()
         return calls, output

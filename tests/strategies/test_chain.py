@@ -60,6 +60,33 @@ class WrittenAfter(Chain):
         return x
 
 
+class NoisyInTraining(Chain):
+    def begun(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.1, self.training)
+
+
+class ExtraInTraining(Chain):
+    """An auxiliary loss that training alone has."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = super().forward(tokens)
+        return y + self.last(self.norm(self.table(tokens))).mean() if self.training else y
+
+
+class SoftInEvaluation(Chain):
+    def ended(self, x: Tensor) -> Tensor:
+        return x if self.training else x.softmax(-1)
+
+
+class ShortInEvaluation(Chain):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for block in self.body if self.training else list(self.body)[:2]:
+            x = block(x)
+        y: Tensor = self.last(self.norm(x))
+        return y
+
+
 class Averaged(Chain):
     def ended(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -111,12 +138,24 @@ def test_an_end_without_a_module_of_its_own_gets_a_block() -> None:
     assert (layout.stem, layout.blocks, layout.head) == (("0",), ("1", "2"), ("3",))
 
 
+def test_a_chain_with_batch_norm_is_found_and_its_statistics_stay() -> None:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(3)))
+    assert chained_layout(module, torch.zeros(1, 6)).blocks == ("1",)
+    assert {name: value.item() for name, value in module.named_buffers() if "num_batches" in name} == {
+        f"{place}.1.num_batches_tracked": 0 for place in range(3)
+    }
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "reason"),
     [
         (WrittenIn(), TOKENS, "computes something between table and body.0"),
         (WrittenAfter(), TOKENS, "computes something after last"),
         (Averaged(), TOKENS, "computes something after last"),
+        (NoisyInTraining(), TOKENS, "computes something between table and body.0"),
+        (ExtraInTraining(), TOKENS, "computes something between last and table"),
+        (SoftInEvaluation(), TOKENS, "in evaluation mode its forward pass computes something after last"),
+        (ShortInEvaluation(), TOKENS, "calls other modules in evaluation mode than in training"),
         (Skipping(), TOKENS, "computes something between body.3 and norm"),
         (Again(), TOKENS, "the block body.0 is called more than once"),
         (nn.Linear(6, 6), torch.zeros(2, 6), "no like blocks"),
