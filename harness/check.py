@@ -21,13 +21,16 @@ import msgspec
 from harness.exits import exit_words
 from results.errors import MachineError
 from results.parts import ModelParts
+from results.unknown import Unknown
 from strategies.catalog import STRATEGIES
 from strategies.facts import StrategyFacts
-from workloads.catalog import MEMBERS, WORKLOADS
+from workloads.catalog import MEMBERS, WORKLOADS, learn
 
 RANKS = 2
 LONGEST_S = 600.0
 """All of a check; then its ranks are ended."""
+LONGEST_COUNT_S = 120.0
+"""The same, where planning waits for parts alone."""
 
 Verdict = Literal["proven", "runs", "refused", "failed"]
 
@@ -43,7 +46,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     strategies: tuple[str, ...]
     """Of which it is asked what they say; the first that can is proven."""
     parts: bool = False
-    """Whether the parts of the model are counted as well, for `auto`."""
+    """Whether planning asks: the parts of the model are counted without memory, and nothing is trained."""
 
 
 class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +82,9 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     flops: int | None = None
     """Of forward and backward of one sample."""
     parts: ModelParts | None = None
-    splits: bool = False
-    """Whether a layout names layers that tensor parallelism can split."""
+    splits: bool | None = None
+    """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
+    count its parts."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()
@@ -109,6 +113,19 @@ def check_request(
     )
 
 
+def count_parts(workload: str, folder: Path) -> None:
+    """Build a user's own model without memory, in a process of its own, and tell the catalogue its parts, or
+    why they are unknown."""
+    request = check_request(workload, micro_batch=None, folder=folder, strategies=())
+    try:
+        found = check(msgspec.structs.replace(request, parts=True))
+    except MachineError as error:
+        learn(workload, Unknown(str(error)), splits=None)
+    else:
+        why = found.failure or found.absent.get("parts", "its check ended before they were counted")
+        learn(workload, found.parts or Unknown(why), splits=found.splits)
+
+
 def _example(facts: type[StrategyFacts]) -> str:
     needed = facts.positional
     return facts.name if needed is None or needed.default is not None else f"{facts.name}:{needed.example}"
@@ -130,29 +147,30 @@ def check(request: CheckRequest) -> CheckReport:
         raise MachineError("a workload is checked where torch is installed: it is not in this environment")
     with tempfile.TemporaryDirectory(prefix="bench-check-") as folder:
         Path(folder, "request.json").write_bytes(msgspec.json.encode(request))
-        code, printed = _run(Path(folder), ranks=RANKS if request.strategies else 1)
+        longest_s = LONGEST_COUNT_S if request.parts else LONGEST_S
+        code, printed = _run(Path(folder), ranks=RANKS if request.strategies else 1, longest_s=longest_s)
+        ended = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
         said = printed.strip()[-2000:]
         path = Path(folder, "found.json")
         if not path.exists():
-            raise MachineError(f"the check of {request.workload} ended without a result: {said}")
+            raise MachineError(f"the check of {request.workload} ended without a result: {said or ended}")
         found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
-    if found.failure is not None or (code == 0 and found.step_s is not None):
+    if found.failure is not None or (code == 0 and (request.parts or found.step_s is not None)):
         return found
     # What was found before the end is no result.
-    ended = f"took longer than {LONGEST_S:g} s" if code is None else exit_words(code)
     failure = f"its check {ended}" + (f"; the last line printed: {said.splitlines()[-1]}" if said else "")
     return msgspec.structs.replace(found, failure=failure)
 
 
-def _run(folder: Path, *, ranks: int) -> tuple[int | None, str]:
-    """All ranks until rank 0, which writes what was found, has ended.
+def _run(folder: Path, *, ranks: int, longest_s: float) -> tuple[int | None, str]:
+    """All ranks until rank 0, which writes what was found, has ended, or the time is over.
 
     Returns its exit code (None: it took too long), and what all have printed.
     """
     log, code = folder / "printed.log", None
     with log.open("wb") as output, _started(folder, ranks, output.fileno()) as started:
         with suppress(subprocess.TimeoutExpired):
-            code = started[0].wait(LONGEST_S)
+            code = started[0].wait(longest_s)
     return code, log.read_text(errors="replace")
 
 

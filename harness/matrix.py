@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.check import can_check, check, check_request
+from harness.check import can_check, check, check_request, count_parts
 from harness.code import code_version
 from harness.console import Console
 from harness.costs import CostFlags, assumptions
@@ -32,6 +33,7 @@ from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
 from harness.studies import placed, warn_of_losses
+from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
@@ -42,8 +44,7 @@ from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now
 from results.train_order import TrainOrder
-from results.unknown import Unknown
-from workloads.catalog import WORKLOADS, facts, learn
+from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
 _WORK = ("request", "cells", "series", "skips", "training")
@@ -245,18 +246,18 @@ class Matrix:
             )
 
     def _count_own_models(self) -> None:
-        """Build the user's own models that `auto` is to weigh, where torch is, and count their parts."""
-        asked = [*self._request.strategies, *(pattern.strategy for pattern in self._request.include)]
-        if self._counted or AUTO not in asked or not (self._call.hosts.same_python and can_check()):
+        """Build the user's own models without memory, where torch is, and count their parts: for `auto`, and
+        for predictions of memory, which nobody asks for of a training run, or of a side of a paired
+        comparison."""
+        predicted = self.order is None and VARIABLE not in os.environ
+        weighed = any(AUTO in one.every_strategy for one in self._requests)
+        if self._counted or not (predicted or weighed) or not (self._call.hosts.same_python and can_check()):
             return
         self._counted = True
         folder = Path(self._request.source_folder or Path.cwd())
         for workload in workloads_of(self._request):
             if facts(WORKLOADS.parse(workload)).own_code:
-                request = check_request(workload, micro_batch=None, folder=folder, strategies=())
-                found = check(msgspec.structs.replace(request, parts=True))
-                why = Unknown(found.failure or found.absent.get("parts", "its check ended before"))
-                learn(workload, found.parts or why, splits=found.splits)
+                count_parts(workload, folder)
 
     def _warn_of_other_work(self, study: Study) -> None:
         """Tell that the study has other workloads than this call: a name that was taken already."""
@@ -334,6 +335,7 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
         request=msgspec.structs.replace(requests[0], source_folder=folder),
         cells=tuple(cells.values()),
         predicted_bytes={cell: size for plan in plans for cell, size in plan.predicted_bytes.items()},
+        unpredicted={workload: why for plan in plans for workload, why in plan.unpredicted.items()},
         series=tuple(series for plan in plans for series in plan.series),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),
     )

@@ -98,7 +98,10 @@ class Redactor:
             for one in plan.series
         )
         predicted = {ids[cell_id]: size for cell_id, size in plan.predicted_bytes.items()}
-        return msgspec.structs.replace(self.value(plan), series=series, predicted_bytes=predicted)
+        # Of words that a user typed, or that a user's model failed with, nobody knows what they tell.
+        return msgspec.structs.replace(
+            self.value(plan), series=series, predicted_bytes=predicted, command=(), unpredicted={}
+        )
 
     def _result(self, result: RunResult, ids: dict[str, str]) -> RunResult:
         cell_id = ids.get(result.cell_id) or self.text(result.cell_id)

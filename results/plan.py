@@ -222,6 +222,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The words after `bench` that asked for it; none in plans from before they were kept."""
     predicted_bytes: dict[str, int] = {}
     """Memory of the fullest rank in closed form (docs/memory.md), by the cells of which it is known."""
+    unpredicted: dict[str, str] = {}
+    """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
 

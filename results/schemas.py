@@ -36,8 +36,8 @@ from results.thresholds import Thresholds
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns;
 #                             trained_steps; sampled-gradients of the proof
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, training;
-#                             gpu_model and network_gbit_per_s of the request
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
+#                             training; gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports and attention of the environment
 PLAN = Schema("plan", 3, Plan)

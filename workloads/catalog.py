@@ -241,14 +241,15 @@ def _facts(text: str) -> WorkloadFacts:
     if text not in _COUNTED:
         return known
     parts, splits = _COUNTED[text]
-    return replace(known, parts=parts, heads=known.heads if splits else ())
+    return replace(known, parts=parts, heads=() if splits is False else known.heads)
 
 
-_COUNTED: dict[str, tuple[ModelParts | Unknown, bool]] = {}
-"""Parts of users' own models, which were built to count them, and whether layers of theirs can be split."""
+_COUNTED: dict[str, tuple[ModelParts | Unknown, bool | None]] = {}
+"""Parts of users' own models, which were built to count them, and whether layers of theirs can be split, if
+that is known."""
 
 
-def learn(text: str, parts: ModelParts | Unknown, *, splits: bool) -> None:
+def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None) -> None:
     """What was counted of a user's own model, or why it could not be: for all plans of this process."""
     _COUNTED[text] = parts, splits
     _facts.cache_clear()

@@ -13,7 +13,7 @@ from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.limit import Limit
 from harness.plan.points import MatrixPoint, points, workloads_of
-from harness.plan.predict import predicted_bytes
+from harness.plan.predict import predicted_bytes, unpredicted
 from harness.plan.reason import Reason
 from harness.plan.surroundings import devices_of
 from results.cell import BASELINE_STRATEGY, Cell
@@ -54,6 +54,7 @@ def expand(
         series=tuple(matrix.series()),
         skips=tuple(matrix.skips),
         predicted_bytes=predicted_bytes(matrix.cells.values(), request.gpus_per_node),
+        unpredicted=unpredicted(matrix.cells.values()),
     )
 
 

@@ -59,6 +59,13 @@ def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[st
     return found
 
 
+def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
+    """Why the memory of a workload's cells is not predicted, by its text: of those that state no parts."""
+    workloads = dict.fromkeys(cell.workload for cell in cells)
+    known = {workload: facts(WORKLOADS.parse(workload)).parts for workload in workloads}
+    return {workload: parts.reason for workload, parts in known.items() if isinstance(parts, Unknown)}
+
+
 def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> StepTimes:
     alone = replica_seconds(cell, around.hardware)
     assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"

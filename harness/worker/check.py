@@ -28,7 +28,7 @@ from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.failure import classify
 from harness.worker.leave import leave_after
-from harness.worker.model_parts import model_parts
+from harness.worker.model_parts import built_on_meta, parts_of
 from harness.worker.proof import prove
 from harness.worker.rank import Rank
 from harness.worker.seeds import seed_step
@@ -63,7 +63,7 @@ class Check:
     def run(self) -> int:
         """Returns the exit code."""
         try:
-            self._alone()
+            self._count_parts() if self._request.parts else self._alone()
         except (Exception, SystemExit) as error:
             # Whatever a user's code raises is what is to be said.
             words = words_of(error, Path(self._request.source_folder))
@@ -130,7 +130,6 @@ class Check:
             parameter_bytes=sum(parameter.nbytes for parameter in named),
             trained_bytes=sum(parameter.nbytes for parameter in named if parameter.requires_grad),
             blocks=_layout(workload).blocks,
-            splits=bool(_layout(workload).splits),
         )
         batches = setup.batches(workload, 0)
         first = next(batches)
@@ -154,15 +153,15 @@ class Check:
             self._say(absent={"flops": str(error)})
         else:
             self._say(flops=round(flops.total / request.micro_batch))
-        if request.parts:
-            self._count_parts()
 
     def _count_parts(self) -> None:
         request = self._request
+        workload = built_on_meta(request.workload, source_folder=Path(request.source_folder))
+        self._say(splits=bool(_layout(workload).splits))
         try:
-            self._say(parts=model_parts(request.workload, source_folder=Path(request.source_folder)))
+            self._say(parts=parts_of(workload))
         except BenchError as error:
-            self._say(absent={**self._found.absent, "parts": str(error)})
+            self._say(absent={"parts": str(error)})
 
     def _asked(self, number: int, strategy: str, *, prove_it: bool) -> tuple[StrategyWord, bool]:
         """What a strategy says, and whether both ranks are still together."""

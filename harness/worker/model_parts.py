@@ -3,9 +3,11 @@ around them, counted on the meta device without memory and arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,23 +38,34 @@ class _Counted:
     results: int = 0
 
 
-def model_parts(text: str, *, source_folder: Any = None) -> ModelParts:
-    """Raises BenchError for a workload that cannot be built or run on the meta device, or has no synthetic
-    samples."""
+def built_on_meta(text: str, *, source_folder: Path | None = None) -> Workload:
+    """Raises BenchError for a workload that cannot be built on the meta device."""
+    with _counting("it cannot be built"), torch.device("meta"):
+        return build_workload(text, source_folder=source_folder)
+
+
+def parts_of(workload: Workload) -> ModelParts:
+    """The parts of a workload that was built on the meta device. Raises BenchError for one that cannot run
+    there, or has no synthetic samples."""
+    if workload.synthetic is None:
+        raise BenchError("without synthetic samples its activations cannot be counted")
+    with _counting("its parts cannot be counted"):
+        return _parts(workload)
+
+
+@contextmanager
+def _counting(failure: str) -> Iterator[None]:
+    """What a user's model fails with on meta tensors, which may be anything, as a BenchError."""
     try:
         with torch.random.fork_rng(devices=[]):
-            with torch.device("meta"):
-                workload = build_workload(text, source_folder=source_folder)
-            return _parts(workload)
+            yield
     except BenchError:
         raise
-    except Exception as error:  # a user's model may fail on meta tensors in any way
-        raise BenchError(f"the parts of {text} cannot be counted on the meta device: {error}") from error
+    except Exception as error:
+        raise BenchError(f"{failure} on the meta device: {error}") from error
 
 
 def _parts(workload: Workload) -> ModelParts:
-    if workload.synthetic is None:
-        raise BenchError("without synthetic samples its activations cannot be counted")
     module = workload.module.to("meta").train()
     layout, chained = _layout(workload, module)
     few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))

@@ -81,6 +81,11 @@ class StudyFigures:
         return {cell: size for plan in self.plans for cell, size in plan.predicted_bytes.items()}
 
     @property
+    def unpredicted(self) -> Mapping[str, str]:
+        """Why memory is not predicted, by workload, of the newest plan that tells it."""
+        return {workload: why for plan in self.plans for workload, why in plan.unpredicted.items()}
+
+    @property
     def runs(self) -> tuple[RunResult, ...]:
         """The runs that the figures are made of."""
         return tuple(run for one in self.cells.values() for run in one.runs)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.check import count_parts
 from harness.cli import run
+from results.unknown import Unknown
+from workloads.catalog import WORKLOADS, facts
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -84,6 +87,59 @@ def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warni
     assert run([*call, "--launcher", "slurm", "--site", "site.yaml", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "py:typo:killed was not checked: on this CPU it fails (its check was killed by SIGKILL" in said
+
+
+PARTS = """
+import os
+
+from torch import nn, randn
+from workloads import Workload
+
+
+def synthetic(generator, samples):
+    return randn(samples, 4, generator=generator), randn(samples, 1, generator=generator)
+
+
+class Trained(nn.Linear):
+    def forward(self, x):
+        assert x.is_meta, "planning trains it"
+        return super().forward(x)
+
+
+def build():
+    return Workload(module=Trained(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
+
+
+class Reading(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum().item() > 0 else -x)
+
+
+def reads():
+    return Workload(module=Reading(4, 1), loss=nn.functional.mse_loss, synthetic=synthetic)
+
+
+def dies():
+    os._exit(3)
+"""
+
+
+def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.catalog._COUNTED", {})
+    (tmp_path / "parts.py").write_text(PARTS)
+    known = {}
+    for function in ("build", "reads", "dies"):
+        workload = f"py:parts:{function}"
+        count_parts(workload, tmp_path)
+        known[function] = facts(WORKLOADS.parse(workload))
+    assert (known["build"].parameters, known["build"].heads) == (5, ())
+    assert "cannot be counted on the meta device: Tensor.item()" in str(known["reads"].parts)
+    assert known["reads"].heads == ()
+    assert str(known["dies"].parts).endswith("ended without a result: ended with exit code 3")
+    # Whether layers of it can be split is unknown as well: nothing is refused.
+    assert isinstance(known["dies"].heads, Unknown)
 
 
 CHAIN = """

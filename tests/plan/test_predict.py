@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import a_cell
 
-from harness.plan.predict import predicted_bytes, predicted_times
+from harness.plan.predict import predicted_bytes, predicted_times, unpredicted
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import Cell
 from results.parts import VALUE_BYTES, ModelParts
@@ -92,3 +92,6 @@ def test_a_plan_predicts_the_memory_of_the_cells_that_a_closed_form_covers() -> 
     assert isinstance(parts, ModelParts)
     assert found.keys() == {alone.id, dense.id}
     assert found[dense.id] - found[alone.id] == VALUE_BYTES * parts.values
+    own = cell_of("ddp", 2, workload="py:mine:build")
+    assert predicted_bytes([own], None) == {}
+    assert unpredicted([alone, own]) == {"py:mine:build": "planning does not run a user's own code"}

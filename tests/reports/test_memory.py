@@ -143,6 +143,17 @@ def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> Non
     assert list(frame_of([study], "cells")["predicted_peak_bytes"].dropna()) == [80 * MIB, 160 * MIB]
 
 
+def test_a_workload_without_a_prediction_says_why(planted) -> None:
+    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.plan(repeats=1, unpredicted={cell.workload: "it reads values"})
+    planted.runs(cell, [10.0], memory_mib=100)
+    (text,) = _texts(analysed(planted))
+    assert text.endswith(f" The memory of {cell.workload} was not predicted, because it reads values.")
+    planted.plan(repeats=1, predicted_bytes={cell.id: 80 * MIB})
+    (text,) = _texts(analysed(planted))
+    assert text.endswith(" the memory predicted.")
+
+
 def test_on_a_gpu_the_peak_of_the_allocator_is_held_against_the_prediction(gpus) -> None:
     (plan,) = gpus.study.plans()
     told = msgspec.structs.replace(plan, predicted_bytes={plan.cells[0].id: 48 * GIB})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 from typing import get_args
 
@@ -174,6 +175,15 @@ def test_the_same_host_is_the_same_node_in_all_studies(
         [("node-2",), ("node-1",)],
         [("node-1",)],
     ]
+
+
+def test_words_of_a_call_and_of_a_model_that_failed_are_left_out(telling) -> None:
+    plain = told(telling)
+    words = {"command": ("matrix", "--out", "merger"), "unpredicted": {"py:mine:build": "no merger"}}
+    plans = [msgspec.structs.replace(plan, **words) for plan in plain.plans]
+    hidden = redactor([plain]).study(dataclasses.replace(plain, plans=plans))
+    assert "merger" not in whole(render_figures(analyse(hidden.name, hidden.plans, hidden.results)))
+    assert all((plan.command, plan.unpredicted) == ((), {}) for plan in hidden.plans)
 
 
 def test_the_same_study_is_redacted_to_the_same_bytes(telling) -> None:

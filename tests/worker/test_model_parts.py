@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.worker.model_parts import model_parts
+from harness.worker.model_parts import built_on_meta, parts_of
 from results.parts import ModelParts
 from workloads.catalog import WORKLOADS, facts
 
@@ -22,7 +22,7 @@ def told(parts: ModelParts) -> dict[str, object]:
 
 @pytest.mark.parametrize("workload", ["gpt-nano", "resnet18-32px", "mlp"])
 def test_a_model_is_counted_as_its_closed_form_has_it(workload: str) -> None:
-    stated, counted = facts(WORKLOADS.parse(workload)).parts, model_parts(workload)
+    stated, counted = facts(WORKLOADS.parse(workload)).parts, parts_of(built_on_meta(workload))
     assert isinstance(stated, ModelParts)
     assert told(counted) == told(stated)
     saved, known = (sum(part.saved.over(1) for part in each.parts) for each in (counted, stated))

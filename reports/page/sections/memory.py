@@ -72,7 +72,11 @@ def memory_section(study: StudyFigures) -> Section | None:
 
 
 def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
-    found = [*_finding(study, memories), *_against_prediction(study, memories)]
+    found = [
+        *_finding(study, memories),
+        *_against_prediction(study, memories),
+        *_not_predicted(study, memories),
+    ]
     if found:
         yield Paragraph(" ".join(found))
     failed = out_of_memory(study)
@@ -167,3 +171,11 @@ def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> 
         f"{count(len(ratios), 'cell')} took {low:.2f} times ({cell_label(study, least.cell)}) to {high:.2f} "
         f"times ({cell_label(study, most.cell)}) the memory predicted."
     )
+
+
+def _not_predicted(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
+    """The workloads without a prediction, and why they have none."""
+    predicted = {one.cell.workload for one in memories if one.predicted_bytes is not None}
+    for workload, why in study.unpredicted.items():
+        if workload not in predicted:
+            yield f"The memory of {workload} was not predicted, because {why}."
