@@ -56,11 +56,11 @@ contracts: $(VENV)/.installed-dev
 
 # The acceptance on a machine with a GPU (tests/gpu/acceptance.py); skipped with a sentence where there is none. The same
 # command continues what was stopped. DEVICE=cpu runs every line with small models.
-gpu: $(VENV)/.installed
-	$(BIN)/python tests/gpu/acceptance.py $(if $(DEVICE),--device $(DEVICE))
+gpu: $(VENV)-gpu/.installed
+	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(if $(DEVICE),--device $(DEVICE))
 
-gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)/.installed
-	$(BIN)/python tests/gpu/acceptance.py $(@:gpu-%=%) $(if $(DEVICE),--device $(DEVICE))
+gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)-gpu/.installed
+	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(@:gpu-%=%) $(if $(DEVICE),--device $(DEVICE))
 
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
@@ -104,5 +104,14 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
+# For the torch that PYTHON has, which fits its driver: constraints.txt pins another one. All packages of PYTHON
+# are seen, those of a virtual environment too (the .pth file); pip installs what is missing, torch too.
+$(VENV)-gpu/.installed: pyproject.toml
+	test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
+	$(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VENV)-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_python.pth"
+	$(VENV)-gpu/bin/pip --disable-pip-version-check install --quiet --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*
+	rm -rf $(VENV) $(VENV)-gpu .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*

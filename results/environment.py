@@ -55,7 +55,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
     transports: tuple[str, ...] = ()
-    """What NCCL moves data by, over all ranks of the run, as its log has it; empty: not known."""
+    """What NCCL moves data by, over all ranks of the launch so far, as its log has it; empty: not known."""
     attention: tuple[str, ...] = ()
     """torch's kernels of scaled dot-product attention that are switched on, the preferred one first; empty in
     records from before it was recorded."""
@@ -76,12 +76,17 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             "code_hash": self.code.code_hash,
         }
         # Left out where there is none, so that it is no other fingerprint.
-        return facts | ({"packages": dict(self.code.packages)} if self.code.packages else {})
+        if self.code.packages:
+            facts["packages"] = dict(self.code.packages)
+        if self.transports:
+            facts["transports"] = ", ".join(self.transports)
+        return facts
 
     def machine(self) -> dict[str, object]:
         """What the nodes of one run should share: the facts of pooling that are of a node."""
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
-        del facts["placement"]
+        for of_the_run in ("placement", "transports"):
+            facts.pop(of_the_run, None)
         return facts | {"nccl_settings": " ".join(f"{k}={v}" for k, v in sorted(self.nccl_settings.items()))}
 
     @property

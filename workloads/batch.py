@@ -40,7 +40,8 @@ def samples_of(batch: Batch) -> int:
 def placed(batch: Batch, device: torch.device, form: torch.memory_format = torch.contiguous_format) -> Batch:
     """The batch with its tensors on `device`, those of four dimensions in the memory format `form`.
 
-    A mapping that torch takes for a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.
+    On the way to a GPU they are put into pinned memory first, unless a loader has done so. A mapping that
+    torch takes for a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.
     """
 
     def moved(leaf: Any) -> Any:
@@ -48,8 +49,10 @@ def placed(batch: Batch, device: torch.device, form: torch.memory_format = torch
             return placed(dict(leaf), device, form)
         if not isinstance(leaf, Tensor):
             return leaf
-        # non_blocking copies overlap with the step only from pinned memory, and are plain copies otherwise.
         own = form if leaf.dim() == 4 else torch.contiguous_format
+        if device.type == "cuda" and leaf.device.type == "cpu":
+            # Only from pinned memory does a non_blocking copy overlap with the step.
+            leaf = leaf.pin_memory()
         return leaf.to(device, non_blocking=True, memory_format=own)
 
     return pytree.tree_map(moved, batch)

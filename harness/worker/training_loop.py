@@ -177,7 +177,7 @@ class TrainingLoop:
             raise TrainingDivergedError(self._diverged())
         if self._records is not None:
             norm = self._trainer.gradient_norm
-            self._records.add(
+            self._records.add_steps(
                 Steps(
                     at=utc_now(),
                     step=self._trainer.steps,
@@ -187,7 +187,8 @@ class TrainingLoop:
                     seconds=longest,
                     learning_rate=self._learning_rate,
                     gradient_norm=None if norm is None else float(norm),
-                )
+                ),
+                samples_per_s=steps * self._parts.cell.global_batch / longest,
             )
             self._settle_last()
         self._loss.zero_()
@@ -330,11 +331,14 @@ class _Records:
         assert self._writer is not None
         self._rows.append(row)
         self._writer.write(row)
-        if isinstance(row, Steps):
-            norm = {} if row.gradient_norm is None else {"gradient_norm": row.gradient_norm}
-            self._parts.scalars.point(row.step, {"loss": row.loss, "learning_rate": row.learning_rate} | norm)
-        elif isinstance(row, Validated):
+        if isinstance(row, Validated):
             self._parts.scalars.point(row.step, row.metrics)
+
+    def add_steps(self, row: Steps, *, samples_per_s: float) -> None:
+        self.add(row)
+        figures = {"loss": row.loss, "learning_rate": row.learning_rate, "samples_per_s": samples_per_s}
+        norm = {} if row.gradient_norm is None else {"gradient_norm": row.gradient_norm}
+        self._parts.scalars.point(row.step, figures | norm)
 
     def judge(self, figures: Figures, *, at_row: bool) -> tuple[EndReason | None, bool]:
         """Whether target or patience end training with these figures, and whether they have the best value.

@@ -10,6 +10,18 @@ from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
 
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "brown", "olive")
 """Variables of the page's style: Okabe & Ito, Color Universal Design (2008), and two more."""
+ON_PAPER: Mapping[str, str] = {
+    "ink": "#1c2024",
+    "blue": "#0072b2",
+    "vermillion": "#d55e00",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "orange": "#e69f00",
+    "sky": "#56b4e9",
+    "brown": "#8c510a",
+    "olive": "#7f7f17",
+}
+"""The values of these variables in the page's light style."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4", "12 3", "6 2 1 2 1 2")
 
 
@@ -39,3 +51,11 @@ def looks(curves: Iterable[Curve]) -> Looks:
             dashes[exchange] = _DASHES[len(dashes) % len(_DASHES)]
         found[key.exchange] = Look(colours[key.strategy], dashes[exchange])
     return found
+
+
+def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
+    """By the exchange of a curve: where a dash is a study, compressors and collectives have colours too."""
+    exchanges = dict.fromkeys(curve.key.exchange for curve in curves)
+    others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
+    colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
+    return {BASELINE_STRATEGY: "ink", **colours}

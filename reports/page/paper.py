@@ -1,8 +1,8 @@
 """Drawings of a study as files for papers and slides: throughput, efficiency and losses, each by itself.
 
 Of each piece of work (a workload, a rule of scaling, a batch, a setting, a network): a line a strategy with
-its compressor and collective, marks with their intervals, the ideal as a thin line. Equal studies give equal
-bytes: files hold no date.
+its compressor and collective, in the colour and dashes that it has on the page, marks with their intervals,
+the ideal as a thin line. Equal studies give equal bytes: files hold no date.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from reports.analysis.pieces import Piece, pieces
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.side_by_side import CellInStudy, compare
 from reports.analysis.study import StudyFigures
+from reports.page.chart import Axis
+from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks
 from results.cell import Cell
 from results.label import label
 from results.outcome import Evidence
@@ -53,11 +55,11 @@ STYLES: dict[Style, _Look] = {
     "paper": _Look(84, 60, 7, 1.0, 600),
     "screen": _Look(160, 100, 10, 1.6, 150),
 }
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe & Ito, Color Universal Design (2008), as on the page."""
 MUTED = "#6b7480"
-_DASHES = ("-", "--", "-.", ":")
+_STUDY_DASHES = ("", "7 3", "2 3", "9 3 2 3")
 """By the study, where several share axes."""
+_PAGE_LINE = 2
+"""Width of a line of the page, whose dashes have its unit."""
 _MOST_LINES = 9
 """Lines of a drawing: more are not told apart. It says that it leaves some out; the page has all."""
 _ROWS = 12
@@ -82,19 +84,24 @@ class _Line:
     name: str
     colour: str
     mark: str
-    dash: str = "-"
+    dash: str
+    """As SVG has it."""
 
 
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
     """Every drawing of a study in every form; none where nothing has a figure."""
     taken: dict[str, int] = {}
+    shown = looks(study.curves)
     for piece in pieces(study.curves):
         stem = _stem(piece, taken)
-        lines = _styled([(curve, curve.key.label, "-") for curve in piece.curves])
-        yield from _curve_files(stem, lines, forms, style)
+        named = [
+            (curve, curve.key.label, shown[curve.key.exchange].colour, shown[curve.key.exchange].dash)
+            for curve in piece.curves
+        ]
+        yield from _curve_files(stem, _marked(named), forms, style, y_axis="linear")
         losses = loss_group(piece.curves)
         if losses is not None:
-            yield from _files(f"{stem}-losses", partial(_losses, group=losses), forms, style)
+            yield from _files(f"{stem}-losses", partial(_losses, group=losses, shown=shown), forms, style)
 
 
 def shared_figure_files(
@@ -104,16 +111,19 @@ def shared_figure_files(
     comparison = compare(studies)
     taken: dict[str, int] = {}
     for those in comparison.pieces:
+        colours = colours_over_studies(curve for one in those for curve in one.piece.curves)
         named = [
             (
                 curve,
                 f"{curve.key.label}, {one.study}",
-                _DASHES[comparison.studies.index(one.study) % len(_DASHES)],
+                colours[curve.key.exchange],
+                _STUDY_DASHES[comparison.studies.index(one.study) % len(_STUDY_DASHES)],
             )
             for one in those
             for curve in one.piece.curves
         ]
-        yield from _curve_files(_stem(those[0].piece, taken), _styled(named), forms, style)
+        stem = _stem(those[0].piece, taken)
+        yield from _curve_files(stem, _marked(named), forms, style, y_axis="log")
     judged = [
         (shared.cell, entry)
         for shared in comparison.cells
@@ -126,25 +136,24 @@ def shared_figure_files(
         yield from _files(name, partial(_ratios, rows=part), forms, style)
 
 
-def _styled(named: Sequence[tuple[Curve, str, str]]) -> list[_Line]:
-    """A colour and a mark for each way of training."""
-    labels = list(dict.fromkeys(curve.key.label for curve, *_ in named))
-    looks = dict(zip(labels, zip(cycle(_COLOURS), cycle(_MARKS), strict=False), strict=False))
+def _marked(named: Sequence[tuple[Curve, str, str, str]]) -> list[_Line]:
+    """Lines of a name, a colour of the page and a dash each, with a mark for each way of training."""
+    marks = dict(zip(dict.fromkeys(curve.key.label for curve, *_ in named), cycle(_MARKS), strict=False))
     return [
-        _Line(curve=curve, name=name, colour=colour, mark=mark, dash=dash)
-        for curve, name, dash in named
-        for colour, mark in [looks[curve.key.label]]
+        _Line(curve=curve, name=name, colour=ON_PAPER[colour], mark=marks[curve.key.label], dash=dash)
+        for curve, name, colour, dash in named
     ]
 
 
 def _curve_files(
-    stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style
+    stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style, *, y_axis: Axis
 ) -> Iterator[FigureFile]:
-    """Of many lines the fastest, and how many there are."""
+    """Of many lines the fastest, and how many there are; `y_axis` is that of the throughputs."""
     ranked = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
     shown = [line for line in lines if line in ranked[:_MOST_LINES]]
     left_out = f"the {len(shown)} fastest of {len(lines)} lines" if len(shown) < len(lines) else ""
-    yield from _files(f"{stem}-throughput", partial(_throughput, lines=shown, note=left_out), forms, style)
+    throughput = partial(_throughput, lines=shown, note=left_out, y_axis=y_axis)
+    yield from _files(f"{stem}-throughput", throughput, forms, style)
     yield from _files(f"{stem}-efficiency", partial(_efficiency, lines=shown, note=left_out), forms, style)
 
 
@@ -194,9 +203,12 @@ def _file(draw: Callable[[Axes], None], form: FileForm, look: _Look) -> bytes:
         return file.getvalue()
 
 
-def _throughput(axes: Axes, lines: Sequence[_Line], note: str) -> None:
+def _throughput(axes: Axes, lines: Sequence[_Line], note: str, y_axis: Axis) -> None:
     _draw(axes, lines, lambda point: point.figures.throughput)
-    axes.set_yscale("log")
+    if y_axis == "log":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_ylabel(f"throughput ({lines[0].curve.points[0].figures.throughput.unit})")
     _finish(axes, lines, note)
 
@@ -226,10 +238,15 @@ def _draw(
             color=line.colour,
             marker=line.mark,
             markerfacecolor="none" if emulated else line.colour,
-            linestyle=":" if emulated else line.dash,
+            linestyle=_dashed(line.dash),
             capsize=1.5,
             label=f"{short} (emulated)" if emulated else short,
         )
+
+
+def _dashed(dash: str) -> str | tuple[float, tuple[float, ...]]:
+    """matplotlib's line style of a dash of the page; both grow with the width of the line."""
+    return (0.0, tuple(float(part) / _PAGE_LINE for part in dash.split())) if dash else "-"
 
 
 def _errors(metrics: Sequence[Metric], scale: float) -> list[list[float]]:
@@ -255,7 +272,7 @@ def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
     """A row a matched cell: times as fast as in the first study, with its interval; hollow: not judged."""
     for place, (_, entry) in enumerate(rows):
         assert entry.ratio is not None
-        colour = {"faster": _COLOURS[2], "slower": _COLOURS[1]}.get(entry.change or "", MUTED)
+        colour = ON_PAPER.get({"faster": "green", "slower": "vermillion"}.get(entry.change or "", ""), MUTED)
         axes.errorbar(
             [entry.ratio.value],
             [place],
@@ -274,11 +291,14 @@ def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
     axes.grid(axis="x", linewidth=0.4)
 
 
-def _losses(axes: Axes, group: LossGroup) -> None:
-    for curve, colour in zip(group.curves, cycle(_COLOURS), strict=False):
-        samples = [step * curve.batch for step in curve.steps]
+def _losses(axes: Axes, group: LossGroup, shown: Looks) -> None:
+    for curve in group.curves:
+        look = shown[curve.label]
+        colour, samples = ON_PAPER[look.colour], [step * curve.batch for step in curve.steps]
         axes.plot(samples, curve.losses, color=colour, linewidth=0.4, alpha=0.35)
-        axes.plot(samples, group.smoothed(curve), color=colour, label=curve.label)
+        axes.plot(
+            samples, group.smoothed(curve), color=colour, linestyle=_dashed(look.dash), label=curve.label
+        )
     axes.set_xlabel("samples")
     axes.set_ylabel("training loss")
     axes.grid(axis="y", linewidth=0.4)

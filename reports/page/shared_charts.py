@@ -8,9 +8,8 @@ from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.side_by_side import SideBySide, StudyPiece
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
-from reports.page.looks import COLOURS
+from reports.page.looks import colours_over_studies
 from reports.text import devices, devices_word, metric
-from results.cell import BASELINE_STRATEGY
 
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 """By the study: the first is drawn in full."""
@@ -20,7 +19,7 @@ def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
     """Of each piece of work that several studies have: the throughputs, and the ratios where cells match."""
     for number, those in enumerate(comparison.pieces):
         curves = [curve for one in those for curve in one.piece.curves]
-        shown, word = _colours(curves), devices_word({curves[0].points[0].figures.cell.device})
+        shown, word = colours_over_studies(curves), devices_word({curves[0].points[0].figures.cell.device})
         work = f"{curves[0].key.workload}, {curves[0].key.kind} scaling, batch {curves[0].key.batch:,}"
         yield drawn(
             Chart(
@@ -58,14 +57,6 @@ def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
 
 def _dash(comparison: SideBySide, one: StudyPiece) -> str:
     return _DASHES[comparison.studies.index(one.study) % len(_DASHES)]
-
-
-def _colours(curves: Sequence[Curve]) -> Mapping[str, str]:
-    """By the exchange of a curve: as a dash is a study here, compressors and collectives have colours too."""
-    exchanges = dict.fromkeys(curve.key.exchange for curve in curves)
-    others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
-    colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
-    return {BASELINE_STRATEGY: "ink", **colours}
 
 
 def _line(study: str, curve: Curve, shown: Mapping[str, str], dash: str, points: Sequence[Point]) -> Line:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from results.outcome import Outcome
 from results.record import RankRecord
@@ -76,9 +77,20 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     bench_in: Callable[..., Any], tmp_path: Path
 ) -> None:
     calm = Place(tmp_path / "calm")
-    code, said = calm.train(*ORDER)
+    code, said = calm.train(*ORDER, "--tensorboard")
     assert code == 0, said
     assert "ended: 3 epochs, 24 steps" in said
+    # The rates of the live scalars are those of the log.
+    started, steps = calm.log.launches[-1], calm.log.steps
+    scalars = EventAccumulator(str(calm.study.scalars_folder(started.launch_id, 0, calm.cell)))
+    scalars.Reload()
+    before = [0, *(row.samples for row in steps)]
+    rates = [
+        (row.step, (row.samples - begun) / row.seconds) for row, begun in zip(steps, before, strict=False)
+    ]
+    assert [(one.step, one.value) for one in scalars.Scalars("samples_per_s")] == [
+        (step, pytest.approx(rate)) for step, rate in rates
+    ]
 
     # Of the second launch it is the 7th step.
     killed = Place(tmp_path / "killed", "12 rank", "7 bench")

@@ -19,8 +19,10 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import FRAMES
 from reports.page.json_document import json_document
 from reports.page.latex import escaped, latex
+from reports.page.looks import COLOURS, ON_PAPER, looks
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
 from reports.page.render import render_studies
+from reports.page.scaling_charts import throughput_chart
 from reports.page.shared_charts import shared_charts
 from results.errors import UsageError
 
@@ -132,6 +134,44 @@ def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
     # TrueType, and no date.
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
+
+
+def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study, tmp_path) -> None:
+    planted = new_study(tmp_path)
+    series = [
+        planted.series("weak", name, [2, 4], batch=8, compression=compression)
+        for name, compression in (("ddp", "none"), ("ddp", "bf16"), ("fsdp", "none"))
+    ]
+    planted.plan()
+    for cell in (cell for cells in series for cell in cells):
+        planted.runs(cell, [10.0, 11.0, 12.0])
+    study = analysed(planted)
+    chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
+    assert chart is not None
+    line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
+    on_page = re.findall(line, chart.svg)
+    assert {(name, bool(dash)) for name, dash in on_page} == {
+        ("blue", False),
+        ("blue", True),
+        ("vermillion", False),
+    }
+    svg = next(iter(figure_files(study, ("svg",), "screen"))).data.decode()
+    # Lines have their width in the style, and marks and bars another one.
+    drawn = re.findall(
+        r"none; (stroke-dasharray: \S+ stroke-dashoffset: 0; )?stroke: (#\w+); stroke-width: 1.6", svg
+    )
+    assert {(colour, bool(dash)) for dash, colour in drawn} == {
+        ("#0072b2", False),
+        ("#0072b2", True),
+        ("#d55e00", False),
+    }
+    assert "<!-- 0 -->" in svg
+
+
+def test_colours_on_paper_are_those_of_the_light_style() -> None:
+    style = (Path(reports.__file__).parent / "page/templates/style.css.j2").read_text()
+    light = dict(re.findall(r"--(\w+): (#\w{6});", style.split("@media")[0]))
+    assert {name: light[name] for name in ("ink", *COLOURS)} == ON_PAPER
 
 
 @pytest.fixture

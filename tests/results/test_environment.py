@@ -21,6 +21,7 @@ POOLING = {
     "nccl_settings": {"NCCL_ALGO": "Ring"},
     "nodes": 2,
     "gpus_per_node": 2,
+    "transports": ("TCP sockets (NET/Socket)",),
     "code": CodeVersion(code_hash="0ther", commit="abc1234", dirty=False),
 }
 NOT_POOLING = {
@@ -31,7 +32,6 @@ NOT_POOLING = {
     "device_uuid": "GPU-1",
     "pinned_cores": (3,),
     "allocation": "slurm 17",
-    "transports": ("TCP sockets (NET/Socket)",),
     "attention": ("math",),
     "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
 }

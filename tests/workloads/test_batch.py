@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import UserDict
 
+import pytest
 import torch
+from torch import Tensor
 
 from harness.worker.sampler import batch_print
 from workloads.batch import named_tensors, placed, samples_of
@@ -20,6 +22,27 @@ def test_every_tensor_of_a_batch_is_moved_and_all_else_stays() -> None:
     assert (moved["inner"][0][1], moved["inner"][1], moved["word"]) == (7, None, "a")
     assert torch.equal(moved["x"], X)
     assert placed(batch, torch.device("meta"))["x"].is_meta
+
+
+def test_what_goes_to_a_gpu_is_pinned_first_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Tensor] = []
+    sent: list[tuple[Tensor, str, bool]] = []
+
+    def pin(values: Tensor) -> Tensor:
+        pinned.append(values.clone())
+        return pinned[-1]
+
+    def send(values: Tensor, device: torch.device, *, non_blocking: bool, **_: object) -> Tensor:
+        sent.append((values, device.type, non_blocking))
+        return values
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Tensor, "to", send)
+    placed({"x": X, "images": IMAGES}, torch.device("cuda", 0))
+    assert [(device, ahead) for _, device, ahead in sent] == [("cuda", True), ("cuda", True)]
+    assert all(values is own for (values, *_), own in zip(sent, pinned, strict=True))
+    placed({"x": X}, torch.device("cpu"))
+    assert len(pinned) == 2
 
 
 def test_a_mapping_that_torch_does_not_know_becomes_a_dictionary() -> None:
