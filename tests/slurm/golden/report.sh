@@ -27,7 +27,6 @@ cd -- /home/me/bench
 # A folder where the job happens to stand must not shadow an installed package.
 export PYTHONSAFEPATH=1
 export GLOO_SOCKET_IFNAME=ib0
-export NCCL_DEBUG=WARN
 export NCCL_SOCKET_IFNAME=ib0
 
 # In place of this shell, so that Slurm's signals reach it.
