@@ -72,8 +72,8 @@ def bench(debug: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
 
     `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed, a table does
-    not add up or a comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 130
-    interrupted.
+    not add up or a comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 4 another
+    night has not ended, 130 interrupted.
     """
 
 

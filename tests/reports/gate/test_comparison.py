@@ -255,6 +255,23 @@ def test_what_must_be_seen_first_stands_first() -> None:
     ]
 
 
+def test_sides_over_other_networks_are_incomparable(
+    new_study: Any, tmp_path: Any, new_timing: Callable[..., Any], new_environment: Callable[..., Any]
+) -> None:
+    sides = []
+    for network in ("InfiniBand (NET/IB)", "TCP sockets (NET/Socket)"):
+        planted = new_study(tmp_path / network[:3])
+        [cell] = planted.series("weak", "ddp", [2], batch=8)
+        planted.plan()
+        where = new_environment(transports=("NVLink (P2P/CUMEM)", network))
+        planted.run(cell, new_timing(step_ms=10.0, environment=where))
+        sides.append(reduce_study(planted.study, planted.study.results()))
+    found = compare(*sides, Rules(margins={}))
+    assert found.exit_code() == 3
+    assert found.findings[0].reason is not None
+    assert "transports is NVLink (P2P/CUMEM), InfiniBand (NET/IB) in BASE" in found.findings[0].reason
+
+
 @pytest.mark.parametrize("text", ["step_time", "step=5%", "step_time=x", "step_time=0", "step_time=-5%"])
 def test_a_margin_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="step_time"):
@@ -273,6 +290,7 @@ def test_a_study_becomes_subjects_with_one_value_a_run(planted: Any, new_timing:
     assert one.exact["payload_bytes"] == (4_000_000,)
     assert one.facts["torch"] == "2.13.0"
     assert "code_hash" not in one.facts
+    assert "transports" not in one.facts
     assert other.failed == "out of memory: rank 0: allocating 2 GiB"
     longer = msgspec.structs.replace(good, steps=StepPolicy(quads=9), source_hash="abc")
     assert subject_key(longer) == one.key == good.id
