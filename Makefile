@@ -66,14 +66,15 @@ gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)-gpu/.installed
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
 
-# The benchmarks of tests/perf in PERF_RUNS processes, one after another, against BASE: the baseline `perf`, or a
-# folder that an earlier call has left (docs/gate.md).
+# The CPU time of the benchmarks of tests/perf in PERF_RUNS processes, one after another, against BASE: the tracked
+# baseline `perf`, or a folder that an earlier call has left (docs/gate.md).
 PERF_RUNS ?= 5
 PERF_TESTS ?= tests/perf/test_plan_speed.py tests/perf/test_command_speed.py tests/perf/test_report_speed.py
 BASE ?= perf
 perf-gate: $(VENV)/.installed-dev
 	rm -rf .benchmarks/gate && mkdir -p .benchmarks/gate
-	for run in $$(seq $(PERF_RUNS)); do OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PERF_TESTS) \
+	for run in $$(seq $(PERF_RUNS)); do PYTHONPATH=tests/perf OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PERF_TESTS) \
+	  --benchmark-timer=cpu_time.cpu_s \
 	  --benchmark-json .benchmarks/gate/$$run.json || exit; done
 	$(BIN)/bench compare $(BASE) .benchmarks/gate
 

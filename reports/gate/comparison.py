@@ -126,6 +126,7 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
     pairs = [(there.get(key), here.get(key)) for key in there | here]
     alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
     findings = [_unless_accepted(f, rules) for pair in pairs for f in _findings(*pair, rules, alpha)]
+    findings = _once(findings)
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
     return Comparison(
         base=base.name,
@@ -134,6 +135,14 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         confidence=1 - 2 * alpha,
         sample=_sample(rules),
     )
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """One verdict where nothing can be compared and every cell says why in the same words."""
+    same = {(finding.verdict, finding.reason) for finding in findings}
+    if len(findings) < 2 or len(same) > 1 or findings[0].verdict is not Verdict.INCOMPARABLE:
+        return findings
+    return [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
 
 
 def _unless_accepted(finding: Finding, rules: Rules) -> Finding:
@@ -227,7 +236,10 @@ def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
     if not facts:
         return None
     texts = [f"{name} is {before} in BASE, {after} in NEW" for name, (before, after) in facts.items()]
-    advice = f"if that is the question, pass --across {','.join(facts)}"
+    advice = (
+        f"measure BASE and NEW on one machine with the same versions, or, if their difference is the "
+        f"question, pass --across {','.join(facts)}"
+    )
     return _whole(new, Verdict.INCOMPARABLE, f"{'; '.join(texts)}; {advice}")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from reports.analysis.pooling import differing
 from results.baseline import Baseline, Subject
-from results.errors import SchemaError, StoreError
+from results.errors import SchemaError, StoreError, UsageError
 
 
 class _Stats(msgspec.Struct):
@@ -16,13 +17,24 @@ class _Stats(msgspec.Struct):
     """In seconds."""
 
 
+class _Options(msgspec.Struct):
+    timer: str | None = None
+    """The name of the function, such as `perf_counter`."""
+
+
 class _Benchmark(msgspec.Struct):
     fullname: str
     stats: _Stats
+    options: _Options = msgspec.field(default_factory=_Options)
 
 
 class _Cpu(msgspec.Struct):
     brand_raw: str | None = None
+    """Of a virtual machine often no more than `AMD EPYC`."""
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    count: int | None = None
 
 
 class _Machine(msgspec.Struct):
@@ -43,18 +55,20 @@ class _File(msgspec.Struct):
 
 
 def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
-    """The medians of each benchmark, one a file, in ns. Raises SchemaError for a file of another kind.
+    """The medians of each benchmark, one a file, in ns.
 
     The rounds of one file are of one process and so no independent samples: several files make a sample.
+    Raises SchemaError for a file of another kind, UsageError for files of several machines.
     """
-    files = sorted((_read(path) for path in paths), key=lambda file: file.datetime)
+    read = {path: _read(path) for path in paths}
+    _require_one_machine(name, {path: _facts(file) for path, file in read.items()})
+    files = sorted(read.values(), key=lambda file: file.datetime)
     times: dict[str, list[float]] = {}
     for file in files:
         for benchmark in file.benchmarks:
             times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
     newest = files[-1]
-    facts = {"cpu_model": newest.machine_info.cpu.brand_raw, "python": newest.machine_info.python_version}
-    known = {fact: value for fact, value in facts.items() if value is not None}
+    known = _facts(newest)
     return Baseline(
         name=name,
         measured_at=newest.datetime,
@@ -65,6 +79,34 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
             for key, values in times.items()
         ),
     )
+
+
+def _require_one_machine(name: str, facts: Mapping[Path, Mapping[str, str]]) -> None:
+    (first, expected), *others = facts.items()
+    for path, found in others:
+        unlike = [
+            f"{fact} is {before} in {first.name}, {after} in {path.name}"
+            for fact, (before, after) in differing(expected, found).items()
+        ]
+        if unlike:
+            raise UsageError(
+                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each a folder of its own"
+            )
+
+
+def _facts(file: _File) -> dict[str, str]:
+    """The fingerprint of the machine, and what was counted as time."""
+    cpu = file.machine_info.cpu
+    revision = (cpu.family, cpu.model, cpu.stepping)
+    timers = sorted({benchmark.options.timer or "unknown" for benchmark in file.benchmarks})
+    facts = {
+        "cpu_model": cpu.brand_raw,
+        "cpu_revision": None if None in revision else ".".join(map(str, revision)),
+        "cores": None if cpu.count is None else str(cpu.count),
+        "python": file.machine_info.python_version,
+        "timer": None if timers in ([], ["unknown"]) else ", ".join(timers),
+    }
+    return {fact: value for fact, value in facts.items() if value is not None}
 
 
 def _read(path: Path) -> _File:

@@ -47,10 +47,10 @@ def study(
     return make
 
 
-def benchmark_file(path: Path, median_s: float) -> None:
+def benchmark_file(path: Path, median_s: float, **cpu: object) -> None:
     """As pytest-benchmark 5 writes it, as far as it is read."""
     found = {
-        "machine_info": {"cpu": {"brand_raw": "Example"}, "python_version": "3.11.9"},
+        "machine_info": {"cpu": {"brand_raw": "Example", **cpu}, "python_version": "3.11.9"},
         "commit_info": {"id": "abc", "dirty": False},
         "benchmarks": [{"fullname": "test_a.py::test_sum", "stats": {"median": median_s}, "extra_info": {}}],
         "datetime": f"2026-01-0{path.stem[-1]}T00:00:00",
@@ -200,6 +200,33 @@ def test_files_of_pytest_benchmark_are_runs(
     assert "an interval needs 3 runs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("cpu", "told"),
+    [
+        ({"count": 64}, "cores is 64 in"),
+        ({"family": 25, "model": 17, "stepping": 1}, "cpu_revision is 25.17.1 in"),
+        ({"brand_raw": "Other"}, "cpu_model is Other in"),
+    ],
+)
+def test_a_run_of_another_machine_is_named_by_what_differs_and_not_pooled(
+    cpu: dict[str, object],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two virtual machines may both be called `Example`."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(1, 4):
+        benchmark_file(tmp_path / "before" / f"run{number}.json", 1.0, **cpu)
+        benchmark_file(tmp_path / "after" / f"run{number}.json", 1.0)
+    assert run(["compare", "before", "after"]) == 3
+    assert f"{told} BASE" in capsys.readouterr().out
+    benchmark_file(tmp_path / "before" / "run4.json", 1.0)
+    assert run(["compare", "before", "after"]) == 2
+    assert f"before holds runs of several machines ({told} run1.json" in capsys.readouterr().err
+
+
 def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("test_sum.py").write_text("def test_sum(benchmark):\n    benchmark(sum, range(100))\n")
@@ -211,6 +238,8 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
     (subject,) = schemas.BASELINE.read(Path("baselines/perf.json")).subjects
     assert subject.key == "test_sum.py::test_sum"
     assert subject.facts["python"] == platform.python_version()
+    assert subject.facts["timer"] == "perf_counter"
+    assert int(subject.facts["cores"]) >= 1
     assert subject.timed["time"][0] > 0
 
 

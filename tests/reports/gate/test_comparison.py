@@ -79,10 +79,26 @@ def test_incomparable_names_the_facts_and_the_flag_and_across_makes_them_the_sub
     reason = only(held(base, new)).reason
     assert reason == (
         "python is 3.11 in BASE, unknown in NEW; torch is 2.13 in BASE, 2.14 in NEW; "
-        "if that is the question, pass --across python,torch"
+        "measure BASE and NEW on one machine with the same versions, or, if their difference is the "
+        "question, pass --across python,torch"
     )
     allowed = Rules(margins={}, across=frozenset({"torch", "python"}))
     assert only(held(base, new, allowed)).verdict is Verdict.UNCHANGED
+
+
+def test_a_baseline_of_another_machine_is_told_once_and_not_for_each_cell() -> None:
+    cells = [msgspec.structs.replace(subject(facts={"cores": "2"}), key=key, label=key) for key in "abc"]
+    there = [msgspec.structs.replace(one, facts={"cores": "64"}) for one in cells]
+    base, new = (
+        Baseline(name=name, measured_at="2026-01-01T00:00:00Z", subjects=tuple(subjects))
+        for name, subjects in (("base", there), ("new", cells))
+    )
+    found = compare(base, new, Rules(margins={}))
+    assert only(found).subject == "all 3 cells"
+    assert only(found).reason.startswith("cores is 64 in BASE, 2 in NEW; measure BASE and NEW on one machine")
+    assert found.exit_code() == 3
+    mixed = msgspec.structs.replace(base, subjects=(there[0], *cells[1:]))
+    assert compare(mixed, new, Rules(margins={})).count(Verdict.INCOMPARABLE) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,17 @@ from workloads import Workload
 from workloads.build import build_workload
 
 RECENT = 25
-"""Steps by whose median a wait is calibrated, again and again, so that it stays a share of a step."""
+"""Steps by whose mean CPU time a wait is calibrated, again and again, so that it stays a share of a step."""
 START_S = 1.0
 """By how much longer `late` builds."""
 
 
 class _Wait:
-    """A busy-wait before each forward pass, on every rank by its own steps."""
+    """A busy-wait before each forward pass, on every rank: a share of the CPU time that its own steps take.
+
+    By the wall clock a step on a shared core would also have the time of others in it, and the wait, which is
+    preempted as the step is, would be lengthened by them a second time.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -28,13 +32,17 @@ class _Wait:
         self._ended_ns: int | None = None
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        now_ns = time.perf_counter_ns()
+        # Of all threads: those of Gloo and of the reducer work for the step, too.
         if self._ended_ns is not None:
-            self._steps_ns.append(now_ns - self._ended_ns)
-        wait_ns = round(self._share * statistics.median(self._steps_ns)) if self._steps_ns else 0
-        while time.perf_counter_ns() < now_ns + wait_ns:
+            self._steps_ns.append(time.process_time_ns() - self._ended_ns)
+        # Of this thread: what the others do meanwhile is not the wait.
+        until_ns = time.thread_time_ns() + self._wait_ns()
+        while time.thread_time_ns() < until_ns:
             pass
-        self._ended_ns = time.perf_counter_ns()
+        self._ended_ns = time.process_time_ns()
+
+    def _wait_ns(self) -> int:
+        return round(self._share * statistics.mean(self._steps_ns)) if self._steps_ns else 0
 
 
 class _Hoard:

@@ -1,0 +1,110 @@
+"""The script that measures the gate (quality.py): what it plants, what it keeps, and what it says of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+MS = 1_000_000
+
+
+def beside(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its module up.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+waiting_model, quality = beside("waiting_model"), beside("quality")
+
+
+class SharedCore:
+    """Clocks of a process on a core that others take in slices longer than a wait, and so in steps alone."""
+
+    cpu_ns = wall_ns = 0
+
+    def step(self, cpu_ns: int) -> None:
+        self.cpu_ns += cpu_ns
+        self.wall_ns += 3 * cpu_ns
+
+    def cpu(self) -> int:
+        """A look at the CPU time, which takes 1 us of it."""
+        self.cpu_ns += 1000
+        self.wall_ns += 1000
+        return self.cpu_ns
+
+    def wall(self) -> int:
+        self.cpu()
+        return self.wall_ns
+
+
+@pytest.mark.parametrize(("name", "share"), [("slow5", 0.05), ("slow10", 0.10)])
+def test_a_planted_wait_is_its_share_of_the_step_however_much_others_take(
+    name: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a step of 10 ms of CPU time 5 % are 0.5 ms; of its 30 ms by the wall clock they would be 1.5 ms."""
+    module = getattr(waiting_model, name)().module
+    [hook] = module._forward_pre_hooks.values()
+    core = SharedCore()
+    monkeypatch.setattr(time, "process_time_ns", core.cpu)
+    monkeypatch.setattr(time, "thread_time_ns", core.cpu)
+    monkeypatch.setattr(time, "perf_counter_ns", core.wall)
+    waits = []
+    for _ in range(40):
+        core.step(10 * MS)
+        before = core.cpu_ns
+        hook(module, ())
+        waits.append(core.cpu_ns - before)
+    assert waits[-1] == pytest.approx(share * 10 * MS, abs=0.01 * MS)
+
+
+def call(seed: int, **fields: object) -> dict[str, object]:
+    """A call of the same code as the ledger has it, whose pairs vary by 1.6 %."""
+    rng = np.random.default_rng(seed)
+    pair = {"quads": list(rng.normal(0, 0.03, 8)), "base_ns": 9e6, "new_ns": 9e6}
+    return {
+        "kind": "same",
+        "machine": "Example, 2 cores, torch 2.13",
+        "seconds": 60.0,
+        "exit_code": 0,
+        "verdicts": {"step_time": "unchanged", "peak_memory": "unchanged"},
+        "logs": list(rng.normal(0, 0.016, 8)),
+        "others": 0.1,
+        "pairs": [pair] * 8,
+        **fields,
+    }
+
+
+def test_the_report_counts_a_false_alarm_of_any_metric_and_says_what_it_draws_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three quiet calls one has an alarm of the memory; a busy call and a torn line do not count."""
+    alarm = call(2, exit_code=1, verdicts={"step_time": "unchanged", "peak_memory": "regressed"})
+    calls = [call(1), alarm, call(3), call(4, others=0.5)]
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("".join(json.dumps(one) + "\n" for one in calls) + '{"kind": "sa')
+    monkeypatch.setattr(quality, "DRAWN", 20)
+    quality.report(ledger, 0.25)
+    told = capsys.readouterr().out
+    assert "4 calls, 3 while others took at most 25% of the cores" in told
+    assert "| same | 3 | 1 | 33.3%," in told
+    assert "drawn from 24 pairs of 3 calls of the same code" in told
+    assert "| same, paired, 8 cells | 20 | 0 |" in told
+
+
+def test_what_is_planted_still_has_its_place_in_the_code() -> None:
+    edits = [kind.edit for kind in quality.KINDS.values() if kind.edit is not None]
+    assert len(edits) == 2
+    for file, place, _ in edits:
+        assert (Path(__file__).parents[3] / file).read_text().count(place) == 1, file
