@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
-from harness.plan.auto import Candidate, Choice, ChoiceRow, rows
+from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, rows
 from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.expand import choices
 from harness.plan.points import MatrixPoint
@@ -193,7 +193,7 @@ def choice_row(row: ChoiceRow) -> list[str]:
     ]
 
 
-def _verdict(candidate: Candidate, *, chosen: bool) -> str:
+def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:
     around, host = candidate.around, f"{candidate.host_bytes / MIB:,.0f} MiB of its host"
     if candidate.memory.total > around.room:
         return f"does not fit into {around.room / MIB:,.0f}"

@@ -24,7 +24,7 @@ _SIDES = ("[0-9]*/base", "[0-9]*/new", "*/[0-9]*/base", "*/[0-9]*/new")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class Origins:
     """What baselines and nights were made from."""
 
     runs: frozenset[str]
@@ -49,7 +49,7 @@ class PruneCandidate:
     """Why it stays; None: it may go."""
 
 
-def candidates(folder: Path, *, keep_s: float, named: Named) -> list[PruneCandidate]:
+def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
     """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
     within = {root: _studies(root) for root in sorted(folder.glob("*")) if not root.name.startswith(".")}
     now = time.time()
@@ -73,7 +73,7 @@ def _globbed(root: Path, patterns: Sequence[str]) -> list[Path]:
     return [path for pattern in patterns for path in root.glob(pattern)]
 
 
-def named_studies(baselines: Path, history: Path) -> Named:
+def named_studies(baselines: Path, history: Path) -> Origins:
     """The runs and studies that baselines and nights were made from.
 
     Raises SchemaError for a damaged file: what it names could be removed.
@@ -82,7 +82,7 @@ def named_studies(baselines: Path, history: Path) -> Named:
     runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
     silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
     studies = {one.study for one in silent if one.study is not None}
-    return Named(runs=frozenset(runs), studies=frozenset(studies))
+    return Origins(runs=frozenset(runs), studies=frozenset(studies))
 
 
 def remove(root: Path) -> None:
@@ -98,7 +98,7 @@ def remove(root: Path) -> None:
 
 
 def _candidate(
-    root: Path, now: float, keep_s: float, named: Named, studies: Sequence[Study]
+    root: Path, now: float, keep_s: float, named: Origins, studies: Sequence[Study]
 ) -> PruneCandidate:
     written = _globbed(root, _CALLS)
     for study in studies:
@@ -110,7 +110,7 @@ def _candidate(
 
 
 def _reasons(
-    root: Path, age_s: float, keep_s: float, named: Named, studies: Sequence[Study]
+    root: Path, age_s: float, keep_s: float, named: Origins, studies: Sequence[Study]
 ) -> Iterator[str]:
     if any(named.has(study) for study in studies):
         yield "a baseline or a night was made from it"

@@ -23,7 +23,7 @@ from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study
 from results.train_order import TrainOrder
-from results.training_log import Saved, TrainingLog
+from results.training_log import SavedCheckpoint, TrainingLog
 from workloads.datasets.facts import DATASETS
 
 OF_THE_CALL = (
@@ -167,7 +167,7 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
         f"{log.restarts} restart{'' if log.restarts == 1 else 's'}, {log.wasted_steps} steps done again"
     )
     lines.append(f"  {restarts}{goodput}")
-    failed = [row for row in log.rows if isinstance(row, Saved) and row.failed is not None]
+    failed = [row for row in log.rows if isinstance(row, SavedCheckpoint) and row.failed is not None]
     if failed:
         lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
     lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")

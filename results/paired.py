@@ -15,7 +15,7 @@ Alternation = Literal["blocks", "launches"]
 """What alternates: blocks of two runs that live at the same time, or whole launches."""
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class PairedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """One timed block of one side."""
 
     side: Side
@@ -37,7 +37,7 @@ class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
     base_run: str
     new_cell: str
     new_run: str
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[PairedBlock, ...] = ()
     """In the order of time; four in a row are a quad, A B B A. Empty if a run failed."""
 
 

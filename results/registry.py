@@ -12,7 +12,7 @@ from results.extensions import Extension
 from results.spec import Catalog, Entry, Option, Spec
 
 
-class Facts:
+class CatalogFacts:
     """What is known of one name of a catalog without running it; an instance is of one spec.
 
     A subclass declares the name; modules with such classes import no torch.
@@ -42,7 +42,7 @@ class Facts:
         yield from cls.aliases
 
 
-F = TypeVar("F", bound=Facts)
+F = TypeVar("F", bound=CatalogFacts)
 
 
 class Registry(Catalog, Generic[F]):
@@ -53,7 +53,7 @@ class Registry(Catalog, Generic[F]):
     ) -> None:
         """`group`: the entry points by which other packages add classes derived from `base`."""
         super().__init__(kind, [], group=group)
-        self._base = base or Facts
+        self._base = base or CatalogFacts
         self._facts: dict[str, type[F]] = {}
         for facts in known:
             self.register(facts)

@@ -67,7 +67,7 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     seconds: float
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="saved"):
+class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="saved"):
     """A checkpoint counts, or could not be written."""
 
     at: str
@@ -88,7 +88,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="e
     words: str
 
 
-Row = Started | Steps | Validated | Saved | Ended
+Row = Started | Steps | Validated | SavedCheckpoint | Ended
 _ROW = msgspec.json.Decoder(Row)
 
 
@@ -125,7 +125,7 @@ class TrainingLog:
         return TrainingLog(
             tuple(
                 msgspec.structs.replace(row, failed="it could not be written")
-                if isinstance(row, Saved) and row.failed
+                if isinstance(row, SavedCheckpoint) and row.failed
                 else row
                 for row in self.rows
             )
@@ -156,8 +156,8 @@ class TrainingLog:
         return tuple(row for row in self.counted if isinstance(row, Validated))
 
     @property
-    def saves(self) -> tuple[Saved, ...]:
-        return tuple(row for row in self.counted if isinstance(row, Saved))
+    def saves(self) -> tuple[SavedCheckpoint, ...]:
+        return tuple(row for row in self.counted if isinstance(row, SavedCheckpoint))
 
     @property
     def ended(self) -> Ended | None:
@@ -247,7 +247,7 @@ class TrainingLogWriter:
         """Raises StoreError."""
         try:
             self._file.write(msgspec.json.encode(row) + b"\n")
-            if isinstance(row, Saved | Ended):
+            if isinstance(row, SavedCheckpoint | Ended):
                 os.fsync(self._file.fileno())
         except OSError as error:
             raise StoreError(f"cannot write {self._path}: {error.strerror}; free some space there") from error

@@ -19,7 +19,7 @@ Level = Literal["wrong", "doubtful", "fine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteCheck:
+class ClusterCheck:
     """One thing that was checked."""
 
     level: Level
@@ -30,24 +30,24 @@ class SiteCheck:
     """What was given, what the cluster has, and what to write instead if it is not fine."""
 
 
-def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[SiteCheck, ...]:
+def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, ...]:
     """All that the cluster's description tells of the profile, in the order of its keys."""
     return (*_partitions(site, cluster), _signal(site, cluster), *_accounting(site, cluster))
 
 
-def _wrong(about: str, words: str) -> SiteCheck:
-    return SiteCheck(level="wrong", about=about, words=words)
+def _wrong(about: str, words: str) -> ClusterCheck:
+    return ClusterCheck(level="wrong", about=about, words=words)
 
 
-def _doubtful(about: str, words: str) -> SiteCheck:
-    return SiteCheck(level="doubtful", about=about, words=words)
+def _doubtful(about: str, words: str) -> ClusterCheck:
+    return ClusterCheck(level="doubtful", about=about, words=words)
 
 
-def _fine(about: str, words: str) -> SiteCheck:
-    return SiteCheck(level="fine", about=about, words=words)
+def _fine(about: str, words: str) -> ClusterCheck:
+    return ClusterCheck(level="fine", about=about, words=words)
 
 
-def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
+def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
     if site.partition is None:
         advice = _write(group.partition for group in cluster.groups)
         words = f"left to Slurm, so nodes and times are not checked; to have them checked, {advice}"
@@ -84,7 +84,7 @@ _RESERVED = re.compile(r"reserved|maint|(?:allocated|completing|idle|mixed|plann
 
 def _partition(
     about: str, name: str, groups: Sequence[NodeGroup], cluster: Cluster, *, reserved: bool = False
-) -> SiteCheck:
+) -> ClusterCheck:
     if not groups:
         advice = _write(group.partition for group in cluster.groups)
         return _wrong(about, f"{name} is not one that sinfo shows; {advice}")
@@ -104,7 +104,7 @@ def _nodes(groups: Iterable[NodeGroup], which: Callable[[NodeGroup], bool] = lam
     return sum(group.nodes for group in groups if which(group))
 
 
-def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[SiteCheck]:
+def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[ClusterCheck]:
     having = [group for group in groups if group.gpus]
     types = _listed((kind for group in having for kind in group.gpus if kind), otherwise="of no named type")
     if site.gpu_request == "none" and having:
@@ -122,7 +122,7 @@ def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator
             yield _gpus_per_node(site, name, fitting)
 
 
-def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> SiteCheck:
+def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> ClusterCheck:
     kinds = {kind for group in having for kind in group.gpus}
     if kind is None and len(kinds) > 1:
         return _doubtful("gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one")
@@ -145,7 +145,7 @@ def _gpu_count(site: SiteProfile, group: NodeGroup) -> int:
     return sum(group.gpus.values()) if site.gpu_type is None else group.gpus.get(site.gpu_type, 0)
 
 
-def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
+def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, given = "gpus_per_node", site.gpus_per_node
     sizes = [(_gpu_count(site, group), group.nodes) for group in groups]
     most, there = max(sizes)[0], f"nodes of {name} have {_span(sizes)}"
@@ -156,13 +156,13 @@ def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) ->
     return _fit(about, str(given), given, sizes, f"GPUs a node of {name}", f"write {most}")
 
 
-def _sizes(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[SiteCheck]:
+def _sizes(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[ClusterCheck]:
     if groups:
         yield _cpus(site, name, groups)
         yield _memory(site.memory_per_node, name, groups)
 
 
-def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
+def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, each = "cpus_per_gpu", site.cpus_per_gpu
     workers, what = _workers(site, groups)
     most = max(group.cpus for group in groups)
@@ -191,7 +191,7 @@ def _workers(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[int, str]:
 _UNIT_KB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
-def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
+def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, most = "memory_per_node", max(group.memory_mb for group in groups)
     if size is None:
         return _fine(about, f"left to Slurm; nodes of {name} have up to {most} MB")
@@ -207,7 +207,7 @@ def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> SiteChe
 
 def _fit(
     about: str, asked: str, need: int, sizes: Sequence[tuple[int, int]], what: str, advice: str
-) -> SiteCheck:
+) -> ClusterCheck:
     """Whether nodes, given as (size of one, how many), have what is needed of each."""
     most, least, every = max(sizes)[0], min(sizes)[0], sum(nodes for _, nodes in sizes)
     enough = sum(nodes for size, nodes in sizes if size >= need)
@@ -224,7 +224,7 @@ def _span(sizes: Sequence[tuple[int, int]]) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _time(site: SiteProfile, name: str, limit_s: int | None) -> SiteCheck:
+def _time(site: SiteProfile, name: str, limit_s: int | None) -> ClusterCheck:
     if limit_s is None:
         return _fine("time", f"sinfo shows no limit of {name}")
     keys = ("fixed",) if site.time.fixed is not None else ("minimum", "maximum")
@@ -244,7 +244,7 @@ def _written(time_s: float) -> str:
     return f"{time_s / size:g}{units.get(size, 's')}"
 
 
-def _signal(site: SiteProfile, cluster: Cluster) -> SiteCheck:
+def _signal(site: SiteProfile, cluster: Cluster) -> ClusterCheck:
     key = "minimum" if site.time.fixed is None else "fixed"
     shortest_s = site.time.limit_s(0)
     told_s = site.time.signal_s(shortest_s)
@@ -257,7 +257,7 @@ def _signal(site: SiteProfile, cluster: Cluster) -> SiteCheck:
     return _fine("time.signal", f"a job is told {told_s} s before its limit; {end}")
 
 
-def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
+def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
     if cluster.associations is None:
         why = "you may not ask" if cluster.has_accounting else "the cluster has no accounting"
         level = _doubtful if cluster.has_accounting and (site.account or site.qos) else _fine
@@ -269,7 +269,7 @@ def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
         yield from _associated(site, cluster.associations)
 
 
-def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[SiteCheck]:
+def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[ClusterCheck]:
     accounts = {each.account for each in mine}
     chosen = [each for each in mine if site.account is None or _same(each.account, site.account)]
     if not chosen:
@@ -286,7 +286,7 @@ def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[Site
     yield _submit_limit(site.submit_limit, chosen)
 
 
-def _qos(qos: str | None, chosen: Sequence[Association]) -> SiteCheck:
+def _qos(qos: str | None, chosen: Sequence[Association]) -> ClusterCheck:
     allowed = {name for each in chosen for name in each.qos}
     words = f"your account may use {_listed(allowed, otherwise='none that is known')}"
     if qos is None:
@@ -298,7 +298,7 @@ def _qos(qos: str | None, chosen: Sequence[Association]) -> SiteCheck:
     return _wrong("qos", f"{qos} is not one that your account may use; {_write(allowed)}")
 
 
-def _submit_limit(given: int | None, chosen: Sequence[Association]) -> SiteCheck:
+def _submit_limit(given: int | None, chosen: Sequence[Association]) -> ClusterCheck:
     about, limits = "submit_limit", [each.max_submit for each in chosen]
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits):

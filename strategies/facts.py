@@ -11,7 +11,7 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.groups import GroupLayout
 from results.parts import ModelParts
-from results.registry import Facts
+from results.registry import CatalogFacts
 from strategies.closed_form.moments import Footprint, step_moments
 from strategies.closed_form.sizes import Sizes
 from strategies.closed_form.terms import Term
@@ -51,7 +51,7 @@ class Proposal:
     """Why it makes no sense, where that is known before its cell is made."""
 
 
-class StrategyFacts(Facts):
+class StrategyFacts(CatalogFacts):
     """The facts of one strategy with its options; by default it has replicas that average gradients."""
 
     model: ClassVar[str]

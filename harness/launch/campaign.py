@@ -19,7 +19,14 @@ from harness.launch.starter import LogWords, Starter
 from harness.launch.startup import log_end, machine_fault, no_rendezvous, scheduler_away
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
-from harness.launch.training import Failure, nodes_left, pause_s, step_reached, trained_cells, why_not_again
+from harness.launch.training import (
+    FailedLaunch,
+    nodes_left,
+    pause_s,
+    step_reached,
+    trained_cells,
+    why_not_again,
+)
 from harness.launch.training_pace import TrainingPace
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
@@ -84,7 +91,7 @@ class Campaign:
         """Launches in a row, up to now, in which no cell began."""
         self._unanswered = 0
         """Launches in a row, up to now, that the scheduler did not answer."""
-        self._failures: dict[str, list[Failure]] = {}
+        self._failures: dict[str, list[FailedLaunch]] = {}
         """Of launches that trained, by cell."""
 
     def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
@@ -195,7 +202,7 @@ class Campaign:
             return False
         failures = self._failures.setdefault(result.cell_id, [])
         step = step_reached(self._study, result.cell_id, result.run_id)
-        failures.append(Failure(step, result.outcome, result.reason))
+        failures.append(FailedLaunch(step, result.outcome, result.reason))
         why_not = why_not_again(failures, order.restarts)
         if why_not is not None:
             self._console.warn(f"{result.cell_id} is not trained on: {why_not}")

@@ -24,7 +24,7 @@ def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedLaunch:
     """How a launch that trained a cell ended before the training did."""
 
     step: int
@@ -32,7 +32,7 @@ class Failure:
     outcome: Outcome
     reason: str | None
 
-    def is_like(self, other: Failure) -> bool:
+    def is_like(self, other: FailedLaunch) -> bool:
         """Whether both failed at one step in the same way: numbers in a reason are of ranks, steps, ports."""
         words, others = (re.sub(r"\d+", "", failure.reason or "") for failure in (self, other))
         return (self.step, self.outcome, words) == (other.step, other.outcome, others)
@@ -47,7 +47,7 @@ def step_reached(study: Study, cell_id: str, run_id: str) -> int:
     return max((steps for steps in found if steps), default=study.training_log(cell_id).step)
 
 
-def why_not_again(failures: Sequence[Failure], restarts: int) -> str | None:
+def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None:
     """Why no launch follows the failed ones of a cell, oldest first; None if one does.
 
     A program that fails twice at one step in the same way fails there again; where the cluster failed, the
@@ -66,7 +66,7 @@ def pause_s(failures: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LAST_PAUSE_S)
 
 
-def nodes_left(elastic: tuple[int, int], nodes: int, failures: Sequence[Failure]) -> int:
+def nodes_left(elastic: tuple[int, int], nodes: int, failures: Sequence[FailedLaunch]) -> int:
     """Nodes of the next launch: of those of the cell, without one for each launch that lost one."""
     least, most = elastic
     lost = sum(failure.outcome in (Outcome.MISSING_RANKS, Outcome.NODE_FAILED) for failure in failures)

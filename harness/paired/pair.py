@@ -25,7 +25,7 @@ from harness.worker.usage import ForeignCpu
 from reports.gate.paired import FEWEST_QUADS, quad_log
 from results.errors import BenchError, MachineError, UsageError
 from results.outcome import Outcome
-from results.paired import Alternation, Block, Pair, PairedCell, Side
+from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 from results.run import RunResult
 from results.store import Study, utc_now
 
@@ -223,12 +223,12 @@ def _take_turns(
     spoiled_above: float,
     *,
     only_timed: bool,
-) -> list[Block]:
+) -> list[PairedBlock]:
     """The blocks of two runs; empty if one of them was lost."""
     try:
         ready = [told for side in order for told in seats[side].go(only_timed=only_timed)]
         steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
-        quads: list[list[Block]] = []
+        quads: list[list[PairedBlock]] = []
         began = time.monotonic()
         while not _are_enough(quads, spoiled_above, time.monotonic() - began):
             quads.append([_block(seats[side], side, steps, cores) for side in (*order, *order[::-1])])
@@ -237,7 +237,7 @@ def _take_turns(
     return [block for quad in quads for block in quad]
 
 
-def _are_enough(quads: Sequence[Sequence[Block]], spoiled_above: float, spent_s: float) -> bool:
+def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
     """Whether the pair begins no further quad: of a steady cell after a few, of another one after a while."""
     logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
     if len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH:
@@ -245,10 +245,10 @@ def _are_enough(quads: Sequence[Sequence[Block]], spoiled_above: float, spent_s:
     return len(quads) >= MOST_QUADS or (len(quads) >= FEWEST_QUADS and spent_s > QUADS_S)
 
 
-def _block(seat: Seat, side: Side, steps: int, cores: Sequence[int]) -> Block:
+def _block(seat: Seat, side: Side, steps: int, cores: Sequence[int]) -> PairedBlock:
     foreign = ForeignCpu(cores, psutil.Process())
     told: list[Told] = seat.go(steps)
-    return Block(
+    return PairedBlock(
         side=side,
         steps=told[0]["steps"],
         ns=max(rank["ns"] for rank in told),
@@ -277,7 +277,9 @@ def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) ->
 def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
     base, new = results["base"], results["new"]
     times = [(side, results[side].step_ns) for side in order]
-    blocks = [Block(side=side, steps=1, ns=round(step.value)) for side, step in times if step is not None]
+    blocks = [
+        PairedBlock(side=side, steps=1, ns=round(step.value)) for side, step in times if step is not None
+    ]
     return PairedCell(
         base_cell=base.cell_id,
         base_run=base.run_id,

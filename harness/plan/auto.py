@@ -42,7 +42,7 @@ _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class StrategyCandidate:
     """One strategy, and what is predicted of it."""
 
     cell: Cell
@@ -81,14 +81,14 @@ class Candidate:
 class Choice:
     """What was weighed for one point, and what came of it."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[StrategyCandidate, ...]
     """From the simplest on."""
     refused: tuple[tuple[str, Reason], ...]
     """Strategies that make no sense there, and why."""
     around: Surroundings
 
     @property
-    def chosen(self) -> Candidate | None:
+    def chosen(self) -> StrategyCandidate | None:
         """The fastest that fits, or a simpler one that is as fast; None if none fits."""
         return _best([candidate for candidate in self.candidates if candidate.fits])
 
@@ -109,10 +109,10 @@ class Choice:
         ratio = second.sample_s / chosen.sample_s
         return f"because it fits, and {second.strategy} is predicted to take {ratio:.2f} times as long"
 
-    def _missed(self, chosen: Candidate) -> Candidate | None:
+    def _missed(self, chosen: StrategyCandidate) -> StrategyCandidate | None:
         """The best of those that do not fit and, each by itself, would change the choice if they did."""
 
-        def with_it(missed: Candidate) -> list[Candidate]:
+        def with_it(missed: StrategyCandidate) -> list[StrategyCandidate]:
             return [candidate for candidate in self.candidates if candidate.fits or candidate is missed]
 
         without = [candidate for candidate in self.candidates if not candidate.fits]
@@ -132,20 +132,20 @@ class Choice:
         least = min(self._checkpointed, key=lambda candidate: candidate.memory.total)
         return f"{self._with(least)}, which {'fits' if least.fits else f'is not enough: {_ADVICE}'}"
 
-    def _faster_with_less(self, chosen: Candidate) -> str:
+    def _faster_with_less(self, chosen: StrategyCandidate) -> str:
         """What would be well faster than what was chosen, were activations computed again."""
         best = _best([candidate for candidate in self._checkpointed if candidate.fits])
         if best is None or (1 + TIE) * best.sample_s >= chosen.sample_s:
             return ""
         return f"; {self._with(best)}, which fits"
 
-    def _with(self, lighter: Candidate) -> str:
+    def _with(self, lighter: StrategyCandidate) -> str:
         instead = self.around.cell.activation_checkpointing == "selective"
         flag = "--activation-checkpointing" + " instead of --selective-checkpointing" * instead
         return f"with {flag} {lighter.strategy} needs {lighter.memory.total / MIB:,.0f} MiB"
 
     @cached_property
-    def _checkpointed(self) -> tuple[Candidate, ...]:
+    def _checkpointed(self) -> tuple[StrategyCandidate, ...]:
         """The same candidates with all activations of blocks computed again; none where that is no help."""
         cell = self.around.cell
         parts = facts(WORKLOADS.parse(cell.workload)).parts
@@ -156,7 +156,7 @@ class Choice:
         return tuple(_weighed(cell, parts, self.around) for cell in lighter)
 
 
-def _need(candidate: Candidate) -> str:
+def _need(candidate: StrategyCandidate) -> str:
     """What is too much, of what."""
     if candidate.memory.total > candidate.around.room:
         need, room = candidate.memory.total, candidate.around.room
@@ -168,12 +168,12 @@ def _need(candidate: Candidate) -> str:
     return f"{candidate.strategy} needs {need / MIB:,.0f} MiB of its host's {there / MIB:,.0f}"
 
 
-def _alike(one: Candidate, other: Candidate) -> bool:
+def _alike(one: StrategyCandidate, other: StrategyCandidate) -> bool:
     """Equal in time and memory: there is nothing to choose between them."""
     return (one.sample_s, one.memory.total) == (other.sample_s, other.memory.total)
 
 
-def _best(candidates: Sequence[Candidate]) -> Candidate | None:
+def _best(candidates: Sequence[StrategyCandidate]) -> StrategyCandidate | None:
     """The simplest of those that are as fast as the fastest."""
     most = (1 + TIE) * min((candidate.sample_s for candidate in candidates), default=0.0)
     return next((candidate for candidate in candidates if candidate.sample_s <= most), None)
@@ -221,10 +221,10 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     return Choice(candidates=tuple(candidates), refused=tuple(refused), around=around)
 
 
-def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> Candidate:
+def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> StrategyCandidate:
     placed = around.placed(cell)
     terms = tuple(traffic(placed, parts))
-    return Candidate(
+    return StrategyCandidate(
         cell=cell,
         memory=footprint(placed, parts),
         terms=terms,
@@ -240,7 +240,7 @@ class ChoiceRow:
 
     strategy: str
     """Of several the first."""
-    candidate: Candidate | None = None
+    candidate: StrategyCandidate | None = None
     chosen: bool = False
     reason: str = ""
     """Why it is refused."""

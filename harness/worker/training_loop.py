@@ -30,7 +30,7 @@ from results.training_log import (
     Ended,
     EndReason,
     Row,
-    Saved,
+    SavedCheckpoint,
     Started,
     Steps,
     TrainingLog,
@@ -115,7 +115,7 @@ class TrainingLoop:
         """Steps."""
         self._mark = 0.0
         self._learning_rate = 0.0
-        self._pending: tuple[Saving, Saved] | None = None
+        self._pending: tuple[Saving, SavedCheckpoint] | None = None
         """The last checkpoint, and its row, until it is known how it ended."""
 
     def train(self, resumed_step: int | None) -> None:
@@ -247,7 +247,7 @@ class TrainingLoop:
         )
         # The one before has ended: a save waits for it.
         self._settle_last()
-        row = Saved(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
+        row = SavedCheckpoint(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
         self._pending = saving, row
         self._parts.around.log.heartbeat()
 

@@ -32,7 +32,7 @@ ALL_EMULATED = EMULATED.partition(":")[0] + ": stand-ins say nothing of devices 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Purchase:
     """What to buy."""
 
     cell_id: str
@@ -92,7 +92,7 @@ class SizeToBuy:
     """Of a replica under weak scaling, else of all replicas."""
     goal: str
     """What it is chosen by, a clause."""
-    choice: Choice | None
+    choice: Purchase | None
     absent: str | None
     """Why there is none; None if there is."""
     why: str | None
@@ -178,10 +178,10 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
 
 
-def _choice(picked: Picked) -> Choice:
+def _choice(picked: Picked) -> Purchase:
     one, claim = picked.candidate, picked.candidate.efficiency
     claimed = None if claim.is_baseline else claim
-    return Choice(
+    return Purchase(
         cell_id=one.figures.cell.id,
         strategy=one.strategy,
         gpus=one.gpus,

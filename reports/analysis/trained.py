@@ -43,7 +43,7 @@ class TrainedCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class TimeToTarget:
     """One run and the first time that it reached its target."""
 
     seed: int
@@ -53,7 +53,7 @@ class Reach:
     """Of all replicas."""
 
 
-def reach(trained: TrainedCell, target: Target) -> Reach:
+def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
     """When the run had its target: at the first validation, or row of the log, that is good enough."""
     log = trained.log
     if target.metric == "loss":
@@ -62,9 +62,9 @@ def reach(trained: TrainedCell, target: Target) -> Reach:
         found = [(row.step, row.metrics.get(target.metric, math.nan)) for row in log.validations]
     step = next((step for step, value in found if target.reached(value)), None)
     if step is None:
-        return Reach(seed=trained.cell.seed, seconds=None, samples=None)
+        return TimeToTarget(seed=trained.cell.seed, seconds=None, samples=None)
     until = [row for row in log.steps if row.step <= step]
-    return Reach(
+    return TimeToTarget(
         seed=trained.cell.seed,
         seconds=sum(row.seconds for row in until),
         samples=until[-1].samples if until else 0,
@@ -99,7 +99,7 @@ class Way:
     """One strategy, compressor and collective, over its seeds."""
 
     label: str
-    runs: tuple[Reach, ...]
+    runs: tuple[TimeToTarget, ...]
     """By seed."""
 
     @property

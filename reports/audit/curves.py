@@ -20,7 +20,7 @@ from itertools import pairwise
 from reports.analysis.scaling import SINGLE_RUN_NOISE
 from reports.audit.account import Account
 from reports.audit.findings import Check, Disagreement, difference, ends
-from reports.audit.groups import SPEEDS, Curve, Size, shown, speed_names
+from reports.audit.groups import SPEEDS, Size, TableCurve, shown, speed_names
 from reports.audit.intervals import Interval, hull, significant
 
 NOISE_WHY = "a size measured once may be 5 % off, as in this program's own reports"
@@ -92,7 +92,7 @@ MEASURED = CurveRule(
 )
 
 
-def curve_findings(curves: Iterable[Curve], account: Account) -> Iterator[Disagreement]:
+def curve_findings(curves: Iterable[TableCurve], account: Account) -> Iterator[Disagreement]:
     """All checks of all curves; a size that one check found is left out by those after it."""
     for curve in curves:
         told: set[int] = set()
@@ -104,7 +104,7 @@ def curve_findings(curves: Iterable[Curve], account: Account) -> Iterator[Disagr
         yield from _computed(curve, account)
 
 
-def _above_the_first(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
+def _above_the_first(curve: TableCurve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
     """x(n) <= 1.05 x(n0); where all of several sizes exceed it, the smallest size is in question."""
     first, *others = curve.sizes
     account.saw("scaling", ABOVE.formula, *(size.entry.line for size in curve.sizes))
@@ -116,7 +116,7 @@ def _above_the_first(curve: Curve, account: Account, told: Collection[int]) -> I
         yield _finding(curve, ABOVE, (size, first), (0.0, 1.0), curve.gain(size, first))
 
 
-def _between_neighbours(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
+def _between_neighbours(curve: TableCurve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
     """min(x(n0), x(n2)) / 1.05 <= x(n1) <= 1.05 max(x(n0), x(n2))."""
     for before, size, after in zip(curve.sizes, curve.sizes[1:], curve.sizes[2:], strict=False):
         lines = [one.entry.line for one in (before, size, after)]
@@ -129,7 +129,7 @@ def _between_neighbours(curve: Curve, account: Account, told: Collection[int]) -
         yield replace(finding, difference=difference(size.speed, nearest))
 
 
-def _rises(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
+def _rises(curve: TableCurve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
     """x(n2) <= 1.1 x(n1), for sizes that follow each other."""
     for before, size in pairwise(curve.sizes):
         account.saw("scaling", ROSE.formula, size.entry.line)
@@ -138,7 +138,7 @@ def _rises(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Di
             yield _finding(curve, ROSE, (size, before), (0.0, 1.0), gain)
 
 
-def _falls(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
+def _falls(curve: TableCurve, account: Account, told: Collection[int]) -> Iterator[Disagreement]:
     """x(n2) >= 0.6^(log2 (n2 / n1)) x(n1); at one global batch n2 x(n2) >= 0.95 n1 x(n1)."""
     rule = TOTAL_FELL if curve.kind == "strong" else FELL
     for before, size in pairwise(curve.sizes):
@@ -151,7 +151,7 @@ def _falls(curve: Curve, account: Account, told: Collection[int]) -> Iterator[Di
             yield replace(finding, difference=left.middle / least - 1)
 
 
-def _printed_efficiencies(curve: Curve, account: Account) -> Iterator[Disagreement]:
+def _printed_efficiencies(curve: TableCurve, account: Account) -> Iterator[Disagreement]:
     """E(n) / E(n0) = x(n) / x(n0) to 2 %, with E(n0) = 1 where it is not printed; not of step times alone."""
     first = curve.sizes[0]
     if curve.kind == "step times alone":
@@ -174,7 +174,7 @@ def _printed_efficiencies(curve: Curve, account: Account) -> Iterator[Disagreeme
             )
 
 
-def _computed(curve: Curve, account: Account) -> Iterator[Disagreement]:
+def _computed(curve: TableCurve, account: Account) -> Iterator[Disagreement]:
     """X(n1) / X(n0) is exactly n1 / n0, or 1, in 5 digits or more, or in 4 at all of 3 sizes or more."""
     exact: dict[Size, None] = {}
     digits = []
@@ -212,7 +212,11 @@ def _is_proportional(before: Size, size: Size, texts: tuple[str, str]) -> bool:
 
 
 def _finding(
-    curve: Curve, rule: CurveRule, sizes: tuple[Size, ...], expected: tuple[float, float], found: Interval
+    curve: TableCurve,
+    rule: CurveRule,
+    sizes: tuple[Size, ...],
+    expected: tuple[float, float],
+    found: Interval,
 ) -> Disagreement:
     """A rule that sizes of a curve break; `found` over 1 is the difference."""
     entry = sizes[0].entry

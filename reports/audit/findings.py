@@ -100,7 +100,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class CheckedRow:
     """What a relation says of a row that has its numbers."""
 
     is_exact: bool
@@ -108,7 +108,7 @@ class Examined:
     finding: Disagreement | None = None
 
 
-EXACT, NEAR = Examined(is_exact=True), Examined(is_exact=False)
+EXACT, NEAR = CheckedRow(is_exact=True), CheckedRow(is_exact=False)
 
 _RATES = frozenset({"tokens_per_s", "tokens_per_s_device", "samples_per_s", "samples_per_s_device"})
 _TIMES = frozenset({"step_s", "time_s"})
@@ -139,7 +139,7 @@ _NEAR = 0.01
 CUT = "the last digit was cut off, not rounded"
 
 
-def examine(relation: Relation, line: int, values: Mapping[str, Quantity]) -> Examined | None:
+def examine(relation: Relation, line: int, values: Mapping[str, Quantity]) -> CheckedRow | None:
     """What a relation says of a row; None if the row does not have its numbers."""
     if not applies(relation, values):
         return None
@@ -155,7 +155,7 @@ def examine(relation: Relation, line: int, values: Mapping[str, Quantity]) -> Ex
     if expected.widened(relation.tolerance).meets(found.rounded):
         return EXACT if is_exact else NEAR
     is_cut = is_exact or loose.widened(relation.tolerance).meets(found.loose)
-    return Examined(
+    return CheckedRow(
         is_exact=False,
         finding=Disagreement(
             check=relation.check,

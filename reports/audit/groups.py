@@ -101,7 +101,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class TableCurve:
     """One configuration over several numbers of devices, by number."""
 
     kind: CurveKind
@@ -168,7 +168,7 @@ def groups(
     return found
 
 
-def curves(entries: Sequence[DerivedRow]) -> list[Curve]:
+def curves(entries: Sequence[DerivedRow]) -> list[TableCurve]:
     """All curves of a table: at one batch a replica, at one global batch, or where no row gives a batch."""
     there = [entry for entry in entries if entry.per_device is not None]
     shares = [entry for entry in there if entry.batch_share is not None]
@@ -192,12 +192,12 @@ def curves(entries: Sequence[DerivedRow]) -> list[Curve]:
 
 def _curves(
     kind: CurveKind, entries: Sequence[DerivedRow], key: Callable[[DerivedRow], Key]
-) -> Iterable[Curve]:
+) -> Iterable[TableCurve]:
     for group in groups(entries, lambda entry: (entry.work_number, *key(entry))).values():
         by_gpus = groups(group, lambda entry: entry.values["gpus"].middle)
         if len(by_gpus) > 1:
             ordered = sorted(by_gpus.values(), key=lambda same: same[0].values["gpus"].middle)
-            yield Curve(kind=kind, sizes=tuple(_size(same) for same in ordered))
+            yield TableCurve(kind=kind, sizes=tuple(_size(same) for same in ordered))
 
 
 def _size(same: Sequence[DerivedRow]) -> Size:

@@ -16,8 +16,8 @@ from typing import Any
 
 from reports.audit.findings import (
     EXACT,
+    CheckedRow,
     Disagreement,
-    Examined,
     Quantity,
     Relation,
     applies,
@@ -179,7 +179,7 @@ _BUS_FACTORS: Mapping[str, Callable[[float], float]] = {
 """Bus bandwidth over algorithm bandwidth for n ranks, by the collective's first word."""
 
 
-def row_findings(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+def row_findings(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, CheckedRow]]:
     """What the equations and bounds say of one row, each with the relation that says it."""
     factor = bus_factor(row.facts.get("collective", ""), values)
     if factor is not None:
@@ -219,7 +219,7 @@ _WHOLE = Relation(
 
 def _whole_accumulation(
     row: AuditedRow, values: Mapping[str, Quantity]
-) -> Iterator[tuple[Relation, Examined]]:
+) -> Iterator[tuple[Relation, CheckedRow]]:
     """Global batch / (micro-batch x replicas) is a whole number where the accumulation is not printed."""
     if "accumulation" in values or not applies(_WHOLE, values):
         return
@@ -235,7 +235,7 @@ def _whole_accumulation(
 
 def _shares_of_the_peak(
     row: AuditedRow, values: Mapping[str, Quantity]
-) -> Iterator[tuple[Relation, Examined]]:
+) -> Iterator[tuple[Relation, CheckedRow]]:
     """MFU <= 1 and HFU <= 1."""
     for name in ("mfu", "hfu"):
         if name not in row.values:
@@ -262,7 +262,7 @@ _RECOMPUTATION = Relation(
 )
 
 
-def _recomputation(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+def _recomputation(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[tuple[Relation, CheckedRow]]:
     """HFU >= MFU."""
     if not ("mfu" in row.values and "hfu" in row.values):
         return
@@ -286,7 +286,7 @@ _FLOPS = Relation(
 )
 
 
-def _model_flops(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+def _model_flops(row: AuditedRow, values: dict[str, Quantity]) -> Iterator[tuple[Relation, CheckedRow]]:
     """Model FLOP/s a GPU against 6 N a token and the attention, of dense models alone."""
     if (
         not row.is_dense
@@ -338,7 +338,9 @@ _PEAK = Relation(
 LEAST_UTILISATION, LEAST_PARAMETERS = 1e-3, 1e8
 
 
-def _within_the_peak(row: AuditedRow, values: Mapping[str, Quantity]) -> Iterator[tuple[Relation, Examined]]:
+def _within_the_peak(
+    row: AuditedRow, values: Mapping[str, Quantity]
+) -> Iterator[tuple[Relation, CheckedRow]]:
     """0.001 peak <= 6 N x tokens/s a GPU <= peak, of dense models from 100 million parameters on."""
     peak = highest_peak(row.facts.get("hardware", ""), row.facts.get("precision", ""))
     if peak is None or not row.is_dense or not applies(_PEAK, values):
@@ -362,7 +364,7 @@ def _bound(
     expected: tuple[float, float],
     found: Interval,
     words: str,
-) -> Examined:
+) -> CheckedRow:
     """A number outside its bounds; the difference is that to the nearer one."""
     nearer = expected[1] if found.low > expected[1] else expected[0]
     names = (*relation.needs, relation.found)
@@ -380,4 +382,4 @@ def _bound(
         quantity=relation.found,
         quantities=printed_names(relation, values),
     )
-    return Examined(is_exact=False, finding=disagreement)
+    return CheckedRow(is_exact=False, finding=disagreement)

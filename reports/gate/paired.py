@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 from reports.gate.effect import QUIET, Change, Effect, judge
 from reports.gate.metrics import TIMED
 from results.baseline import Baseline, Subject
-from results.paired import Alternation, Block, Pair, PairedCell, Side
+from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 
 V = TypeVar("V")
 
@@ -56,13 +56,13 @@ class PairedSample:
     """Whether the process groups of all pairs were forked from warm ranks."""
 
 
-def quads(cell: PairedCell, alternation: Alternation) -> list[tuple[Block, ...]]:
+def quads(cell: PairedCell, alternation: Alternation) -> list[tuple[PairedBlock, ...]]:
     """The blocks that are compared with each other: A B B A, of whole launches A B."""
     each = 4 if alternation == "blocks" else 2
     return [cell.blocks[at : at + each] for at in range(0, len(cell.blocks) - each + 1, each)]
 
 
-def quad_log(quad: Sequence[Block]) -> float:
+def quad_log(quad: Sequence[PairedBlock]) -> float:
     """The logarithm of NEW's step time over BASE's, from one quad; a linear drift cancels in A B B A."""
     return _mean_log(quad, "new") - _mean_log(quad, "base")
 
@@ -124,7 +124,7 @@ def judge_pairs(effect: Effect, margin: float) -> Change:
     return change
 
 
-def _clean(cell: PairedCell, alternation: Alternation, spoiled_above: float) -> list[tuple[Block, ...]]:
+def _clean(cell: PairedCell, alternation: Alternation, spoiled_above: float) -> list[tuple[PairedBlock, ...]]:
     return [
         quad
         for quad in quads(cell, alternation)
@@ -133,7 +133,7 @@ def _clean(cell: PairedCell, alternation: Alternation, spoiled_above: float) -> 
     ]
 
 
-def _mean_log(blocks: Sequence[Block], side: Side) -> float:
+def _mean_log(blocks: Sequence[PairedBlock], side: Side) -> float:
     logs = [math.log(block.step_ns) for block in blocks if block.side == side]
     return sum(logs) / len(logs)
 

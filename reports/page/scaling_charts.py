@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from reports.analysis.headline import runs_text
 from reports.analysis.scaling import Curve, CurvePoint
-from reports.analysis.size_to_buy import Choice
+from reports.analysis.size_to_buy import Purchase
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
 from reports.page.looks import Looks
@@ -30,7 +30,7 @@ def efficiency_chart(
     shown: Looks,
     devices_word: str,
     *,
-    chosen: Choice | None = None,
+    chosen: Purchase | None = None,
     first: bool = False,
 ) -> Drawing | None:
     """Zoomed to where the curves are; None where no point makes a claim but the baseline."""

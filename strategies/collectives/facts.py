@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from results.cell import Cell
-from results.registry import Facts
+from results.registry import CatalogFacts
 from results.spec import Option
 from strategies.compression.facts import CompressorFacts, Need
 
 CHUNK_MB = Option(kind="float", default=2.0, minimum=0.001, help="MiB that are sent at once")
 
 
-class CollectiveFacts(Facts):
+class CollectiveFacts(CatalogFacts):
     """The facts of one collective with its options."""
 
     route: ClassVar[str]

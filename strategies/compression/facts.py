@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from results.cell import Cell
-from results.registry import Facts
+from results.registry import CatalogFacts
 from results.spec import Option
 from strategies.compression.promise import CompressorPromise, Largest, LargestOfBlocks
 
@@ -28,7 +28,7 @@ FEEDBACK = Option(kind="bool", default=True, help="add what was not sent to the 
 WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
 
 
-class CompressorFacts(Facts):
+class CompressorFacts(CatalogFacts):
     """The facts of one compressor with its options."""
 
     compressor: ClassVar[str] = ""

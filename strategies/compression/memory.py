@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from strategies.exchange.buckets import Bucket, Piece, pieces_of
+from strategies.exchange.buckets import Bucket, BucketRange, pieces_of
 
 
 class BucketMemory:
@@ -19,7 +19,7 @@ class BucketMemory:
     """
 
     def __init__(self) -> None:
-        self._vectors: dict[int, tuple[tuple[Piece, ...], Tensor]] = {}
+        self._vectors: dict[int, tuple[tuple[BucketRange, ...], Tensor]] = {}
         self._loose: dict[str, Tensor] = {}
         """Parts of parameters whose bucket is not known yet."""
 
@@ -37,7 +37,7 @@ class BucketMemory:
             held = self._vectors[bucket.index] = bucket.pieces, vector
         return held[1]
 
-    def vectors(self) -> Iterator[tuple[int, tuple[Piece, ...], Tensor]]:
+    def vectors(self) -> Iterator[tuple[int, tuple[BucketRange, ...], Tensor]]:
         """Index, pieces and vector of every bucket so far."""
         for index, (pieces, vector) in self._vectors.items():
             yield index, pieces, vector

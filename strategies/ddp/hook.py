@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from strategies.collectives.link import Link
 from strategies.devices import device_of
-from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.exchange.buckets import Bucket, BucketRange, own_stride, pieces_of
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import open_lane
 
@@ -85,9 +85,9 @@ class BucketLayout:
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._strides = {name: own_stride(parameter) for name, parameter in named.items()}
         self._in_rows = {name for name, parameter in named.items() if parameter.is_contiguous()}
-        self._known: dict[tuple[str, ...], tuple[Piece, ...]] = {}
+        self._known: dict[tuple[str, ...], tuple[BucketRange, ...]] = {}
 
-    def pieces(self, bucket: GradBucket) -> tuple[Piece, ...]:
+    def pieces(self, bucket: GradBucket) -> tuple[BucketRange, ...]:
         parameters = bucket.parameters()
         names = tuple(self._names[id(parameter)] for parameter in parameters)
         if names not in self._known:
@@ -95,11 +95,11 @@ class BucketLayout:
             self._known[names] = pieces_of(zip(names, shapes, strict=True))
         return self._known[names]
 
-    def in_rows(self, pieces: tuple[Piece, ...]) -> bool:
+    def in_rows(self, pieces: tuple[BucketRange, ...]) -> bool:
         """Whether all of it lies row by row."""
         return all(piece.name in self._in_rows for piece in pieces)
 
-    def part(self, piece: Piece, values: Tensor) -> Tensor:
+    def part(self, piece: BucketRange, values: Tensor) -> Tensor:
         """A parameter's part of the values, or of a vector beside them: a view in its shape."""
         return piece.of(values).view(-1).as_strided(piece.shape, self._strides[piece.name])
 
@@ -123,5 +123,5 @@ class SharedAverage:
         for part, piece in zip(parts, pieces, strict=True):
             part.copy_(piece.of(rows))
 
-    def _sum(self, index: int, values: Tensor, pieces: tuple[Piece, ...]) -> None:
+    def _sum(self, index: int, values: Tensor, pieces: tuple[BucketRange, ...]) -> None:
         self._exchange.sum_shares(Bucket(index=index, values=values, pieces=pieces))

@@ -13,7 +13,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BucketRange:
     """Where one parameter lies in a bucket."""
 
     name: str
@@ -38,7 +38,7 @@ class Bucket:
     values: Tensor
     """1-D and contiguous. Before the exchange this rank's share of the result (its gradient over the number
     of ranks), after it the sum of all shares."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BucketRange, ...]
 
 
 def own_stride(parameter: Tensor) -> tuple[int, ...]:
@@ -50,12 +50,12 @@ def own_stride(parameter: Tensor) -> tuple[int, ...]:
     return stride if stride == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
 
 
-def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[Piece, ...]:
+def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[BucketRange, ...]:
     """Pieces that lie one after another."""
-    pieces: list[Piece] = []
+    pieces: list[BucketRange] = []
     offset = 0
     for name, shape in named:
-        pieces.append(Piece(name=name, offset=offset, shape=shape))
+        pieces.append(BucketRange(name=name, offset=offset, shape=shape))
         offset += shape.numel()
     return tuple(pieces)
 

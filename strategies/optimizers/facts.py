@@ -6,10 +6,10 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from results.cell import Device
-from results.registry import Facts
+from results.registry import CatalogFacts
 
 
-class OptimizerFacts(Facts):
+class OptimizerFacts(CatalogFacts):
     """An optimizer of torch's; its options are arguments of the class that `kind` names."""
 
     kind: ClassVar[str]

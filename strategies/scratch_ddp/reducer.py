@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.exchange.buckets import Bucket, Piece, own_stride, pieces_of
+from strategies.exchange.buckets import Bucket, BucketRange, own_stride, pieces_of
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import Pending
 
@@ -228,7 +228,7 @@ class GradientReducer:
         values = self._parameters[members[0]].detach().new_zeros(size)
         return Bucket(index=number, values=values, pieces=pieces)
 
-    def _place(self, index: int, bucket: Bucket, piece: Piece) -> _Place:
+    def _place(self, index: int, bucket: Bucket, piece: BucketRange) -> _Place:
         parameter, view = self._parameters[index], piece.of(bucket.values)
         if self._bucketing.as_parameters:
             view = view.view(-1).as_strided(parameter.shape, own_stride(parameter))

@@ -20,7 +20,7 @@ from results.parts import ALIGNED_BYTES
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
 from strategies.devices import device_of
-from strategies.exchange.buckets import Piece
+from strategies.exchange.buckets import BucketRange
 from strategies.training.boxes import Box, Owned, View, rectangles
 
 
@@ -160,7 +160,7 @@ class FlatParameters:
                 place += math.prod(sizes)
         return Owned(self.shard, tuple(boxes))
 
-    def part(self, value: object, piece: Piece) -> object:
+    def part(self, value: object, piece: BucketRange) -> object:
         """One parameter's part of what `gathered` gave."""
         if not isinstance(value, Tensor) or value.shape != self._whole.shape:
             return value
@@ -187,17 +187,17 @@ class Averaging:
         self._scattering.wait()
 
 
-def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[Piece, ...]:
+def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[BucketRange, ...]:
     """Pieces one after another, each at a multiple of `step` elements."""
-    pieces: list[Piece] = []
+    pieces: list[BucketRange] = []
     offset = 0
     for name, parameter in named.items():
-        pieces.append(Piece(name=name, offset=offset, shape=parameter.shape))
+        pieces.append(BucketRange(name=name, offset=offset, shape=parameter.shape))
         offset += math.ceil(parameter.numel() / step) * step
     return tuple(pieces)
 
 
-def _gaps(pieces: Sequence[Piece], numel: int) -> list[slice]:
+def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:
     """What of a vector of `numel` elements belongs to no piece."""
     ends = [piece.offset + piece.numel for piece in pieces]
     starts = [*(piece.offset for piece in pieces[1:]), numel]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import run
-from harness.launch.training import Failure, nodes_left, pause_s, why_not_again
+from harness.launch.training import FailedLaunch, nodes_left, pause_s, why_not_again
 from harness.launch.training_pace import left_s, standing
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
@@ -89,20 +89,20 @@ def test_another_number_of_workers_keeps_the_global_batch_or_scales_the_rate() -
 
 
 def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
-    killed = Failure(10, Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    killed = FailedLaunch(10, Outcome.CRASHED, "rank 1 was killed by SIGKILL")
     assert why_not_again([killed], restarts=3) is None
     assert why_not_again([killed, killed], restarts=3) == "it failed twice in the same way at step 10"
-    later = Failure(20, Outcome.CRASHED, killed.reason)
+    later = FailedLaunch(20, Outcome.CRASHED, killed.reason)
     assert why_not_again([killed, later], restarts=3) is None
     assert (
         why_not_again([killed, later], restarts=1)
         == "no more launches may follow a failed one (--restarts 1)"
     )
     # Numbers in the reason are those of ranks, steps and ports.
-    alike = Failure(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
+    alike = FailedLaunch(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
     assert why_not_again([killed, alike], restarts=3) == "it failed twice in the same way at step 10"
     # The cluster's fault, not the program's.
-    lost = Failure(10, Outcome.NODE_FAILED, "a node failed")
+    lost = FailedLaunch(10, Outcome.NODE_FAILED, "a node failed")
     assert why_not_again([lost, lost], restarts=3) is None
     # Elastic: one node less for each that was lost, and never fewer than the least.
     assert [nodes_left((1, 3), 3, [killed] + [lost] * times) for times in range(4)] == [3, 2, 1, 1]

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from results.outcome import Outcome
 from results.record import RankRecord
 from results.store import Study
-from results.training_log import Saved, Started, TrainingLog
+from results.training_log import SavedCheckpoint, Started, TrainingLog
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_
     assert "is not trained on: it failed twice in the same way at step 15" in said
     assert len(place.log.launches) == 2
     assert "step-000000010" in place.checkpoints()
-    assert all(row.failed is None for row in place.log.rows if isinstance(row, Saved))
+    assert all(row.failed is None for row in place.log.rows if isinstance(row, SavedCheckpoint))
 
     # Its first launch ends in the first step, and leaves the folder of the cell.
     other = Place(tmp_path / "other", "1 raise")

@@ -14,7 +14,7 @@ from builders import a_cell
 from packages import install
 
 from harness.plan import surroundings
-from harness.plan.auto import Candidate, Choice, choose, rows
+from harness.plan.auto import Choice, StrategyCandidate, choose, rows
 from harness.plan.expand import choices
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
@@ -359,7 +359,7 @@ def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None
     ]
 
 
-def candidate_of(strategy: str, like: Candidate, *, step_s: float, mib: int) -> Candidate:
+def candidate_of(strategy: str, like: StrategyCandidate, *, step_s: float, mib: int) -> StrategyCandidate:
     """One that takes so long, and so much."""
     cell = msgspec.structs.replace(like.cell, strategy=strategy)
     times = replace(like.times, compute=step_s, update=0.0, bubble=0.0, exposed=0.0)

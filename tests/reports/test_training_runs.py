@@ -22,7 +22,7 @@ from results.train_order import TrainOrder
 from results.training_log import (
     Ended,
     Row,
-    Saved,
+    SavedCheckpoint,
     Started,
     Steps,
     TrainingLog,
@@ -81,7 +81,7 @@ def attempt(launch: str, began: float | None, ended: float, **more: Any) -> Atte
     return Attempt(launch_id=launch, started_at=begun, ended_at=at(ended), **filled | more)
 
 
-SAVED = Saved(at=at(21), step=20, seconds=0.25)
+SAVED = SavedCheckpoint(at=at(21), step=20, seconds=0.25)
 KILLED: list[Row] = [
     started(10, "first"),
     steps(20, 20),
@@ -229,7 +229,9 @@ def plant(study: Any, folder: Path) -> None:
             writer = TrainingLogWriter(study.study.training_log_path(cell.id))
             late = compression != "none" and seed == 1
             middle = [validated(49, 21, 0.5), *([] if late else [validated(60.5, 100, 0.93)])]
-            failed = Saved(at=at(60), step=90, seconds=0.5, failed=f"disk full at {folder}", best=False)
+            failed = SavedCheckpoint(
+                at=at(60), step=90, seconds=0.5, failed=f"disk full at {folder}", best=False
+            )
             for row in (*KILLED[:7], middle[0], KILLED[7], failed, *middle[1:], KILLED[8]):
                 writer.write(row)
             writer.close()

@@ -16,7 +16,7 @@ from packages import first_on_the_path, install
 
 from results.errors import ExtensionError, SpecError
 from results.extensions import extensions, forget_packages, source_hash
-from results.registry import Facts, Registry
+from results.registry import CatalogFacts, Registry
 from strategies.compression.facts import CompressorFacts
 from strategies.facts import StrategyFacts
 
@@ -31,7 +31,7 @@ class Fast(Facts):
 Package = Callable[..., None]
 
 
-class Builtin(Facts):
+class Builtin(CatalogFacts):
     name = "plain"
     help = "ours"
 
@@ -53,7 +53,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
     forget_packages()
 
 
-def registry() -> Registry[Facts]:
+def registry() -> Registry[CatalogFacts]:
     return Registry("strategy", [Builtin], group=GROUP)
 
 
@@ -128,7 +128,9 @@ def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: st
 @pytest.mark.parametrize(
     ("base", "missing"), [(StrategyFacts, "help, model, terms"), (CompressorFacts, "help, compressor")]
 )
-def test_facts_that_declare_too_little_are_refused(package: Package, base: type[Facts], missing: str) -> None:
+def test_facts_that_declare_too_little_are_refused(
+    package: Package, base: type[CatalogFacts], missing: str
+) -> None:
     module = f"from {base.__module__} import {base.__name__} as Base\nclass Fast(Base):\n    name = 'fast'\n"
     package("elsewhere", {"fast": "elsewhere:Fast"}, module)
     known = Registry("strategy", [], base=base, group=GROUP)

@@ -18,7 +18,7 @@ from results.environment import CodeVersion, Environment
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
-from results.paired import Block, Pair, PairedCall, PairedCell, PairedSide
+from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
 from results.recorded import Buckets, KernelTimes, LinkPeak, Operations, Recorded, Telemetry
@@ -552,7 +552,7 @@ PAIR = Pair(
             base_run="20260102T030405Z-0a1b2c",
             new_cell=CELL.id,
             new_run="20260102T030406Z-3d4e5f",
-            blocks=(Block(side="new", steps=25, ns=250_000_000, foreign=0.05),),
+            blocks=(PairedBlock(side="new", steps=25, ns=250_000_000, foreign=0.05),),
         ),
     ),
     launched_with=2,

@@ -17,11 +17,11 @@ from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
 from strategies.compression.none.compressor import Dense
-from strategies.exchange.buckets import Bucket, Piece
+from strategies.exchange.buckets import Bucket, BucketRange
 
 Threads = Callable[..., list[Any]]
 
-PIECES = (Piece(name="weight", offset=0, shape=torch.Size([2])),)
+PIECES = (BucketRange(name="weight", offset=0, shape=torch.Size([2])),)
 NUMELS = [0, 1, 5, 12, 101]
 CASES = [
     (size, node_size, via)
@@ -37,7 +37,7 @@ class EverySecond(Compressor):
 
     def __init__(self) -> None:
         super().__init__(feedback=True)
-        self.seen: list[tuple[int, tuple[Piece, ...], int, int]] = []
+        self.seen: list[tuple[int, tuple[BucketRange, ...], int, int]] = []
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         self.seen.append((bucket.index, bucket.pieces, wire.rank, wire.size))
@@ -130,7 +130,7 @@ def test_what_a_nodes_sum_leaves_unsent_is_kept_once(
 
 def seen_by_the_compressor(
     group: ExchangeGroup, node_size: int, via: str
-) -> list[tuple[int, tuple[Piece, ...], int, int]]:
+) -> list[tuple[int, tuple[BucketRange, ...], int, int]]:
     route = build_route(f"hierarchical:via={via}", Link(group), node_size=node_size)
     compressor = EverySecond()
     for index in (3, 4):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.build import build_workload
-from workloads.llama.model import Attention, Llama, RMSNorm, rotated, rotations
+from workloads.llama.model import GroupedAttention, Llama, RMSNorm, rotated, rotations
 from workloads.llama.shape import LlamaShape
 
 SMALL = LlamaShape(
@@ -55,7 +55,7 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
     assert not torch.allclose(products[0, 0], products[5, 0])
 
 
-def _naive(attention: Attention, x: Tensor) -> Tensor:
+def _naive(attention: GroupedAttention, x: Tensor) -> Tensor:
     """Head by head and position by position, over (tokens, width) in float64."""
     tokens, width = x.shape
     size = width // attention.heads
@@ -77,7 +77,7 @@ def _naive(attention: Attention, x: Tensor) -> Tensor:
 
 def test_attention_is_that_of_the_naive_loop() -> None:
     torch.manual_seed(0)
-    attention = Attention(SMALL)
+    attention = GroupedAttention(SMALL)
     for parameter in attention.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(1, 6, 16)

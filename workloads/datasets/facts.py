@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from results.cell import SYNTHETIC
-from results.registry import Facts, Registry, load
+from results.registry import CatalogFacts, Registry, load
 from results.spec import Option
 
 DIGITS_CLASSES = 10
@@ -19,7 +19,7 @@ _WORKERS = MappingProxyType(
 )
 
 
-class DatasetFacts(Facts):
+class DatasetFacts(CatalogFacts):
     """The facts of one data set with its options."""
 
     takes: ClassVar[Literal["images", "tokens", "own"] | None]

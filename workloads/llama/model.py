@@ -66,7 +66,7 @@ class RMSNorm(nn.Module):
         return (wide * scale).type_as(x) * self.weight
 
 
-class Attention(nn.Module):
+class GroupedAttention(nn.Module):
     """Causal self-attention with rotary positions (Su et al., arXiv:2104.09864) and grouped queries
     (Ainslie et al., arXiv:2305.13245)."""
 
@@ -115,7 +115,7 @@ def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
-class MLP(nn.Module):
+class GatedMLP(nn.Module):
     """The gated MLP with SiLU: Shazeer, arXiv:2002.05202."""
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -129,15 +129,15 @@ class MLP(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and MLP, each added to what came in."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.width)
-        self.self_attn = Attention(shape)
+        self.self_attn = GroupedAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width)
-        self.mlp = MLP(shape)
+        self.mlp = GatedMLP(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
@@ -151,7 +151,7 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:

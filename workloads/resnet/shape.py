@@ -45,7 +45,7 @@ class Convolution(NamedTuple):
         return VALUE_BYTES * 2 * self.outputs
 
 
-class Block(NamedTuple):
+class ResidualBlock(NamedTuple):
     """The convolutions of a residual block."""
 
     own: tuple[Convolution, ...]
@@ -104,7 +104,7 @@ class ResNetShape(Shape):
         """The convolution before the blocks."""
         return Convolution(7, 3, 64, _halved(self.px))
 
-    def residual_blocks(self) -> Iterator[Block]:
+    def residual_blocks(self) -> Iterator[ResidualBlock]:
         """Every block in the order of the forward pass."""
         px, channels = _halved(self.first.px), self.first.outputs
         for stage, count in enumerate(self.blocks):
@@ -114,7 +114,7 @@ class ResNetShape(Shape):
                 yield self._block(channels, width, px_in, px)
                 channels = width * self.expansion
 
-    def _block(self, channels: int, width: int, px_in: int, px: int) -> Block:
+    def _block(self, channels: int, width: int, px_in: int, px: int) -> ResidualBlock:
         outputs = width * self.expansion
         own = (
             (
@@ -125,7 +125,7 @@ class ResNetShape(Shape):
             if self.bottleneck
             else (Convolution(3, channels, width, px), Convolution(3, width, outputs, px))
         )
-        return Block(own, () if channels == outputs else (Convolution(1, channels, outputs, px),))
+        return ResidualBlock(own, () if channels == outputs else (Convolution(1, channels, outputs, px),))
 
     def parts(self) -> ModelParts:
         """Each convolution keeps its input, BatchNorm its own with two statistics a channel, ReLU its result.
@@ -168,7 +168,7 @@ def _stem(first: Convolution, *, image: int, pooled: int) -> Part:
     )
 
 
-def _residual(block: Block, taken: int) -> Part:
+def _residual(block: ResidualBlock, taken: int) -> Part:
     every: Sequence[Convolution] = block.own + block.beside
     results = sum(convolution.results for convolution in every)
     between = sum(convolution.results for convolution in block.own[:-1])

@@ -19,7 +19,7 @@ from results.job_store import JobStore
 from results.store import Study
 from slurm.client import Client
 from slurm.site import SITE_FILE
-from slurm.site_checks import SiteCheck
+from slurm.site_checks import ClusterCheck
 
 
 class SlurmLauncher(JobLauncher):
@@ -42,7 +42,7 @@ class SlurmLauncher(JobLauncher):
         is_here = shutil.which("sbatch") is not None
         return "a Slurm cluster is here: --launcher slurm submits it" if is_here else None
 
-    def check_site(self, path: Path) -> Sequence[SiteCheck]:
+    def check_site(self, path: Path) -> Sequence[ClusterCheck]:
         return site_checks(SITE_FILE.read(path), Client())
 
     def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:

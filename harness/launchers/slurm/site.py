@@ -13,7 +13,7 @@ from slurm.client import Client
 from slurm.runner import QueueFullError, RefusedError
 from slurm.script import ScriptJob, job_script
 from slurm.site import SITE_FILE, SiteProfile
-from slurm.site_checks import SiteCheck, cluster_checks
+from slurm.site_checks import ClusterCheck, cluster_checks
 
 
 def site_of(options: StudyFile) -> SiteProfile:
@@ -32,12 +32,12 @@ def site_of(options: StudyFile) -> SiteProfile:
     return SITE_FILE.overridden(site, values, "options of the site")
 
 
-def site_checks(site: SiteProfile, client: Client) -> list[SiteCheck]:
+def site_checks(site: SiteProfile, client: Client) -> list[ClusterCheck]:
     """What the cluster's description tells of a profile, and what the scheduler says of a job by it."""
     return [*cluster_checks(site, client.cluster()), _scheduler_says(site, client)]
 
 
-def _scheduler_says(site: SiteProfile, client: Client) -> SiteCheck:
+def _scheduler_says(site: SiteProfile, client: Client) -> ClusterCheck:
     """What the scheduler says of a job of one node that asks for all that the profile may ask for."""
     limit = site.time.maximum if site.time.fixed is None else site.time.fixed
     job = ScriptJob(
@@ -53,7 +53,7 @@ def _scheduler_says(site: SiteProfile, client: Client) -> SiteCheck:
     try:
         client.check(job_script(site, job))
     except QueueFullError as error:
-        return SiteCheck(level="doubtful", about=about, words=f"{error}; ask again when jobs have ended")
+        return ClusterCheck(level="doubtful", about=about, words=f"{error}; ask again when jobs have ended")
     except RefusedError as error:
-        return SiteCheck(level="wrong", about=about, words=str(error))
-    return SiteCheck(level="fine", about=about, words=f"would take a job of one node for {limit}")
+        return ClusterCheck(level="wrong", about=about, words=str(error))
+    return ClusterCheck(level="fine", about=about, words=f"would take a job of one node for {limit}")

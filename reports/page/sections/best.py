@@ -26,7 +26,7 @@ _FEWEST_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class BestOfSize:
     """The fastest of one size in one piece of work."""
 
     work: str
@@ -59,7 +59,7 @@ def _short(title: str, curves: Sequence[Curve]) -> str:
     return f"{title}, {curves[0].key.kind}"
 
 
-def _best(study: StudyFigures) -> Iterator[Best]:
+def _best(study: StudyFigures) -> Iterator[BestOfSize]:
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     for title, curves in works(study):
         points = [(curve, point) for curve in curves for point in curve.points]
@@ -67,7 +67,7 @@ def _best(study: StudyFigures) -> Iterator[Best]:
             here = [pair for pair in points if pair[1].gpus == size]
             measured = [pair for pair in here if pair[1].figures.evidence is Evidence.MEASURED] or here
             curve, point = max(measured, key=lambda pair: pair[1].figures.samples_per_s.value)
-            yield Best(
+            yield BestOfSize(
                 work=title,
                 kind=curve.key.kind,
                 curve=curve,
@@ -83,8 +83,8 @@ def _best(study: StudyFigures) -> Iterator[Best]:
             )
 
 
-def _table(study: StudyFigures, found: Sequence[Best], *, several: bool) -> TextTable:
-    columns: list[Shown[Best]] = [
+def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -> TextTable:
+    columns: list[Shown[BestOfSize]] = [
         figures(study.devices_word, lambda row: fields.whole(row.point.gpus), anchor="method-sizes"),
         words("scaling", lambda row: row.kind, anchor="method-scaling"),
         words(
@@ -104,16 +104,16 @@ def _table(study: StudyFigures, found: Sequence[Best], *, several: bool) -> Text
     return table(found, columns)
 
 
-def _tied(row: Best) -> str:
+def _tied(row: BestOfSize) -> str:
     return listed(row.ties, most=_MOST_TIES) if row.ties else NOTHING
 
 
-def _efficiency(row: Best) -> Field:
+def _efficiency(row: BestOfSize) -> Field:
     claim = row.point.efficiency
     return NONE if claim.baseline is None else efficiency_field(claim)
 
 
-def _usd(row: Best) -> Field:
+def _usd(row: BestOfSize) -> Field:
     usd = row.cost.usd_per_million_samples if row.cost else None
     return fields.shown(usd.value if usd else None, number, "USD")
 

@@ -20,7 +20,7 @@ from reports.page.scaling_charts import ROW
 from reports.page.section import Downloads, Paragraph, Section, Table
 from reports.page.sections import anatomy, correctness, cost, memory
 from reports.page.sections import communication as network
-from reports.page.sections.table_columns import Column, Looked, Quantity, Words, presets, step_ns
+from reports.page.sections.table_columns import Column, FigureColumn, Looked, Words, presets, step_ns
 from reports.table import TextColumn, TextTable
 from reports.text import number
 
@@ -118,7 +118,7 @@ def _made(column: Column, rows: Sequence[Looked]) -> tuple[TextColumn, list[Fiel
     ]
 
 
-def _scale(column: Quantity, sizes: Sequence[float]) -> tuple[float, str]:
+def _scale(column: FigureColumn, sizes: Sequence[float]) -> tuple[float, str]:
     """The unit in which the middle one of the figures is at least 1."""
     scales = _UNITS[column.kind]
     middle = median(sizes) if sizes else 0.0

@@ -34,7 +34,7 @@ Value = Callable[[Looked], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class FigureColumn:
     """A column of figures."""
 
     title: str
@@ -56,7 +56,7 @@ class Words:
     hint: str = ""
 
 
-Column = Quantity | Words
+Column = FigureColumn | Words
 
 
 def presets(study: StudyFigures) -> Mapping[str, Iterable[Column]]:
@@ -84,10 +84,10 @@ def _identity(study: StudyFigures) -> Iterator[Column]:
     if len({cell.workload for cell in cells}) > 1:
         yield Words(title="workload", show=lambda one: one.row.cell.workload)
     yield Words(title="setting", show=lambda one: study.settings[setting_of(one.row.cell)])
-    yield Quantity(
+    yield FigureColumn(
         title=study.devices_word, kind="count", value=lambda one: one.row.cell.gpus, anchor="method-sizes"
     )
-    yield Quantity(
+    yield FigureColumn(
         title="batch per replica",
         kind="count",
         value=lambda one: one.row.cell.batch_per_replica,
@@ -99,7 +99,7 @@ def _identity(study: StudyFigures) -> Iterator[Column]:
 
 def _time() -> Iterator[Column]:
     yield from _figure("step time", "ns", _step_ns, "method-step-time")
-    yield Quantity(
+    yield FigureColumn(
         title="throughput",
         kind="rate",
         unit="units/s",
@@ -117,66 +117,68 @@ def _time() -> Iterator[Column]:
         ("other", "the step less all of its parts"),
     )
     for part, hint in parts:
-        yield Quantity(
+        yield FigureColumn(
             title=part, kind="ns", value=_part(part), anchor="method-budget", hint=f"{hint}, of a step"
         )
-    yield Quantity(
+    yield FigureColumn(
         title="ideal bubble",
         kind="ratio",
         value=_newest("bubble_ideal"),
         anchor="method-budget",
         hint="of a step, by the schedule",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="p99", kind="ns", value=lambda one: one.row.mean("step_ns_p99"), anchor="method-slow"
     )
 
 
 def _network() -> Iterator[Column]:
-    yield Quantity(title="exposed transfer", kind="ns", value=_part("transfer"), anchor="method-budget")
+    yield FigureColumn(title="exposed transfer", kind="ns", value=_part("transfer"), anchor="method-budget")
     yield Words(
         title="method",
         show=lambda one: one.row.budget.method if one.row.budget else "",
         anchor="method-budget",
         hint="how transfer and wait were found",
     )
-    yield Quantity(title="exposed wait", kind="ns", value=_part("wait"), anchor="method-budget")
+    yield FigureColumn(title="exposed wait", kind="ns", value=_part("wait"), anchor="method-budget")
     yield from _figure("on less off", "ratio", lambda one: _of(one, "exposed_share"), "method-exposed")
-    yield Quantity(
+    yield FigureColumn(
         title="hidden",
         kind="ratio",
         value=lambda one: one.network.overlap if one.network else None,
         anchor="method-overlap",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="payload", kind="bytes", value=_newest("exchange_payload_bytes"), anchor="method-payload"
     )
-    yield Quantity(title="operations", kind="", value=_newest("exchange_operations"), anchor="method-payload")
-    yield Quantity(title="buckets", kind="", value=_newest("exchange_buckets"), anchor="method-buckets")
-    yield Quantity(
+    yield FigureColumn(
+        title="operations", kind="", value=_newest("exchange_operations"), anchor="method-payload"
+    )
+    yield FigureColumn(title="buckets", kind="", value=_newest("exchange_buckets"), anchor="method-buckets")
+    yield FigureColumn(
         title="early buckets", kind="", value=_newest("exchange_buckets_early"), anchor="method-buckets"
     )
-    yield Quantity(
+    yield FigureColumn(
         title="bandwidth",
         kind="rate",
         unit="B/s",
         value=lambda one: one.network.bus_bytes_per_s if one.network else None,
         anchor="method-bandwidth",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="link's peak",
         kind="rate",
         unit="B/s",
         value=lambda one: one.network.peak_bytes_per_s if one.network else None,
         anchor="method-link-peak",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="of the peak",
         kind="ratio",
         value=lambda one: one.network.bandwidth_share if one.network else None,
         anchor="method-link-peak",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="speed-up over dense",
         kind="",
         value=lambda one: (
@@ -186,7 +188,7 @@ def _network() -> Iterator[Column]:
     )
     yield Words(title="verdict", show=_exchange_word("verdict"), anchor="method-speed-up")
     yield Words(title="pays below", show=_exchange_word("break_even"), anchor="method-break-even")
-    yield Quantity(
+    yield FigureColumn(
         title="encoding, CPU",
         kind="ns",
         value=lambda one: one.row.exchange.exchange_cpu_ns if one.row.exchange else None,
@@ -203,21 +205,25 @@ def _memory() -> Iterator[Column]:
         ("memory of the host", "host_bytes"),
     )
     for title, name in names:
-        yield Quantity(title=title, kind="bytes", value=_remembered(name), anchor="method-memory")
-    yield Quantity(
+        yield FigureColumn(title=title, kind="bytes", value=_remembered(name), anchor="method-memory")
+    yield FigureColumn(
         title="predicted",
         kind="bytes",
         value=_remembered("predicted_bytes"),
         anchor="method-predicted-memory",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="measured over predicted",
         kind="",
         value=_remembered("over_prediction"),
         anchor="method-predicted-memory",
     )
-    yield Quantity(title="of the memory", kind="ratio", value=_remembered("share"), anchor="method-memory")
-    yield Quantity(title="parameters", kind="rate", value=_newest("parameters"), anchor="method-parameters")
+    yield FigureColumn(
+        title="of the memory", kind="ratio", value=_remembered("share"), anchor="method-memory"
+    )
+    yield FigureColumn(
+        title="parameters", kind="rate", value=_newest("parameters"), anchor="method-parameters"
+    )
 
 
 def _cost() -> Iterator[Column]:
@@ -227,29 +233,31 @@ def _cost() -> Iterator[Column]:
         ("a billion tokens", "usd_per_billion_tokens"),
         ("an epoch", "usd_per_epoch"),
     ):
-        yield Quantity(title=title, kind="", unit="USD", value=_cost_of(name), anchor="method-cost")
-    yield Quantity(title="time of an epoch", kind="hours", value=_cost_of("epoch_ns"), anchor="method-epoch")
-    yield Quantity(
+        yield FigureColumn(title=title, kind="", unit="USD", value=_cost_of(name), anchor="method-cost")
+    yield FigureColumn(
+        title="time of an epoch", kind="hours", value=_cost_of("epoch_ns"), anchor="method-epoch"
+    )
+    yield FigureColumn(
         title="time of a million samples",
         kind="hours",
         value=_cost_of("million_samples_ns"),
         anchor="method-cost",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="an hour",
         kind="",
         unit="USD",
         value=lambda one: one.row.cost.usd_per_hour if one.row.cost else None,
         anchor="method-cost",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="MFU",
         kind="ratio",
         value=lambda one: one.row.figures.mfu if one.row.figures else None,
         anchor="method-flops",
     )
-    yield Quantity(title="a step", kind="flops", value=_newest("flops_per_step"), anchor="method-flops")
-    yield Quantity(title="energy of a sample", kind="", unit="J", value=_energy, anchor="method-energy")
+    yield FigureColumn(title="a step", kind="flops", value=_newest("flops_per_step"), anchor="method-flops")
+    yield FigureColumn(title="energy of a sample", kind="", unit="J", value=_energy, anchor="method-energy")
 
 
 def _proof() -> Iterator[Column]:
@@ -258,22 +266,22 @@ def _proof() -> Iterator[Column]:
         show=lambda one: one.row.figures.proof_method if one.row.figures else "",
         anchor="method-proof",
     )
-    yield Quantity(
+    yield FigureColumn(
         title="largest difference", kind="tiny", value=_proved("max_difference"), anchor="method-bound"
     )
-    yield Quantity(title="its bound", kind="tiny", value=_proved("max_bound"), anchor="method-bound")
+    yield FigureColumn(title="its bound", kind="tiny", value=_proved("max_bound"), anchor="method-bound")
     yield Words(title="replicas agree", show=_replicas, anchor="method-replicas")
-    yield Quantity(title="first loss", kind="", value=_newest("loss_first"), anchor="method-losses")
-    yield Quantity(title="last loss", kind="", value=_newest("loss_last"), anchor="method-losses")
+    yield FigureColumn(title="first loss", kind="", value=_newest("loss_first"), anchor="method-losses")
+    yield FigureColumn(title="last loss", kind="", value=_newest("loss_last"), anchor="method-losses")
     yield Words(title="loss against the dense", show=_exchange_word("loss_guard"), anchor="method-loss-guard")
     yield Words(
         title="runs",
         show=lambda one: runs_text(one.row.figures) if one.row.figures else "",
         anchor="method-evidence",
     )
-    yield Quantity(title="set-up", kind="once", value=_once("setup_ns"), anchor="method-set-up")
-    yield Quantity(title="first step", kind="once", value=_once("first_step_ns"), anchor="method-set-up")
-    yield Quantity(title="start-up", kind="once", value=_once("startup_ns"), anchor="method-set-up")
+    yield FigureColumn(title="set-up", kind="once", value=_once("setup_ns"), anchor="method-set-up")
+    yield FigureColumn(title="first step", kind="once", value=_once("first_step_ns"), anchor="method-set-up")
+    yield FigureColumn(title="start-up", kind="once", value=_once("startup_ns"), anchor="method-set-up")
     yield Words(title="reason", show=lambda one: one.row.failure.reason if one.row.failure else "")
     yield Words(title="cell", show=lambda one: one.row.cell.id, hint="its folder in the study")
 
@@ -288,7 +296,7 @@ def _figure(
         ("high", f"{title}, to", "method-interval"),
     )
     for end, name, explained in ends:
-        yield Quantity(title=name, kind=kind, value=_end(metric, end), anchor=explained)
+        yield FigureColumn(title=name, kind=kind, value=_end(metric, end), anchor=explained)
 
 
 def _end(metric: Callable[[Looked], Metric | None], end: str) -> Value:

@@ -17,7 +17,7 @@ from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.draw import generator_of
-from strategies.exchange.buckets import Bucket, Piece
+from strategies.exchange.buckets import Bucket, BucketRange
 
 
 class PowerSGD(Compressor):
@@ -72,10 +72,10 @@ class PowerSGD(Compressor):
             alive = total.any(dim=1, keepdim=True)
             self._factors[piece.name] = torch.where(alive, total, self._factor(piece, matrix))
 
-    def _divide(self, pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+    def _divide(self, pieces: Sequence[BucketRange]) -> tuple[list[BucketRange], list[BucketRange]]:
         """Those that go as factors in this step, and the others; counts the step."""
-        factored: list[Piece] = []
-        whole: list[Piece] = []
+        factored: list[BucketRange] = []
+        whole: list[BucketRange] = []
         for piece in pieces:
             self._steps[piece.name] += 1
             ready = self._steps[piece.name] > self.ramp_steps
@@ -83,7 +83,7 @@ class PowerSGD(Compressor):
         return factored, whole
 
     def _bases(
-        self, pieces: Sequence[Piece], matrices: Sequence[Tensor], rest: Sequence[Tensor], wire: Wire
+        self, pieces: Sequence[BucketRange], matrices: Sequence[Tensor], rest: Sequence[Tensor], wire: Wire
     ) -> list[Tensor]:
         """An orthonormal P (n, r) of each matrix; sums up the rest, in place.
 
@@ -97,7 +97,7 @@ class PowerSGD(Compressor):
             values.copy_(total)
         return [_orthonormal(left.T) for left in sums[len(rest) :]]
 
-    def _factor(self, piece: Piece, matrix: Tensor) -> Tensor:
+    def _factor(self, piece: BucketRange, matrix: Tensor) -> Tensor:
         """Q^T (r, m) of the last step, or, before the first, normal numbers that all ranks draw alike."""
         if piece.name not in self._factors:
             # On CPU, where the numbers are the same for every kind of device.
@@ -121,7 +121,7 @@ def _pays(shape: torch.Size, rank: int) -> bool:
     return (rows + columns) * rank < rows * columns
 
 
-def _matrix(piece: Piece, values: Tensor) -> Tensor:
+def _matrix(piece: BucketRange, values: Tensor) -> Tensor:
     """A parameter's part of `values` as (n, m): a view."""
     part = piece.of(values)
     return part.view(part.shape[0], -1)

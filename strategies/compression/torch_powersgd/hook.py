@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from strategies.compression.base import State
 from strategies.ddp.hook import BucketLayout
-from strategies.exchange.buckets import Piece, pieces_of
+from strategies.exchange.buckets import BucketRange, pieces_of
 
 RAMP_STEPS = 2
 """Dense ones at the start: the fewest that torch allows, as it forms buckets anew after the first step."""
@@ -45,7 +45,7 @@ class TorchPowerSgd:
             random_seed=seed,
         )
         self._layout = layout
-        self._pieces: dict[int, tuple[Piece, ...]] = {}
+        self._pieces: dict[int, tuple[BucketRange, ...]] = {}
         """Of each bucket when it was last averaged."""
         self._loose: dict[str, Tensor] = {}
         """Errors of parameters that have left their bucket."""

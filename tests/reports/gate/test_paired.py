@@ -23,25 +23,25 @@ from reports.gate.paired import (
     paired_sample,
 )
 from results.baseline import Baseline, Subject
-from results.paired import Block, Pair, PairedCell, Side
+from results.paired import Pair, PairedBlock, PairedCell, Side
 
 MARGIN = 0.05
 PAIR_SD = 0.016
 """Of pairs with identical code on a shared machine of two cores, as found before this mode was made."""
 
 
-def block(side: Side, ns: float, foreign: float | None = 0.0) -> Block:
-    return Block(side=side, steps=10, ns=round(ns), foreign=foreign)
+def block(side: Side, ns: float, foreign: float | None = 0.0) -> PairedBlock:
+    return PairedBlock(side=side, steps=10, ns=round(ns), foreign=foreign)
 
 
-def quad(base: float, new: float, *, drift: float = 0.0, foreign: float = 0.0) -> tuple[Block, ...]:
+def quad(base: float, new: float, *, drift: float = 0.0, foreign: float = 0.0) -> tuple[PairedBlock, ...]:
     """A B B A, in which each block takes `drift` longer than the one before it."""
     times = [base, new + drift, new + 2 * drift, base + 3 * drift]
     sides: list[Side] = ["base", "new", "new", "base"]
     return tuple(block(side, ns, foreign) for side, ns in zip(sides, times, strict=True))
 
 
-def cell(*quads: tuple[Block, ...]) -> PairedCell:
+def cell(*quads: tuple[PairedBlock, ...]) -> PairedCell:
     blocks = tuple(block for quad in quads for block in quad)
     return PairedCell(base_cell="c", base_run="r", new_cell="c", new_run="s", blocks=blocks)
 
