@@ -22,9 +22,9 @@ from strategies.facts import StrategyFacts
 
 GROUP = "bench.strategies"
 FACTS = """
-from results.registry import Facts
+from results.registry import CatalogFacts
 
-class Fast(Facts):
+class Fast(CatalogFacts):
     name = "fast"
     help = "a strategy from elsewhere"
 """
@@ -118,10 +118,10 @@ def test_a_built_in_name_is_not_taken_over(package: Package) -> None:
         registry().parse("plain")
 
 
-@pytest.mark.parametrize("place", ["elsewhere:Facts", "elsewhere", "elsewhere:Fast.name"])
+@pytest.mark.parametrize("place", ["elsewhere:CatalogFacts", "elsewhere", "elsewhere:Fast.name"])
 def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: str) -> None:
     package("elsewhere", {"quick": place})
-    with pytest.raises(ExtensionError, match=r"and must be a class derived from results\.registry\.Facts"):
+    with pytest.raises(ExtensionError, match=r"and must be a class derived from results\.registry\.CatalogFacts"):
         registry().parse("quick")
 
 
