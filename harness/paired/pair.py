@@ -177,7 +177,8 @@ class Session:
         forked: list[bool] = []
         while len(begun := self._begun(order)) == len(order):
             base, new = begun["base"], begun["new"]
-            only_timed = self._repeat > 1 and not self._context.always_recorded
+            wanted = self._repeat > 1 and not self._context.always_recorded
+            only_timed = wanted and both_can_be_only_timed(begun)
             blocks = _take_turns(
                 self._seats, order, base["cores"], self._context.spoiled_above, only_timed=only_timed
             )
@@ -214,6 +215,12 @@ class Session:
         for side in sides:
             self._seats[side].end()
             del self._next[side]
+
+
+def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
+    """Whether both sides leave out what comes after the timed blocks if told to, by what their runs began
+    with: one that did so alone would be timed after fewer steps of warm-up than the other."""
+    return all(told.get("only_timed", False) for told in begun.values())
 
 
 def _take_turns(

@@ -55,7 +55,7 @@ from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.proof_limits import LATE_SHARE, LONGEST_S
-from results.record import Proof, RankRecord, Work
+from results.record import Proof, ProofMethod, RankRecord, Work
 from results.recorded import KernelTimes
 from results.store import Study, utc_now
 from results.training import Training
@@ -243,7 +243,7 @@ class RunInProgress:
         self._add_losses_to_a_weaker_proof()
         if not self._only_timed:
             self._trace(trainer, batches)
-            self._prove_late(setup, trainer, batches)
+        self._prove_late(setup, trainer, batches)
 
     def _await_turn(self, turns: Turns) -> None:
         """Wait until the run of the other side of a paired comparison is quiet."""
@@ -259,6 +259,7 @@ class RunInProgress:
             cores=around.cores,
             repeat=self._slot.repeat,
             forked=around.forked,
+            only_timed=True,
         )
 
     def _train(self, setup: CellSetup) -> tuple[Trainer, Draws, Stopwatch]:
@@ -395,7 +396,7 @@ class RunInProgress:
         around = self._around
         self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
-        obstacle = batches.sampler.obstacle
+        obstacle = ONLY_TIMED if self._only_timed else batches.sampler.obstacle
         if obstacle is None:
             with reproducible_compilation(self._cell):
                 late = prove_late(
@@ -409,7 +410,10 @@ class RunInProgress:
         else:
             late = LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
         if late.failure is not None:
-            self._fail(f"{late.failure}; in a step after the timed blocks, from step {late.first} on")
+            self._fail(
+                f"{late.failure}; in a step after the timed blocks, from step {late.first} on",
+                "sampled-gradients" if late.sampled else "serial-simulation",
+            )
         found = self._found.get("proof")
         if found is None:
             return
@@ -425,9 +429,9 @@ class RunInProgress:
             detail = f"{found.detail}; no step after the timed blocks: {late.obstacle}"
             self._found["proof"] = msgspec.structs.replace(found, detail=detail)
 
-    def _fail(self, detail: str) -> None:
+    def _fail(self, detail: str, method: ProofMethod = "serial-simulation") -> None:
         """End the run, on all ranks, as one that did not train."""
-        self._found["proof"] = Proof(method="serial-simulation", passed=False, detail=detail)
+        self._found["proof"] = Proof(method=method, passed=False, detail=detail)
         raise ProofFailedError(detail)
 
     def _add_losses_to_a_weaker_proof(self) -> None:

@@ -2,10 +2,10 @@
 
 Each rank has a connection of its own to the driver's Unix socket, whose path is in `VARIABLE`. The rank sends
 a line of JSON that says where it is, and waits in a read of the answer: `{"steps": N}`, time a block of that
-many steps, or `{"steps": 0}`, go on with the run. The first answer may also hold `"only_timed": true`: the
-run is wanted for its blocks, warms up for a few steps, and leaves out what comes after them. A rank that
-waits uses no CPU and is in no collective. A run's turn ends when its ranks report again, or close the
-connection, as the kernel does for a rank that dies.
+many steps, or `{"steps": 0}`, go on with the run. Where both sides say that they know it, the first answer
+may also hold `"only_timed": true`: the run is wanted for its blocks, warms up for a few steps, and leaves out
+what comes after them. A rank that waits uses no CPU and is in no collective. A run's turn ends when its ranks
+report again, or close the connection, as the kernel does for a rank that dies.
 
 Line by line, of one run:
 
@@ -13,7 +13,7 @@ Line by line, of one run:
 `at`         beside it                                      the answer lets the rank
 ============ ============================================== ==================================
 `begin`      `protocol`, `cell`, `run`, `rank`, `gpus`,     build, prove and warm up
-             `cores`, `repeat`, `forked`
+             `cores`, `repeat`, `forked`, `only_timed`
 `measure`    `step_ns`: of the warm-up's last block         time a block, or end the run
 `block`      `ns`, `steps`: of the block                    time a block, or end the run
 ============ ============================================== ==================================

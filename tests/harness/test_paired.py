@@ -19,8 +19,15 @@ from harness.cli import run
 from harness.console import Console
 from harness.paired.bisect import bisect
 from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest
-from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
-from harness.paired.seat import LostError, Seat
+from harness.paired.pair import (
+    PairContext,
+    Pairs,
+    SideCall,
+    both_can_be_only_timed,
+    runs_of,
+    study_of,
+)
+from harness.paired.seat import LostError, Seat, Told
 from harness.paired.sources import Repository, temporary_folder
 from harness.worker.turns import Turns
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict
@@ -388,6 +395,16 @@ def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_gi
         rank.thread.join(60)
     assert [(rank.blocks, rank.only_timed) for rank in ranks] == [([7], True), ([7], True)]
     assert seat.next_run(lambda: os.EX_OK) is None
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "both"),
+    [({"only_timed": True}, {"only_timed": True}, True), ({}, {"only_timed": True}, False)],
+)
+def test_later_pairs_are_timed_alone_where_the_revisions_of_both_sides_know_that(
+    base: Told, new: Told, both: bool
+) -> None:
+    assert both_can_be_only_timed({"base": base, "new": new}) is both
 
 
 def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path) -> None:
