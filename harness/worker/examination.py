@@ -179,7 +179,7 @@ class Examination:
         self._history = None
         # Of the operating system's random numbers, so that no rounding knows of it.
         seed = int(self._control.from_first(float(secrets.randbelow(2**52))))
-        sampling = Sampling(cell, self._trainer.model, self._control, seed=seed)
+        sampling = Sampling(cell, self._trainer.model, self._control, seed=seed, beat=self.beat)
         with sampling.watching():
             self._computed(step)
         found = sampling.compare()
@@ -217,7 +217,7 @@ class Examination:
 
     def close(self) -> Examined:
         """What all ranks found; collective."""
-        agreed = self._partners.agree(hash_number(self._trainer.model.named_parameters()))
+        agreed = self._partners.agree(hash_number(self._beating(self._trainer.model.named_parameters())))
         wrong_start = [finding for finding in self._given if not finding.passed]
         broken = [finding for finding in self._promised if not finding.passed]
         different = wrong_start or broken or any(not finding.passed for finding in self._findings)
@@ -240,7 +240,7 @@ class Examination:
         start = self._start(kept=first)
         ledger = Ledger(trainer.model, self._partners) if self._lossy else None
         gradients = self._gradients(step, kept=first)
-        buffers, history = self._buffers(kept=first), optimizer_history(trainer, kept=first)
+        buffers, history = self._buffers(kept=first), optimizer_history(trainer, self.beat, kept=first)
         found, obstacle = self._all_recomputed(start, step, gradients, history)
         if self._control.from_first(float(found is None)):
             self._update()
@@ -269,7 +269,7 @@ class Examination:
             self._common = start
         ledger = Ledger(trainer.model, self._partners) if self._lossy and averages_gradients else None
         gradients = self._gradients(step, kept=compares)
-        history = optimizer_history(trainer, kept=compares)
+        history = optimizer_history(trainer, self.beat, kept=compares)
         count = self._partners.count if averages_gradients else 1
         found, obstacle = self._recomputed(
             start, step, gradients, history if compares else None, [self._setup.replica], averaged=count
@@ -362,7 +362,7 @@ class Examination:
     def _gradients(self, step: int, *, kept: bool = True) -> dict[str, Tensor]:
         """Whole gradients after the exchange, the loss scaler's factor taken out."""
         self._computed(step)
-        return {name: value.cpu() for name, value in self._beating(self._dense_gradients()) if kept}
+        return {name: value.cpu() for name, value in self._dense_gradients() if kept}
 
     def _computed(self, step: int) -> None:
         """Have the trainer compute the gradients of a step, and check what it begins with."""
@@ -380,7 +380,11 @@ class Examination:
             loss = self._trainer.compute_gradients(used)
         if not device_of(self._setup.device).asynchronous and not self._setup.cell.compile:
             # Without waiting for the exchange; where a kernel is only queued, nothing is known of it.
-            self._least_s = max(0.0, time.thread_time() - began_s - ONCE_S)
+            computed_s = time.thread_time() - began_s
+            if self._setup.cell.activation_checkpointing:
+                # A simulation computes no forward pass again, which takes no longer than all the rest.
+                computed_s /= 2
+            self._least_s = max(0.0, computed_s - ONCE_S)
         self._given.append(all_used(accumulation, left=len(list(used))))
         if self._control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
@@ -396,7 +400,7 @@ class Examination:
 
     def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
         scale = self._trainer.scaler.get_scale()
-        for name, value in self._trainer.model.named_gradients():
+        for name, value in self._beating(self._trainer.model.named_gradients()):
             yield name, dense(value) / scale
 
     def _update(self) -> None:

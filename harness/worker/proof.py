@@ -109,8 +109,9 @@ def prove(
         if first is not None:
             examination.first = first
         promise = STRATEGIES.facts(setup.cell.strategy).promise
-        by_first = promise.averages_all_gradients(0) and setup.rank.rank
-        obstacle = no_room(control, trainer.parameter_bytes, copies=0 if by_first else COPIES)
+        # Of the steps after a warm-up too, of which every rank may simulate its own.
+        simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
+        obstacle = no_room(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
         for step_checked in first_steps(trainer.model):
             if obstacle is None and step_checked:
                 obstacle = examination.check()
@@ -142,7 +143,7 @@ class LateProof:
     obstacle: str | None
     """Why no step was recomputed, or no further one."""
     sampled: bool = False
-    """Whether the one step of `steps` was not recomputed, but sampled."""
+    """Whether the one step of `steps` was not recomputed, but sampled; a failure is then of projections."""
 
 
 def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
@@ -238,7 +239,7 @@ def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str
         failed = failure(found) + ("" if found.sampled else own_code_cause(examination.setup))
     if obstacle == "":
         obstacle = "rank 0 could not recompute the step"
-    sampled = found.sampled > 0 and found.smallest <= 1
+    sampled = found.sampled > 0 and (found.smallest <= 1 or failed is not None)
     steps = 1 if sampled else steps
     return LateProof(first=first, steps=steps, failure=failed, obstacle=obstacle, sampled=sampled)
 

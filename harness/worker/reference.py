@@ -237,11 +237,15 @@ History = dict[str, OptimizerState]
 """An optimizer's state, whole, by parameter."""
 
 
-def optimizer_history(trainer: Trainer, *, kept: bool = True) -> History:
+def optimizer_history(trainer: Trainer, beat: Beat, *, kept: bool = True) -> History:
     """What the trainer's optimizer knows of earlier steps, in host memory; nothing if it is not `kept`, one
-    parameter at a time. Collective if the strategy shards. On CPU not copied."""
-    named = trainer.model.named_state(trainer.optimizer)
-    return {name: _on_host(state) for name, state in named if kept}
+    parameter at a time, with a `beat` after each. Collective if the strategy shards. On CPU not copied."""
+    history: History = {}
+    for name, state in trainer.model.named_state(trainer.optimizer):
+        if kept:
+            history[name] = _on_host(state)
+        beat()
+    return history
 
 
 def _on_host(state: OptimizerState) -> OptimizerState:

@@ -32,9 +32,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from harness.worker.agreement import hash_number
 from harness.worker.control import Control
 from harness.worker.findings import ProofFinding
-from harness.worker.reference import SMALLEST_NORMAL, dense
+from harness.worker.reference import SMALLEST_NORMAL, Beat, dense
 from results.cell import Cell
 from strategies.catalog import STRATEGIES
 from strategies.training.parallel import ParallelModel
@@ -77,9 +78,12 @@ class Sampled:
 class Sampling:
     """The projections of one step on this rank."""
 
-    def __init__(self, cell: Cell, model: ParallelModel, control: Control, *, seed: int) -> None:
+    def __init__(
+        self, cell: Cell, model: ParallelModel, control: Control, *, seed: int, beat: Beat = lambda: None
+    ) -> None:
         """`seed` is the same on all ranks, and nothing in training follows from it."""
         self._cell, self._model, self._control, self._seed = cell, model, control, seed
+        self._beat = beat
         self._rows: dict[str, Tensor] = {}
         self._watched: set[str] = set()
         self._roundoff = 0.0
@@ -126,21 +130,36 @@ class Sampling:
         """(`_ROW`,), in double precision on the cell's device: linear in `values`, but for absolute values
         and the norm, which of a sum are no larger than the sum's."""
         flat = dense(values.detach()).to(self._control.device).reshape(-1)
-        key = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
-        drawn = torch.Generator(flat.device).manual_seed(int.from_bytes(key))
+        drawn = self._generator(name)
         sums = flat.new_zeros(PROJECTIONS, dtype=torch.float64)
         for piece in torch.split(flat, PIECE):
-            r = torch.randn(PROJECTIONS, piece.numel(), generator=drawn, device=flat.device)
-            sums += r.double() @ piece.double()
+            sums += _normal(drawn, piece.numel()).double() @ piece.double()
+            self._beat()
         places = torch.randint(max(1, flat.numel()), (ELEMENTS,), generator=drawn, device=flat.device)
         elements = flat[places].double() if flat.numel() else flat.new_zeros(ELEMENTS, dtype=torch.float64)
         norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
         return torch.cat([sums, elements, elements.abs(), norm[None], torch.ones_like(norm)[None]])
 
+    def _generator(self, name: str) -> torch.Generator:
+        key = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
+        return torch.Generator(self._control.device).manual_seed(int.from_bytes(key))
+
+    def _draw_alike(self) -> bool:
+        """Whether all ranks draw the same vectors from one seed; collective.
+
+        A GPU's generator divides a vector among as many threads as it has, and a CPU's kernels depend on its
+        instructions: ranks on devices of two kinds may draw different ones.
+        """
+        drawn = self._generator("")
+        vectors = [("", _normal(drawn, PIECE)) for _ in range(2)]
+        return self._control.agree(hash_number(vectors))
+
     def compare(self) -> Sampled | None:
         """What the exchange left on this rank, against what all ranks projected; None for a step with a
-        gradient that is not finite, which the loss scaler leaves out, and where a parameter could not be
-        watched. Collective."""
+        gradient that is not finite, which the loss scaler leaves out, where a parameter could not be watched,
+        and where the ranks draw different vectors. Collective."""
+        if not self._draw_alike():
+            return None
         sizes: dict[str, int] = {}
         left: dict[str, Tensor] = {}
         for name, value in self._model.named_gradients():
@@ -195,6 +214,11 @@ class Sampling:
         all sums but one round, and at most three factors."""
         rounded = (self._cell.replicas * self._cell.accumulation + 3) * self._roundoff
         return rounded / (1 - rounded) if rounded < 1 else math.inf
+
+
+def _normal(drawn: torch.Generator, elements: int) -> Tensor:
+    """(`PROJECTIONS`, elements), of independent normal numbers."""
+    return torch.randn(PROJECTIONS, elements, generator=drawn, device=drawn.device)
 
 
 def _held(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

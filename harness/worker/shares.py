@@ -94,34 +94,42 @@ class Shares:
         """This rank's share, if it has one; all parameters, on the meta device; and the seconds that its
         simulation would take (0: no room for it), None if nothing stands in the way; collective."""
         blank: dict[str, Tensor] = {}
+        gathering = False
 
         def start() -> Iterator[tuple[str, Tensor]]:
+            nonlocal gathering
+            gathering = True
             for name, value in self._model.named_parameters():
+                gathering = False
                 blank[name] = torch.empty_like(value, device="meta")
                 yield name, value
                 self._beat()
+                gathering = True
+            gathering = False
 
-        if reference is None:
-            for _ in start():
-                pass
-            return None, blank, None
-        what = replace(what, replicas=[self._setup.replica])
-        try:
-            share = simulate_step(
-                self._setup,
-                reference,
-                lambda: chain(start(), buffers.items()),
-                what,
-                longest_s=longest_s,
-                beat=self._beat,
-            )
-        except TooLongError as error:
-            return None, blank, error.seconds
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            return None, blank, 0.0
-        return share, blank, None
+        walk = start()
+        share, seconds = None, None
+        if reference is not None:
+            try:
+                share = simulate_step(
+                    self._setup,
+                    reference,
+                    lambda: chain(walk, buffers.items()),
+                    replace(what, replicas=[self._setup.replica]),
+                    longest_s=longest_s,
+                    beat=self._beat,
+                )
+            except TooLongError as error:
+                seconds = error.seconds
+            except (RuntimeError, MemoryError) as error:
+                # A rank that has no room for what it gathers cannot go on with the others.
+                if gathering or not out_of_memory(error):
+                    raise
+                seconds = 0.0
+        # Parameters are gathered by all ranks: also by one with no share, and by one that has no room for it.
+        for _ in walk:
+            pass
+        return share, blank, seconds
 
     def _sum(self, own: Reference | None, blank: Tensors) -> Reference | None:
         """The mean over the replicas on rank 0, None on the others; collective."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.worker import proof, reference, room
 from harness.worker import run as run_module
 from harness.worker.sampler import Draws
+from harness.worker.turns import Turns
 from results.proof_limits import LATE_STEPS
 from strategies.compression.base import Compressor
 from strategies.exchange.gradient_exchange import GradientExchange
@@ -372,6 +373,35 @@ def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole
     ]
     assert "is not the mean of the replicas'" in record["reason"]
     assert "in a step after the timed blocks" in record["reason"]
+    assert record["proof"].method == "sampled-gradients"
+
+
+class _OneBlock(Turns):
+    """Those of a driver that wants a later pair, of one block."""
+
+    def __init__(self) -> None:
+        self.only_timed = True
+
+    def wait(self, at: str, **told: object) -> int:
+        assert at != "begin" or told["only_timed"]
+        return 5 if at == "measure" else 0
+
+    def close(self) -> None:
+        """There is no socket."""
+
+
+@contextmanager
+def _only_timed(rank: int, size: int) -> Iterator[None]:
+    with patch.object(Turns, "of_driver", lambda beat: _OneBlock()):
+        yield
+
+
+def test_a_later_pair_says_that_no_late_step_was_checked(whole_runs: Runs) -> None:
+    for record in whole_runs(2, MLP, broken=_only_timed, proved_by="before"):
+        assert (record["outcome"], record["proof"].late_steps) == ("ok", 0)
+        assert record["proof"].detail.endswith(
+            "no step after the timed blocks: a later pair of a paired comparison: only its blocks are timed"
+        )
 
 
 def _once_after_step_8(change: Callable[[Trainer], object]) -> AbstractContextManager[object]:

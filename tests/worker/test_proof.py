@@ -268,6 +268,49 @@ def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs: Pr
     assert results[0]["detail"].startswith(equal)
 
 
+@contextmanager
+def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
+    with patch.object(room, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
+        yield
+
+
+def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs: Proofs) -> None:
+    """After a warm-up, whose steps rank 0 simulates alone."""
+    fields = MLP | {"strategy": "local-sgd:2:warmup=2"}
+    for found in proofs(2, fields, broken=_little_memory_on_the_last_rank):
+        assert (found["passed"], found["method"]) == (True, "replica-agreement")
+        assert "(ranks on the host: 2)" in found["detail"]
+
+
+@contextmanager
+def _slow_replicas_and_no_room_for_the_second_parameter(rank: int, size: int) -> Iterator[None]:
+    """On the last rank, in the middle of a walk in which all ranks gather."""
+
+    def load(self: Any, start: Any) -> None:
+        values = iter(start)
+        next(values)
+        raise torch.OutOfMemoryError("no room")
+
+    with _slow_replicas(rank, size), ExitStack() as stack:
+        if rank == size - 1:
+            stack.enter_context(patch.object(reference.ReferenceModel, "load", load))
+        yield
+
+
+def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(proofs: Proofs) -> None:
+    fields = GPT | {"strategy": "fsdp"}
+    found = proofs(2, fields, broken=_slow_replicas_and_no_room_for_the_second_parameter)[0]
+    assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
+    assert "a serial simulation does not fit in memory beside the model" in found["detail"]
+
+
+def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs: Proofs) -> None:
+    """At most half of 100 s, less the 5 s that may be taken once."""
+    fields = GPT | {"activation_checkpointing": True}
+    detail = proofs(2, fields, broken=_slow_by_its_own_thread)[0]["detail"]
+    assert "would take about 90 s, and about 45 s shared out over 2 ranks" in detail
+
+
 def test_the_weaker_proof_too_can_fail(proofs: Proofs) -> None:
     for found in proofs(2, MLP | COMPRESSED, broken=_no_time_and_twice_the_gradient_on_rank_0):
         assert not found["passed"]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from torch import Tensor
 
-from harness.worker import proof
+from harness.worker import proof, sampled
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.sampled import Sampling
 from strategies.training.trainer import Trainer
@@ -61,6 +61,52 @@ def _nothing_is_watched(rank: int, size: int) -> Iterator[None]:
 def test_what_was_not_watched_is_not_called_sampled(proofs: Proofs) -> None:
     found = proofs(2, DDP, broken=_nothing_is_watched)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
+
+
+@contextmanager
+def _another_generator_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
+    """As on a GPU with more processors, which gives other elements of the same numbers."""
+    original = sampled._normal
+
+    def rolled(drawn: Any, elements: int) -> Tensor:
+        return original(drawn, elements).roll(rank)
+
+    with _no_time(rank, size), patch.object(sampled, "_normal", rolled):
+        yield
+
+
+def test_ranks_that_draw_other_vectors_from_one_seed_compare_none(proofs: Proofs) -> None:
+    found = proofs(2, DDP, broken=_another_generator_on_the_last_rank)[0]
+    assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
+
+
+@contextmanager
+def _beats_are_counted(rank: int, size: int) -> Iterator[None]:
+    original, beats = Sampling.compare, count()
+
+    def compared(self: Any) -> Any:
+        before = next(beats)
+        found = original(self)
+        # Of each parameter at least.
+        assert next(beats) - before - 1 >= len(list(self._model.bare.parameters()))
+        return found
+
+    created = Sampling.__init__
+
+    def listening(self: Any, *arguments: Any, **named: Any) -> None:
+        heard = named["beat"]
+        created(self, *arguments, **named | {"beat": lambda: (next(beats), heard())})
+
+    with (
+        _no_time(rank, size),
+        patch.object(Sampling, "compare", compared),
+        patch.object(Sampling, "__init__", listening),
+    ):
+        yield
+
+
+def test_a_step_that_is_sampled_says_that_it_goes_on(proofs: Proofs) -> None:
+    assert proofs(2, DDP, broken=_beats_are_counted)[0]["method"] == "sampled-gradients"
 
 
 @contextmanager
