@@ -9,14 +9,18 @@ import msgspec
 from harness.costs import CostFlags
 from harness.launch.training import trained_cells
 from harness.launchers.launcher import JobLauncher
-from harness.launchers.registry import launchers
+from harness.launchers.registry import launcher, launchers
 from harness.matrix import Matrix
+from harness.plan import split
+from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
 from harness.studies import read_figures
 from harness.worker.training_rules import cell_on
+from reports.analysis.trained import told_not_finite
 from reports.text import count
+from results.cell import Cell
 from results.errors import UsageError, bench_call
 from results.plan import Plan, Request, placement_of
 from results.rebuild import rebuilt_plan
@@ -24,6 +28,7 @@ from results.run import RunResult
 from results.store import Study
 from results.train_order import TrainOrder
 from results.training_log import SavedCheckpoint, TrainingLog
+from strategies.refusal import untrainable
 from workloads.datasets.facts import DATASETS
 
 OF_THE_CALL = (
@@ -46,6 +51,7 @@ class Train(Matrix):
         arguments: tuple[str, ...] = (),
     ) -> None:
         """What is trained is the matrix of `options`, or the cell whose folder is `cell`."""
+        _require_launcher(order, options)
         self.order = order
         self._one = None if cell is None else _plan_of(cell)
         if cell is not None:
@@ -83,37 +89,9 @@ class Train(Matrix):
 
     def _check(self) -> None:
         super()._check()
-        if not self._launcher.trains:
-            others = " or ".join(each.name for each in launchers() if each.trains)
-            raise UsageError(f"bench train has no --launcher {self._launcher.name}: use {others}")
-        if isinstance(self._launcher, JobLauncher) and self._options.time is None:
-            raise UsageError(
-                "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
-                "command goes on where it stopped"
-            )
-        if self.order is not None and self.order.elastic is not None and self._launcher.several_hosts:
-            raise UsageError(
-                f"--elastic is for virtual nodes of this host so far: leave --launcher {self._launcher.name} "
-                f"or --elastic out; a job that loses a node is put back into the queue, and goes on"
-            )
-        self._check_order()
-
-    def _check_order(self) -> None:
-        """Refuse an order that the data of the call cannot follow, as far as that is known without torch."""
-        order, dataset = self.order, self._request.dataset
-        assert order is not None
-        if DATASETS.facts(dataset).takes is not None:
-            return
-        if order.epochs is not None:
-            raise UsageError(
-                f"--epochs {order.epochs}: {dataset} data have no epochs; give --steps, or real data "
-                f"(--dataset)"
-            )
-        if order.validates:
-            raise UsageError(
-                f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy need: "
-                f"use real data (--dataset digits), or the metric loss"
-            )
+        assert self.order is not None
+        for dataset in dict.fromkeys(request.dataset for request in self._requests):
+            _require_data(self.order, dataset)
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         done = trained_cells(study, plan) or frozenset()
@@ -133,6 +111,39 @@ class Train(Matrix):
         return max(int(left > 0), self._without_cells(plan))
 
 
+def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
+    """Raise UsageError for a launcher that does not train, or not as the order has it."""
+    chosen = launcher(options.launcher or DEFAULT)
+    if order.elastic is not None and chosen.several_hosts:
+        raise UsageError(
+            f"--elastic is for virtual nodes of this host so far: leave --launcher {chosen.name} or "
+            f"--elastic out"
+        )
+    if not chosen.trains:
+        others = " or ".join(each.name for each in launchers() if each.trains)
+        raise UsageError(f"bench train has no --launcher {chosen.name}: use {others}")
+    if isinstance(chosen, JobLauncher) and options.time is None:
+        raise UsageError(
+            "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
+            "command goes on where it stopped"
+        )
+
+
+def _require_data(order: TrainOrder, dataset: str) -> None:
+    """Raise UsageError for an order that data cannot follow, as far as that is known without torch."""
+    if DATASETS.facts(dataset).takes is not None:
+        return
+    if order.epochs is not None:
+        raise UsageError(
+            f"--epochs {order.epochs}: {dataset} data have no epochs; give --steps, or real data (--dataset)"
+        )
+    if order.validates:
+        raise UsageError(
+            f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy need: "
+            f"use real data (--dataset digits), or the metric loss"
+        )
+
+
 def _require_elastic(plan: Plan) -> None:
     """Raise UsageError for cells that cannot be trained on every number of nodes that may be left."""
     order = plan.training
@@ -148,7 +159,18 @@ def _require_elastic(plan: Plan) -> None:
                 f"nodes of this host are virtual ones, such as --gpus 2 --link 1gbit has"
             )
         for nodes in range(least, most):
-            cell_on(cell, nodes * placement.gpus_per_node, order.batch_rule)
+            _require_trainable(cell, nodes * placement.gpus_per_node, order)
+
+
+def _require_trainable(cell: Cell, gpus: int, order: TrainOrder) -> None:
+    """Raise UsageError if a cell cannot be trained on so many workers as it is told by the order."""
+    fitted = cell_on(cell, gpus, order.batch_rule)
+    refused = untrainable(fitted) or split.refusal(fitted)
+    if refused is not None:
+        raise UsageError(
+            f"{cell.id} cannot go on on {count(gpus, 'worker')} (micro-batch {fitted.micro_batch}, "
+            f"accumulation {fitted.accumulation}): {refused}; leave --elastic out, or give a larger MIN"
+        )
 
 
 def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
@@ -167,6 +189,7 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
         f"{log.restarts} restart{'' if log.restarts == 1 else 's'}, {log.wasted_steps} steps done again"
     )
     lines.append(f"  {restarts}{goodput}")
+    lines += [f"  {sentence}" for sentence in told_not_finite(log)]
     failed = [row for row in log.rows if isinstance(row, SavedCheckpoint) and row.failed is not None]
     if failed:
         lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")

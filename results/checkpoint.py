@@ -42,3 +42,5 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """By name."""
     metric: float | None = None
     """What the best is told by: less is better."""
+    metric_name: str | None = None
+    """Which figure it is: values of one name alone are compared."""

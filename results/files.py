@@ -11,6 +11,9 @@ from pathlib import Path
 
 from results.errors import StoreError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a full disk, and of a used-up share of it."""
+
 
 def write_once(path: Path, data: bytes) -> None:
     """Write a new file: it appears whole or not at all, and an existing one is never replaced.
@@ -104,7 +107,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _advice(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         return "free some space and run the same command again: what is written so far is kept"
     if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS) and error.filename2 is not None:
         return "its file system has no hard links, which a study needs: choose another one with --out"

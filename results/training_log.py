@@ -6,16 +6,19 @@ A checkpoint ends a row of steps, so that what a launch goes on from is always t
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from results.errors import StoreError
+from results.files import FULL
 from results.train_order import MetricName, TrainOrder, larger_is_better
 
 EndReason = Literal["epochs", "steps", "target", "patience"]
@@ -65,6 +68,8 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     epoch: float
     metrics: dict[str, float]
     seconds: float
+    not_finite: tuple[str, ...] = ()
+    """Metrics that were NaN or infinite."""
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="saved"):
@@ -118,7 +123,7 @@ class TrainingLog:
             return cls()
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
-        return cls(tuple(_rows(lines)))
+        return cls(tuple(rows_of(lines)))
 
     def without_words(self) -> TrainingLog:
         """The same without what a system has said of checkpoints that could not be written."""
@@ -202,13 +207,38 @@ class TrainingLog:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first row to the last."""
-        return seconds_between(self.rows[0].at, self.rows[-1].at) if self.rows else 0.0
+        """Seconds from the first row to the last, without those between an end and a later order for more."""
+        return sum(
+            seconds_between(row.at, after.at)
+            for row, after in pairwise(self.rows)
+            if not isinstance(row, Ended)
+        )
 
     @property
     def goodput(self) -> float | None:
         """Time of the steps that count over all time; None before there is any."""
         return min(1.0, self.counted_s / self.wall_s) if self.wall_s > 0 and self.steps else None
+
+    def figures_at(self, step: int) -> dict[str, float]:
+        """Loss and metrics of one step, as far as it ended a row and was validated."""
+        found: dict[str, float] = {}
+        for row in self.counted:
+            if isinstance(row, Steps) and row.step == step:
+                found |= {"loss": row.loss}
+            elif isinstance(row, Validated) and row.step == step:
+                found |= row.metrics
+        return found
+
+    def since_best_by(self, metric: MetricName) -> TrainingLog:
+        """What counts and was written since launches keep the best checkpoint by `metric`: those from before
+        are told by another metric, or none."""
+        others = (
+            place
+            for place, row in enumerate(self.counted)
+            if isinstance(row, Started) and row.order.best != metric
+        )
+        rows = self.counted[max(others, default=-1) + 1 :]
+        return TrainingLog(tuple(dropwhile(lambda row: not isinstance(row, Started), rows)))
 
     def best(self, metric: MetricName) -> Best | None:
         """The best value of a metric, the later of equal ones as of checkpoints; None without one."""
@@ -228,35 +258,47 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 class TrainingLogWriter:
-    """Appends rows; each is in the file when `write` returns."""
+    """Appends rows; each is in the file when `write` returns, unless the disk is full."""
 
     def __init__(self, path: Path) -> None:
         """Raises StoreError if the file cannot be written."""
         self._path = path
+        self._left = b""
+        """What there was no room for."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-            self._file = path.open("ab", buffering=0)
-            if torn:
+            if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0:
                 # The line that a kill has cut off stays by itself.
-                self._file.write(b"\n")
+                self._left = b"\n"
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}; free some space there") from error
 
     def write(self, row: Row) -> None:
-        """Raises StoreError."""
+        """Rows that there is no room for wait for the next call, which a warning says once.
+
+        Raises StoreError for what else goes wrong, and where an `Ended` cannot be written.
+        """
+        waited = bool(self._left)
+        self._left += msgspec.json.encode(row) + b"\n"
         try:
-            self._file.write(msgspec.json.encode(row) + b"\n")
-            if isinstance(row, SavedCheckpoint | Ended):
-                os.fsync(self._file.fileno())
+            with self._path.open("ab", buffering=0) as file:
+                while self._left:
+                    self._left = self._left[file.write(self._left) :]
+                if isinstance(row, SavedCheckpoint | Ended):
+                    os.fsync(file.fileno())
         except OSError as error:
-            raise StoreError(f"cannot write {self._path}: {error.strerror}; free some space there") from error
+            if isinstance(row, Ended) or error.errno not in FULL:
+                raise StoreError(
+                    f"cannot write {self._path}: {error.strerror}; free some space there"
+                ) from error
+            if not waited:
+                warnings.warn(
+                    f"{self._path} is not written on: {error.strerror}; training goes on", stacklevel=2
+                )
 
-    def close(self) -> None:
-        self._file.close()
 
-
-def _rows(lines: Sequence[bytes]) -> Iterator[Row]:
+def rows_of(lines: Sequence[bytes]) -> Iterator[Row]:
+    """The rows of whole lines of a log; a line that is none is left out."""
     for line in lines:
         try:
             yield _ROW.decode(line)

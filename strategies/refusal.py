@@ -36,12 +36,15 @@ class Refusal:
 def refusal(cell: Cell) -> Refusal | None:
     """Why a cell makes no sense; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
+    return _of(strategy, _ranks(cell, strategy)) or _whole(strategy.redundant(cell)) or untrainable(cell)
+
+
+def untrainable(cell: Cell) -> Refusal | None:
+    """Why no trainer takes a cell; None if one does. A strategy of many ranks may have one here, where it
+    trains as `single` does."""
+    strategy = STRATEGIES.facts(cell.strategy)
     compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
-    return (
-        _of(strategy, _ranks(cell, strategy))
-        or _whole(strategy.redundant(cell))
-        or _combination(cell, strategy, compressor, collective)
-    )
+    return _combination(cell, strategy, compressor, collective)
 
 
 def _of(strategy: StrategyFacts, predicate: str | None) -> Refusal | None:

@@ -10,7 +10,7 @@ batch may have the last samples of one epoch and the first of the next.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, cast
@@ -29,9 +29,6 @@ from workloads.own_data import WORKERS_FOR_A_ROW, checked, is_dataset, require_r
 class TrainingData(ABC, Iterator[Batch]):
     """One replica's micro-batches, on its device, without end; `Trainer.attach` takes it."""
 
-    note: str | None = None
-    """How a run finds its position where that is not exact; None where it is."""
-
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
         self._request = request
         self.samples_per_epoch = samples_per_epoch
@@ -48,11 +45,6 @@ class TrainingData(ABC, Iterator[Batch]):
     def together(self) -> int:
         """Samples that one batch of each replica has."""
         return self._request.replicas * self._request.micro_batch
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """Of a replica, the last one counted in full; None as `samples_per_epoch`."""
-        return None if self.samples_per_epoch is None else -(-self.samples_per_epoch // self.together)
 
     @property
     def epochs(self) -> float:
@@ -203,8 +195,6 @@ class _Reopened(TrainingData):
             opened.load_state_dict(self._kept)
             self._kept = None
             return iter(opened)
-        if already:
-            self.note = "data= has no state_dict of this share: what came before the position was read again"
         return islice(iter(opened), already, None)
 
     def _next_epoch(self) -> None:
@@ -318,32 +308,47 @@ def require_epochs(request: DataRequest) -> None:
         )
 
 
-def held_out(request: DataRequest) -> Iterator[Batch] | None:
-    """One pass over this replica's share of the held-out samples; None where there are none.
+class HeldOut(Iterable[Batch]):
+    """A replica's share of the held-out samples; each iteration is one pass over it.
 
-    Every replica is given equally many batches, the last of which may be smaller, or by one sample larger.
-    Raises UsageError if there are fewer samples than replicas.
+    Every replica is given equally many batches, the last of which may be smaller, or by one sample larger. A
+    pass raises UsageError if there are fewer samples than replicas.
     """
+
+    def __init__(self, request: DataRequest, opens: Callable[[], Iterable[Batch]]) -> None:
+        """`opens` begins a pass, of batches on the CPU."""
+        self._request, self._opens = request, opens
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (placed_for(self._request, batch) for batch in self._opens())
+
+
+def held_out(request: DataRequest) -> HeldOut | None:
+    """What this replica validates on; None where nothing is held out. Samples of a Dataset are read when they
+    are asked for, and by their replica alone."""
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
         return None
     if facts.takes != Own.takes:
         samples = samples_for(request, facts)
         _, kept = samples.split()
-        batches: Iterator[Batch] = map(samples.__getitems__, _shared(iter(kept), request))
-        return (placed_for(request, batch) for batch in batches) if kept else None
+        if not kept:
+            return None
+        return HeldOut(request, lambda: map(samples.__getitems__, _shared(iter(kept), request)))
     data = request.workload.held_out
-    if data is None:
-        return None
+    return None if data is None else HeldOut(request, _own_held_out(data, request))
+
+
+def _own_held_out(data: Any, request: DataRequest) -> Callable[[], Iterable[Batch]]:
     require_readable(data, "held_out=")
     if is_dataset(data):
-        indexed = cast(Any, data)
-        row: Iterator[Any] = (indexed[index] for index in range(len(indexed)))
-    elif callable(data):
-        return (placed_for(request, batch) for batch in data(share_of(request)))
-    else:
-        row = iter(data)
-    return (placed_for(request, default_collate(own)) for own in _shared(row, request))
+        return lambda: (
+            default_collate([data[index] for index in own])
+            for own in _shared(iter(range(len(data))), request)
+        )
+    if callable(data):
+        return lambda: cast(Iterable[Batch], data(share_of(request)))
+    return lambda: map(default_collate, _shared(iter(data), request))
 
 
 def _shared(row: Iterator[Any], request: DataRequest) -> Iterator[list[Any]]:

@@ -40,22 +40,26 @@ class LogTail:
         self._path = path
         self._offset = 0
 
-    def events(self) -> Iterator[dict[str, object]]:
-        """The events since the last call; a last line without its end waits for the next call.
-
-        A line that is no JSON (cut off by a full disk, and continued) is left out.
-        """
+    def lines(self) -> list[bytes]:
+        """The lines since the last call; a last line without its end waits for the next call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return
+            return []
         whole, _, _ = data.rpartition(b"\n")
         if not whole:
-            return
+            return []
         self._offset += len(whole) + 1
-        for line in whole.split(b"\n"):
+        return whole.split(b"\n")
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """The events since the last call.
+
+        A line that is no JSON (cut off by a full disk, and continued) is left out.
+        """
+        for line in self.lines():
             with suppress(ValueError):
                 yield json.loads(line)
 

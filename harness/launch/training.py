@@ -50,10 +50,12 @@ def step_reached(study: Study, cell_id: str, run_id: str) -> int:
 def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None:
     """Why no launch follows the failed ones of a cell, oldest first; None if one does.
 
-    A program that fails twice at one step in the same way fails there again; where the cluster failed, the
-    next launch may fare better.
+    A program that fails twice at one step in the same way fails there again, and a loss that was not finite
+    is so again after the same steps; where the cluster failed, the next launch may fare better.
     """
     last = failures[-1]
+    if last.outcome is Outcome.DIVERGED:
+        return "it would diverge again from the same checkpoint"
     if not last.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):
         return f"it failed twice in the same way at step {last.step}"
     if len(failures) > restarts:

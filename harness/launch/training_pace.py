@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from harness.console import ProgressLine, Standing
 from harness.launch.deadline import Deadline
-from harness.launch.follow import LaunchState
+from harness.launch.follow import LaunchState, LogTail
 from reports.text import duration
 from results.store import Study
-from results.training_log import Started, Steps, TrainingLog, Validated, seconds_between
+from results.training_log import (
+    SavedCheckpoint,
+    Started,
+    Steps,
+    TrainingLog,
+    Validated,
+    rows_of,
+    seconds_between,
+)
 
 LOOK_S = 1.0
 """Between two looks at the log."""
@@ -37,6 +46,8 @@ class TrainingPace:
         self._done = 0
         self._look_at = 0.0
         self._told: tuple[str, float | None] = "", None
+        self._recent: dict[str, _Recent] = {}
+        """By cell."""
 
     def report(self, state: LaunchState) -> None:
         """Show where the launch in progress is."""
@@ -44,7 +55,7 @@ class TrainingPace:
         if state.cell_id:
             if self._clock() >= self._look_at:
                 self._look_at = self._clock() + LOOK_S
-                log = self._study.training_log(state.cell_id)
+                log = self._look(state.cell_id)
                 self._told = standing(log, state.started[-1]), left_s(log, state.started[-1])
             told, left = self._told
             doing = f"{self._names.get(state.cell_id, state.cell_id)}: {told or state.phase}"
@@ -62,11 +73,53 @@ class TrainingPace:
             )
         )
 
+    def _look(self, cell_id: str) -> TrainingLog:
+        """The end of a cell's log, of which what is new is read."""
+        path = self._study.training_log_path(cell_id)
+        recent = self._recent.setdefault(cell_id, _Recent(LogTail(path)))
+        recent.read()
+        return recent.log
+
     def done(self, runs: int) -> None:
         self._done += runs
 
     def launch_over(self) -> None:
         self._told = "", None
+
+
+class _Recent:
+    """What the live line needs of a growing log: the rows of the last launch, of steps the last `RECENT`, and
+    the last validation that counts."""
+
+    def __init__(self, tail: LogTail) -> None:
+        self._tail = tail
+        self._started: Started | None = None
+        self._steps: deque[Steps] = deque(maxlen=RECENT)
+        self._validated: Validated | None = None
+        self._saved: SavedCheckpoint | None = None
+
+    def read(self) -> None:
+        for row in rows_of(self._tail.lines()):
+            match row:
+                case Started():
+                    self._begin(row)
+                case Steps():
+                    self._steps.append(row)
+                case Validated():
+                    self._validated = row
+                case SavedCheckpoint():
+                    self._saved = row
+
+    def _begin(self, row: Started) -> None:
+        self._started, self._saved = row, None
+        self._steps.clear()
+        if self._validated is not None and self._validated.step > (row.resumed_step or 0):
+            self._validated = None
+
+    @property
+    def log(self) -> TrainingLog:
+        rows = (self._started, self._validated, *self._steps, self._saved)
+        return TrainingLog(tuple(row for row in rows if row is not None))
 
 
 def standing(log: TrainingLog, run_id: str) -> str:
@@ -85,6 +138,9 @@ def standing(log: TrainingLog, run_id: str) -> str:
     validated: Validated | None = next(iter(log.validations[-1:]), None)
     if validated is not None:
         told += [f"{name} {value:.4g}" for name, value in sorted(validated.metrics.items())]
+    saved = log.saves[-1] if log.saves else None
+    if saved is not None and saved.failed is not None:
+        told.append(f"no checkpoint of step {saved.step:,}: {saved.failed}")
     return ", ".join(told)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 
 import torch
 
 from harness.worker.measure import DivergedError
+from results.errors import StoreError
+from results.files import FULL
 from results.foreign_text import shortened
 from results.outcome import Outcome
 
@@ -43,7 +46,7 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     said = " ".join(str(error).split())
     text = shortened(said)
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if _disk_is_full(error):
         # Not the cell's fault: it is run again when there is room.
         return Outcome.CANCELLED, f"the disk is full: {reason}"
     if isinstance(error, DivergedError):
@@ -55,6 +58,15 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     if isinstance(error, RuntimeError) and _PEER_LOST.search(said):
         return Outcome.CANCELLED, f"another rank went away: {reason}"
     return Outcome.CRASHED, reason
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    """Whether it is the system's own error, one that was raised from it, or what another rank said of it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    told = isinstance(error, StoreError) and any(os.strerror(number) in str(error) for number in FULL)
+    return told or (cause is not None and cause.errno in FULL)
 
 
 def out_of_memory(error: BaseException) -> bool:

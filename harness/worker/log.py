@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 from harness.worker.watchdog import Watchdog
+from results.files import FULL
 from results.store import utc_now
 
 HEARTBEAT_S = 5.0
@@ -30,9 +32,16 @@ class RankLog:
         self._last = time.monotonic()
 
     def heartbeat(self, **fields: object) -> None:
-        """Say that work goes on, at most every few seconds."""
+        """Say that work goes on, at most every few seconds; on a full disk by the time of the file alone."""
         if time.monotonic() - self._last > HEARTBEAT_S:
-            self.event("alive", **fields)
+            try:
+                self.event("alive", **fields)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                os.utime(self._file.fileno())
+                self._watchdog.progress()
+                self._last = time.monotonic()
 
     def close(self) -> None:
         self._watchdog.end()

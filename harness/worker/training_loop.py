@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,20 @@ import msgspec
 import torch
 from torch.optim import Optimizer
 
+from harness.worker.log import HEARTBEAT_S
 from harness.worker.measure import DivergedError
 from harness.worker.run import RankContext
 from harness.worker.scalars import Scalars
-from harness.worker.training_rules import out_of_patience, rate_at, row_steps, total_steps
+from harness.worker.training_rules import (
+    is_best,
+    out_of_patience,
+    rate_at,
+    require_steps_after_warm_up,
+    row_steps,
+    total_steps,
+)
 from results.cell import Cell
-from results.errors import UsageError
+from results.errors import StoreError, UsageError
 from results.launch import Slot
 from results.store import utc_now
 from results.train_order import MetricName, TrainOrder, larger_is_better
@@ -41,8 +49,9 @@ from strategies.saving.checkpoints import Saving
 from strategies.saving.run_folder import RunFolder
 from strategies.training.evaluation import evaluate
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 from workloads.data import DataRequest
-from workloads.training_data import TrainingData, held_out
+from workloads.training_data import HeldOut, TrainingData, held_out
 
 _ENDS: tuple[EndReason, ...] = ("epochs", "steps", "target", "patience")
 Figures = Mapping[str, float]
@@ -107,7 +116,7 @@ class TrainingLoop:
         self._parts, self._order = parts, parts.order
         self._trainer, self._data = parts.trainer, parts.data
         self._rate = Rate(parts.trainer.optimizer)
-        self._validates = _validates(parts)
+        self._held_out = _held_out(parts)
         self._records = _Records(parts) if parts.around.rank.rank == 0 else None
         self._total = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=parts.around.device)
@@ -119,7 +128,8 @@ class TrainingLoop:
         """The last checkpoint, and its row, until it is known how it ended."""
 
     def train(self, resumed_step: int | None) -> None:
-        """Collective. Raises TrainingDivergedError, and StoreError where the log cannot be written."""
+        """Collective. Raises TrainingDivergedError, UsageError for a warm-up without steps behind it, and
+        StoreError where the log or the last checkpoint cannot be written."""
         order, trainer, data = self._order, self._trainer, self._data
         self._total = total_steps(
             order,
@@ -128,6 +138,7 @@ class TrainingLoop:
             per_epoch=data.samples_per_epoch,
             per_step=self._parts.cell.global_batch,
         )
+        require_steps_after_warm_up(order, self._total)
         self._rate.factor = rate_at(order, self._total, self._parts.scale)
         self._row_began, self._next_row = trainer.steps, trainer.steps + 1
         if self._records is not None:
@@ -147,7 +158,9 @@ class TrainingLoop:
         """What is due after a step; collective where something is."""
         step, order = self._trainer.steps, self._order
         saves, last = step % order.checkpoint_every == 0, step >= self._total
-        validates = self._validates and (last or self._is_validated(step, epoch_ended, saves=saves))
+        validates = self._held_out is not None and (
+            last or self._is_validated(step, epoch_ended, saves=saves)
+        )
         if not (saves or last or validates or step >= self._next_row):
             return None
         figures = {"loss": self._row()} | (self._validate() if validates else {})
@@ -198,8 +211,7 @@ class TrainingLoop:
         return loss
 
     def _diverged(self) -> str:
-        if self._pending is not None:
-            self._pending[0].wait()
+        self._await_last()
         kept = RunFolder(self._parts.checkpoints).kept()
         left = f"the last good checkpoint is {kept[-1].path}" if kept else "there is no checkpoint before it"
         return (
@@ -210,10 +222,9 @@ class TrainingLoop:
 
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
-        batches = held_out(self._parts.request)
-        assert batches is not None
-        figures = evaluate(self._trainer, batches)
-        self._parts.around.log.heartbeat()
+        assert self._held_out is not None
+        found = evaluate(self._trainer, self._with_signs_of_life(self._held_out))
+        figures = {name: value for name, value in found.items() if math.isfinite(value)}
         if self._records is not None:
             self._records.add(
                 Validated(
@@ -221,10 +232,16 @@ class TrainingLoop:
                     step=self._trainer.steps,
                     epoch=self._data.epochs,
                     metrics=figures,
+                    not_finite=tuple(found.keys() - figures),
                     seconds=time.perf_counter() - began,
                 )
             )
         return figures
+
+    def _with_signs_of_life(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            yield batch
+            self._parts.around.log.heartbeat()
 
     def _decided(self, figures: Figures, *, at_row: bool = False) -> tuple[EndReason | None, bool]:
         """Why training ends now, and whether a metric is the best so far: rank 0 knows what came before."""
@@ -238,18 +255,33 @@ class TrainingLoop:
         return (_ENDS[agreed // 2 - 1] if agreed > 1 else None), bool(agreed % 2)
 
     def _save(self, figures: Figures, *, best: bool) -> None:
-        """Write a checkpoint beside training; collective."""
+        """Write a checkpoint beside training, when the one before has come to its end; collective."""
         began, metric = time.perf_counter(), self._order.best
         value = None if metric is None else figures.get(metric)
         least = -value if value is not None and metric is not None and larger_is_better(metric) else value
+        self._await_last()
         saving = self._trainer.save(
-            self._parts.checkpoints, keep=self._order.keep, metric=least, asynchronous=True
+            self._parts.checkpoints,
+            keep=self._order.keep,
+            metric=least,
+            metric_name=metric,
+            asynchronous=True,
         )
-        # The one before has ended: a save waits for it.
-        self._settle_last()
         row = SavedCheckpoint(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
         self._pending = saving, row
         self._parts.around.log.heartbeat()
+
+    def _await_last(self) -> str | None:
+        """Wait for the checkpoint under way. Returns why it was not written; None if it was, or if there is
+        none. Not collective."""
+        if self._pending is None:
+            return None
+        saving, _ = self._pending
+        while not saving.ends_within(HEARTBEAT_S):
+            self._parts.around.log.heartbeat()
+        saving.wait()
+        self._settle_last()
+        return saving.failure
 
     def _settle_last(self) -> None:
         """Write the row of a checkpoint of which it is known how it ended. Not collective."""
@@ -262,22 +294,28 @@ class TrainingLoop:
             self._records.add(msgspec.structs.replace(row, at=utc_now(), failed=failed, best=best))
 
     def _end(self, why: EndReason) -> None:
-        """The last checkpoint counts before training is said to have ended; collective."""
+        """The last checkpoint counts before training is said to have ended; collective.
+
+        Raises StoreError on all ranks if it could not be written.
+        """
         if self._trainer.steps and self._pending is None:
             self._save({}, best=False)
-        if self._pending is not None:
-            self._pending[0].wait()
-            self._settle_last()
+        failed = self._await_last()
+        if failed is not None:
+            raise StoreError(
+                f"training came to its end at step {self._trainer.steps}, and its last checkpoint was not "
+                f"written: {failed}; the same command goes on from the one before"
+            )
         if self._records is not None:
             self._records.end(why, self._trainer.steps)
         self._parts.around.log.event("trained", why=why, step=self._trainer.steps)
 
 
-def _validates(parts: LoopParts) -> bool:
-    """Whether there are held-out samples to validate on. Raises UsageError if they lack and are asked for."""
+def _held_out(parts: LoopParts) -> HeldOut | None:
+    """What there is to validate on, if the model can. Raises UsageError if it lacks and is asked for."""
     order = parts.order
-    there, alone = held_out(parts.request) is not None, parts.trainer.model.forward_alone
-    if order.validates and not there:
+    found, alone = held_out(parts.request), parts.trainer.model.forward_alone
+    if order.validates and found is None:
         raise UsageError(
             f"{' and '.join(_asking(order))} needs held-out samples, and dataset {parts.cell.dataset} of "
             f"{parts.cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
@@ -288,7 +326,7 @@ def _validates(parts: LoopParts) -> bool:
             f"{' and '.join(_asking(order))} needs validation, which {parts.cell.strategy} cannot do: it has "
             f"no forward pass alone; use another strategy, or the metric loss"
         )
-    return there and alone
+    return found if alone else None
 
 
 def _asking(order: TrainOrder) -> list[str]:
@@ -346,10 +384,7 @@ class _Records:
         Without figures: those of the checkpoint that training goes on from.
         """
         log = TrainingLog(tuple(self._rows))
-        if not figures:
-            step = log.step
-            last = next((row for row in reversed(log.validations) if row.step == step), None)
-            figures = {} if last is None else last.metrics
+        figures = figures or log.figures_at(self._parts.trainer.steps)
         goal, watched, best = self._order.goal, self._order.watched, not at_row and self._is_best(log)
         if goal is not None and goal.metric in figures and goal.reached(figures[goal.metric]):
             return "target", best
@@ -363,16 +398,19 @@ class _Records:
         if metric == "loss":
             every = self._order.checkpoint_every
             return [Best(row.step, row.loss) for row in log.steps if row.step % every == 0]
-        return [Best(row.step, row.metrics[metric]) for row in log.validations if metric in row.metrics]
+        return [
+            Best(row.step, row.metrics.get(metric, math.nan))
+            for row in log.validations
+            if metric in (*row.metrics, *row.not_finite)
+        ]
 
     def _is_best(self, log: TrainingLog) -> bool:
-        """Whether the last point, if it is of this step, is as good as the best."""
+        """Whether the last point, if it is of this step, is as good as the best under this metric."""
         metric = self._order.best
-        points = [] if metric is None else self._points(log, metric)
+        points = [] if metric is None else self._points(log.since_best_by(metric), metric)
         if metric is None or not points or points[-1].step != self._parts.trainer.steps:
             return False
-        values = [point.value if larger_is_better(metric) else -point.value for point in points]
-        return values[-1] >= max(values)
+        return is_best(points[-1].value, [point.value for point in points], metric)
 
     def end(self, why: EndReason, step: int) -> None:
         self.add(Ended(at=utc_now(), step=step, why=why, words=self._words(why, step)))

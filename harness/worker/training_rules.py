@@ -49,11 +49,32 @@ def rate_at(order: TrainOrder, total: int, scale: float = 1.0) -> Callable[[int]
 
 
 def out_of_patience(values: Sequence[float], metric: MetricName, patience: int | None) -> bool:
-    """Whether the last `patience` values were no better than the best one before them."""
-    if patience is None or not values:
+    """Whether the last `patience` values were no better than the best one before them; NaN and infinity are
+    never better."""
+    if patience is None:
         return False
-    best = max(values) if larger_is_better(metric) else min(values)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return len(values) >= patience
+    best = max(finite) if larger_is_better(metric) else min(finite)
     return len(values) - 1 - values.index(best) >= patience
+
+
+def is_best(value: float, values: Sequence[float], metric: MetricName) -> bool:
+    """Whether a value is as good as the best of `values`; NaN and infinity never are."""
+    finite = [other for other in values if math.isfinite(other)]
+    if not math.isfinite(value):
+        return False
+    return value >= max(finite) if larger_is_better(metric) else value <= min(finite)
+
+
+def require_steps_after_warm_up(order: TrainOrder, total: int) -> None:
+    """Raise UsageError if the warm-up of a schedule leaves none of `total` steps."""
+    if order.warmup_steps and order.warmup_steps >= total:
+        raise UsageError(
+            f"--warmup-steps {order.warmup_steps} leaves nothing of {total} steps (--epochs "
+            f"{order.epochs}): give fewer of them, or more epochs"
+        )
 
 
 def row_steps(seconds_a_step: float) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from reports.analysis.recovery import Recovery, recoveries
+from reports.text import count
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.label import exchange_label
 from results.launch import Attempt
@@ -42,14 +43,30 @@ class TrainedCell:
         return steps[-1].samples / self.log.counted_s if steps and self.log.counted_s > 0 else None
 
 
+def told_not_finite(log: TrainingLog) -> list[str]:
+    """A sentence for each metric that was NaN or infinite in validations that count."""
+    steps: dict[str, list[int]] = {}
+    for row in log.validations:
+        for name in row.not_finite:
+            steps.setdefault(name, []).append(row.step)
+    return [
+        f"{name} was not finite (NaN or infinity) in {count(len(found), 'validation')}, first at step "
+        f"{found[0]:,}: no such value is the best one, or a better one"
+        for name, found in sorted(steps.items())
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToTarget:
-    """One run and the first time that it reached its target."""
+    """One run and the first time that it reached its target; if it did not, how far it came."""
 
     seed: int
-    seconds: float | None
-    """Of the training steps up to there, without validation, checkpoints and lost steps; None: never."""
-    samples: int | None
+    reached: bool
+    ended: bool
+    """Whether its training is over; one that goes on may reach the target later."""
+    seconds: float
+    """Of the training steps up to there, without validation, checkpoints and lost steps."""
+    samples: int
     """Of all replicas."""
 
 
@@ -61,11 +78,11 @@ def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
     else:
         found = [(row.step, row.metrics.get(target.metric, math.nan)) for row in log.validations]
     step = next((step for step, value in found if target.reached(value)), None)
-    if step is None:
-        return TimeToTarget(seed=trained.cell.seed, seconds=None, samples=None)
-    until = [row for row in log.steps if row.step <= step]
+    until = [row for row in log.steps if step is None or row.step <= step]
     return TimeToTarget(
         seed=trained.cell.seed,
+        reached=step is not None,
+        ended=log.ended is not None,
         seconds=sum(row.seconds for row in until),
         samples=until[-1].samples if until else 0,
     )
@@ -74,24 +91,33 @@ def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A median over seeds with its range. A run that never reached the target is longer than all others by
-    an unknown amount: it moves the median, and no mean is made of it."""
+    an unknown amount: it moves the median, and no mean is made of it. One that has not ended takes longer
+    than it has so far: what that may still change is unknown."""
 
     median: float | None
-    """None where half of the runs or more never reached the target."""
+    """None where half of the runs or more never reached the target, or where it is unknown."""
     low: float | None
     high: float | None
-    """None: a run never reached it."""
+    """None: a run never reached it, or has not ended."""
+    open: bool = False
+    """Whether a run has not ended and did not reach it."""
 
 
-def spread(values: Sequence[float | None]) -> Spread:
-    """Of values, None for one that is longer than any."""
-    known = [math.inf if value is None else value for value in values]
-    median = statistics.median(known)
+def spread(reached: Sequence[float], never: int = 0, so_far: Sequence[float] = ()) -> Spread:
+    """Of the values of runs that reached the target, the number of those that never did, and the values so
+    far of those that have not ended."""
+    over = [math.inf] * never
+    soonest, latest = [*reached, *over, *so_far], [*reached, *over, *(math.inf for _ in so_far)]
     return Spread(
-        median=None if math.isinf(median) else median,
-        low=None if math.isinf(min(known)) else min(known),
-        high=None if math.isinf(max(known)) else max(known),
+        median=_known(statistics.median(soonest), statistics.median(latest)),
+        low=_known(min(soonest), min(latest)),
+        high=_known(max(soonest), max(latest)),
+        open=bool(so_far),
     )
+
+
+def _known(soonest: float, latest: float) -> float | None:
+    return soonest if soonest == latest and not math.isinf(soonest) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +130,32 @@ class Way:
 
     @property
     def reached(self) -> int:
-        return sum(run.seconds is not None for run in self.runs)
+        return sum(run.reached for run in self.runs)
+
+    @property
+    def never(self) -> tuple[TimeToTarget, ...]:
+        """Runs that ended without it."""
+        return tuple(run for run in self.runs if run.ended and not run.reached)
+
+    @property
+    def unfinished(self) -> tuple[TimeToTarget, ...]:
+        """Runs that have neither reached it nor ended."""
+        return tuple(run for run in self.runs if not (run.ended or run.reached))
 
     @property
     def seconds(self) -> Spread:
-        return spread([run.seconds for run in self.runs])
+        return self._spread(lambda run: run.seconds)
 
     @property
     def samples(self) -> Spread:
-        return spread([run.samples for run in self.runs])
+        return self._spread(lambda run: run.samples)
+
+    def _spread(self, value: Callable[[TimeToTarget], float]) -> Spread:
+        return spread(
+            [value(run) for run in self.runs if run.reached],
+            len(self.never),
+            [value(run) for run in self.unfinished],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +175,11 @@ class Race:
         if way is base or way.seconds.median is None or base.seconds.median is None:
             return None
         own, its = way.seconds, base.seconds
-        assert own.low is not None
-        assert its.low is not None
         return Spread(
             median=way.seconds.median / base.seconds.median,
-            low=None if its.high is None else own.low / its.high,
-            high=None if own.high is None else own.high / its.low,
+            low=None if own.low is None or its.high is None else own.low / its.high,
+            high=None if own.high is None or its.low is None else own.high / its.low,
+            open=own.open or its.open,
         )
 
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,10 @@ class Saving:
         """Whether it has come to its end on this rank: other ranks may see that sooner or later."""
         return self._written.done()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it is `done` after at most so many seconds, as soon as it is."""
+        return bool(wait((self._written,), timeout=seconds).done)
+
     @property
     def failure(self) -> str | None:
         """Of one that is done, why there is no checkpoint; None if there is one."""
@@ -129,7 +133,15 @@ class Checkpoints:
         self._under_way: Saving | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def save(self, folder: Path, *, keep: int | None, metric: float | None, asynchronous: bool) -> Saving:
+    def save(
+        self,
+        folder: Path,
+        *,
+        keep: int | None,
+        metric: float | None,
+        metric_name: str | None,
+        asynchronous: bool,
+    ) -> Saving:
         if keep is not None and keep < 1:
             raise UsageError(f"keep is at least 1 (the last checkpoint), not {keep}")
         self._end_last()
@@ -149,7 +161,7 @@ class Checkpoints:
             return saving
         share = self._share()
         state = self._ranks.agree(lambda: state_of(trainer, share))
-        write = _Write(self._ranks, run, temporary, state, self._manifest(trainer, metric), keep)
+        write = _Write(self._ranks, run, temporary, state, self._manifest(trainer, metric, metric_name), keep)
         self._under_way = saving
         if not asynchronous:
             _settle(done, write)
@@ -203,7 +215,7 @@ class Checkpoints:
             written[owner] += every[owner][each]
         return shares[self._ranks.rank]
 
-    def _manifest(self, trainer: Trainer, metric: float | None) -> Checkpoint:
+    def _manifest(self, trainer: Trainer, metric: float | None, metric_name: str | None) -> Checkpoint:
         return Checkpoint(
             step=trainer.steps,
             session=self._session,
@@ -213,6 +225,7 @@ class Checkpoints:
             conditions=self._conditions(),
             files={},
             metric=_comparable(metric),
+            metric_name=None if metric is None else metric_name,
         )
 
     def _conditions(self) -> dict[str, str]:

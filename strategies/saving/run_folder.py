@@ -117,11 +117,16 @@ class RunFolder:
 
 
 def best_of(kept: Collection[Kept]) -> Kept | None:
-    """The one with the least metric, the later of equal ones; None without one."""
+    """The one with the least metric, the later of equal ones, among those of which the metric has the name of
+    the newest one's; None without one."""
     measured = [
-        (each.manifest.metric, -each.manifest.step, each) for each in kept if each.manifest.metric is not None
+        (metric, -each.manifest.step, each) for each in kept if (metric := each.manifest.metric) is not None
     ]
-    return min(measured, key=lambda found: found[:2])[2] if measured else None
+    if not measured:
+        return None
+    newest = min(measured, key=lambda found: found[1])[2]
+    like = [found for found in measured if found[2].manifest.metric_name == newest.manifest.metric_name]
+    return min(like, key=lambda found: found[:2])[2]
 
 
 def sum_of(path: Path) -> FileSum:

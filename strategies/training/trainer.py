@@ -206,19 +206,23 @@ class Trainer:
         *,
         keep: int | None = None,
         metric: float | None = None,
+        metric_name: str | None = None,
         asynchronous: bool = False,
     ) -> Saving:
         """Write a checkpoint `step-...` into `folder`, which all ranks can reach; collective.
 
         It counts when all of it is on the disk; then all but the last `keep` (None: all stay) and the one
-        with the least `metric` are removed. With `asynchronous` training goes on when the state has been
-        copied to host memory, and `wait` of the result, or the next save, waits for the disk.
+        with the least `metric` are removed, of those with the `metric_name` of the newest that has a metric.
+        With `asynchronous` training goes on when the state has been copied to host memory, and `wait` of the
+        result, or the next save, waits for the disk.
 
         A full disk, a folder that ranks do not share, or parameters, moments or statistics that are not
         finite, give a CheckpointWarning and no checkpoint; the last one stays. Raises UsageError if the
         folder's newest checkpoint is of another run.
         """
-        return self._saved().save(Path(folder), keep=keep, metric=metric, asynchronous=asynchronous)
+        return self._saved().save(
+            Path(folder), keep=keep, metric=metric, metric_name=metric_name, asynchronous=asynchronous
+        )
 
     def resume(self, folder: Path | str, *, step: int | Literal["best"] | None = None) -> Resumed | None:
         """Go on from the newest whole checkpoint in `folder`, or that of `step`; None if there is none.

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from harness.cli import run
+from harness.console import Standing
+from harness.launch.deadline import Deadline
+from harness.launch.follow import LaunchState
 from harness.launch.training import FailedLaunch, nodes_left, pause_s, why_not_again
-from harness.launch.training_pace import left_s, standing
+from harness.launch.training_pace import TrainingPace, left_s, standing
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.train import Train
 from harness.worker.training_rules import (
     cell_on,
+    is_best,
     out_of_patience,
     rate_at,
     rate_scale,
@@ -25,7 +29,7 @@ from results.errors import UsageError
 from results.outcome import Outcome
 from results.store import Study
 from results.train_order import TrainOrder
-from results.training_log import Started, Steps, TrainingLog, Validated
+from results.training_log import SavedCheckpoint, Started, Steps, TrainingLog, TrainingLogWriter, Validated
 
 
 def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
@@ -58,6 +62,21 @@ def test_patience_counts_validations_since_the_best_one() -> None:
     assert not out_of_patience([0.4, 0.5], "val_accuracy", 1)
     assert not out_of_patience([0.4, 0.4, 0.4], "val_accuracy", None)
     assert not out_of_patience([], "val_loss", 1)
+    # NaN and infinity are no better value, nor a bar that no other value takes.
+    nan, inf = float("nan"), float("inf")
+    assert not out_of_patience([nan, 3.0, 2.0], "val_loss", 2)
+    assert out_of_patience([3.0, nan, -inf], "val_loss", 2)
+    assert out_of_patience([nan, nan], "val_loss", 2)
+    assert not out_of_patience([nan], "val_loss", 2)
+
+
+def test_the_best_value_is_finite() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert is_best(2.0, [nan, 3.0, 2.0], "val_loss")
+    assert is_best(0.5, [inf, 0.4, 0.5], "val_accuracy")
+    assert not is_best(3.0, [2.0, 3.0], "val_loss")
+    assert not is_best(-inf, [2.0, -inf], "val_loss")
+    assert not is_best(nan, [nan], "val_loss")
 
 
 def test_a_row_has_the_steps_of_a_second_and_at_least_ten() -> None:
@@ -101,6 +120,9 @@ def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
     # Numbers in the reason are those of ranks, steps and ports.
     alike = FailedLaunch(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
     assert why_not_again([killed, alike], restarts=3) == "it failed twice in the same way at step 10"
+    # A loss that was not finite is so again after the same steps.
+    diverged = FailedLaunch(12, Outcome.DIVERGED, "the loss is not finite")
+    assert why_not_again([diverged], restarts=3) == "it would diverge again from the same checkpoint"
     # The cluster's fault, not the program's.
     lost = FailedLaunch(10, Outcome.NODE_FAILED, "a node failed")
     assert why_not_again([lost, lost], restarts=3) is None
@@ -109,19 +131,21 @@ def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
     assert [pause_s(failures) for failures in (1, 2, 3, 20)] == [1.0, 2.0, 4.0, 60.0]
 
 
-def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
-    order = TrainOrder(steps=400)
-    begin = Started(
+def _begin(run: str, resumed: int | None = None) -> Started:
+    return Started(
         at="2026-01-02T03:04:00.000Z",
-        run_id="r",
+        run_id=run,
         launch_id="l",
         gpus=2,
         replicas=2,
-        resumed_step=None,
-        order=order,
+        resumed_step=resumed,
+        order=TrainOrder(steps=400),
         total_steps=400,
     )
-    rows = [
+
+
+def _rows() -> list[Steps]:
+    return [
         Steps(
             at=f"2026-01-02T03:04:{10 * n:02d}.000Z",
             step=40 * n,
@@ -133,10 +157,15 @@ def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
         )
         for n in (1, 2, 3)
     ]
-    checked = Validated(
-        at=rows[-1].at, step=120, epoch=1.5, metrics={"val_loss": 0.5, "val_accuracy": 0.875}, seconds=1
-    )
-    log = TrainingLog((begin, *rows, checked))
+
+
+def _checked(step: int) -> Validated:
+    metrics = {"val_loss": 0.5, "val_accuracy": 0.875}
+    return Validated(at="2026-01-02T03:04:30.000Z", step=step, epoch=1.5, metrics=metrics, seconds=1)
+
+
+def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
+    log = TrainingLog((_begin("r"), *_rows(), _checked(120)))
     assert standing(log, "r") == (
         "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s, val_accuracy 0.875, val_loss 0.5"
     )
@@ -144,6 +173,42 @@ def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
     assert left_s(log, "r") == 70
     assert standing(log, "another run") == ""
     assert left_s(log, "another run") is None
+
+
+def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Line:
+        def show(self, standing: Standing) -> None:
+            shown.append(standing.doing)
+
+    study = Study(tmp_path)
+    path = study.training_log_path("cell")
+    writer = TrainingLogWriter(path)
+    clock = iter(range(0, 100, 10))
+    deadline = Deadline(None, "over")
+    pace = TrainingPace(Line(), study, {"cell": "mlp"}, deadline=deadline, clock=lambda: next(clock))  # type: ignore[arg-type]
+    state = LaunchState(cell_id="cell", started=["r"])
+    for row in (_begin("r"), *_rows(), _checked(120)):
+        writer.write(row)
+    pace.report(state)
+    whole = "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s"
+    assert shown[-1] == f"mlp: {whole}, val_accuracy 0.875, val_loss 0.5"
+    # What was read is not read again: it may be anything by now.
+    path.write_bytes(b"-" * (path.stat().st_size - 1) + b"\n")
+    writer.write(
+        SavedCheckpoint(at="2026-01-02T03:04:31.000Z", step=120, seconds=1, failed="the disk is full")
+    )
+    pace.report(state)
+    assert shown[-1] == (
+        f"mlp: {whole}, val_accuracy 0.875, val_loss 0.5, no checkpoint of step 120: the disk is full"
+    )
+    # Another launch goes on from step 80, which was not validated.
+    state.started.append("next")
+    for row in (_begin("next", 80), _rows()[2]):
+        writer.write(row)
+    pace.report(state)
+    assert shown[-1] == "mlp: step 120 of 400, epoch 1.5, loss 0.3333"
 
 
 CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
@@ -158,13 +223,22 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
         ((*CALL, "--steps", "9", "--best", "f1"), "'f1' is not one of 'val_loss', 'val_accuracy', 'loss'"),
         ((*CALL, "--steps", "9", "--target", "f1>=1"), "is no target"),
         ((*CALL, "--steps", "9", "--warmup-steps", "3"), "add --schedule cosine"),
+        (
+            (*CALL, "--epochs", "1", "--dataset", "digits,synthetic"),
+            "synthetic data have no epochs; give --steps",
+        ),
         ((*CALL, "--steps", "9", "--launcher", "manual"), "bench train has no --launcher manual"),
+        ((*CALL, "--steps", "9", "--launcher", "kubernetes"), "bench train has no --launcher kubernetes"),
         ((*CALL, "--steps", "9", "--launcher", "slurm"), "give its limit, such as --time 2h"),
         ((*CALL, "--steps", "9", "--elastic", "2"), "--elastic '2': write MIN:MAX nodes, such as 1:2"),
         ((*CALL, "--steps", "9", "--elastic", "1:2", "--oversubscribe"), "such as --gpus 2 --link 1gbit has"),
-        (
-            (*CALL, "--steps", "9", "--elastic", "1:2", "--launcher", "slurm", "--time", "1h"),
-            "--elastic is for virtual nodes of this host so far",
+        *(
+            (
+                (*CALL, "--steps", "9", "--elastic", "1:2", "--launcher", name),
+                "--elastic is for virtual nodes of this host so far: leave --launcher "
+                f"{name} or --elastic out",
+            )
+            for name in ("slurm", "kubernetes", "manual")
         ),
         (("train", ".", "--steps", "9"), "is no folder of a cell: name one such as runs/STUDY/cells/CELL"),
     ],
@@ -180,6 +254,27 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert run(list(words)) == 2
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        # On 2 nodes the accumulation grows to 2, which this option excludes.
+        ("ddp:static_graph=true", r"cannot go on on 2 workers \(micro-batch 8, accumulation 2\): ddp:static"),
+        ("ddp", r"32 cannot be divided over 3 replicas"),
+    ],
+)
+def test_elastic_training_is_refused_where_a_size_on_the_way_is_impossible(
+    strategy: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Matrix, "_link_obstacle", lambda self: None)
+    options = StudyFile(
+        workload="mlp", gpus="4", strategy=strategy, link="1gbit", batch_size="8", oversubscribe=True
+    )
+    train = Train(options, TrainOrder(steps=9, elastic=(2, 4)))
+    with pytest.raises(UsageError, match=told):
+        train._plans(Study(train._root))
 
 
 def test_a_study_measures_or_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

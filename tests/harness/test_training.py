@@ -136,14 +136,13 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
 
 
 def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_path: Path) -> None:
-    place = Place(tmp_path / "nan", "12 nan", "2 nan", "1 raise")
+    place = Place(tmp_path / "nan", "12 nan")
     code, said = place.train("--steps", "24", "--checkpoint-every", "5")
     assert code == 1, said
     kept = place.study.checkpoints_folder(place.cell)
     assert f"the last good checkpoint is {kept / 'step-000000010'}: lower the rate" in said
-    # The second one fails at the same step in the same way: no third one is started.
-    assert "is not trained on: it failed twice in the same way at step 15" in said
-    assert len(place.log.launches) == 2
+    assert "is not trained on: it would diverge again from the same checkpoint" in said
+    assert len(place.log.launches) == 1
     assert "step-000000010" in place.checkpoints()
     assert all(row.failed is None for row in place.log.rows if isinstance(row, SavedCheckpoint))
 
@@ -165,7 +164,9 @@ def test_elastic_training_goes_on_on_the_nodes_that_are_left(links: None, tmp_pa
     assert code == 0, said
     assert "goes on on 1 of 2 nodes" in said
     started = [row for row in place.log.rows if isinstance(row, Started)]
-    assert [(row.gpus, row.replicas, row.resumed_step) for row in started] == [(2, 2, None), (1, 1, 10)]
+    assert [(row.gpus, row.replicas) for row in started] == [(2, 2), (1, 1)]
+    # That of step 10 may not have been written when its ranks were killed: that of step 5 was.
+    assert (started[0].resumed_step, started[1].resumed_step in (5, 10)) == (None, True)
     # The global batch is kept: as many samples in each step, and the same steps in all.
     assert [row.total_steps for row in started] == [24, 24]
     assert [row.samples for row in place.log.steps] == [8 * row.step for row in place.log.steps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from builders import a_cell
 
@@ -65,6 +66,11 @@ def steps(second: float, step: int, *, seconds: float = 1.0, loss: float = 1.0) 
 def validated(second: float, step: int, accuracy: float) -> Validated:
     metrics = {"val_loss": 1 - accuracy, "val_accuracy": accuracy}
     return Validated(at=at(second), step=step, epoch=step / 10, metrics=metrics, seconds=0.5)
+
+
+def not_finite(second: float, step: int) -> Validated:
+    names = ("val_loss",)
+    return Validated(at=at(second), step=step, epoch=step / 10, metrics={}, not_finite=names, seconds=0.5)
 
 
 def attempt(launch: str, began: float | None, ended: float, **more: Any) -> Attempt:
@@ -138,11 +144,17 @@ def test_going_on_after_an_end_is_no_recovery() -> None:
     assert len(recoveries(TrainingLog(tuple(further)), ATTEMPTS)) == 1
 
 
-def trained(seed: int, *accuracies: float, compression: str = "none", pace: float = 1.0) -> TrainedCell:
+def trained(
+    seed: int, *accuracies: float, compression: str = "none", pace: float = 1.0, ended: bool = True
+) -> TrainedCell:
     """Validated every 10 steps, each row of which took `pace` seconds."""
     rows: list[Row] = [started(0, "only")]
+    step = 0
     for number, accuracy in enumerate(accuracies, start=1):
-        rows += [steps(number, 10 * number, seconds=pace), validated(number, 10 * number, accuracy)]
+        step = 10 * number
+        rows += [steps(number, step, seconds=pace), validated(number, step, accuracy)]
+    if ended:
+        rows.append(Ended(at=at(60), step=step, why="steps", words="all steps"))
     cell = a_cell(seed=seed, compression=compression, dataset="digits")
     return TrainedCell(cell=cell, log=TrainingLog(tuple(rows)))
 
@@ -153,28 +165,39 @@ def test_time_to_the_target_is_of_the_steps_that_count() -> None:
     assert target is not None
     found = reach(one, target)
     # The second validation is the first that is good enough, after 20 steps of 8 samples.
-    assert (found.seed, found.seconds, found.samples) == (3, 4.0, 160)
-    assert reach(trained(0, 0.5, 0.6), target).seconds is None
+    assert (found.seed, found.reached, found.seconds, found.samples) == (3, True, 4.0, 160)
+    assert not reach(trained(0, 0.5, 0.6), target).reached
     # Steps that were lost and done again count once: 20 + 1 + 79 steps in 3 rows of a second.
     again: list[Row] = [*KILLED[:-1], validated(60, 100, 0.9)]
     assert reach(TrainedCell(cell=one.cell, log=TrainingLog(tuple(again))), target).seconds == 3.0
 
 
 @pytest.mark.parametrize(
-    ("values", "median", "low", "high"),
+    ("reached", "never", "so_far", "median", "low", "high"),
     [
-        ([3.0, 1.0, 2.0], 2.0, 1.0, 3.0),
-        ([4.0], 4.0, 4.0, 4.0),
+        ([3.0, 1.0, 2.0], 0, [], 2.0, 1.0, 3.0),
+        ([4.0], 0, [], 4.0, 4.0, 4.0),
         # One of three never: the longer of the other two is the median.
-        ([3.0, None, 1.0], 3.0, 1.0, None),
-        ([1.0, None], None, 1.0, None),
-        ([None, None], None, None, None),
+        ([3.0, 1.0], 1, [], 3.0, 1.0, None),
+        ([1.0], 1, [], None, 1.0, None),
+        ([], 2, [], None, None, None),
+        # One goes on, and takes longer than the others already: it is as good as never for the median.
+        ([3.0, 1.0], 0, [4.0], 3.0, 1.0, None),
+        # It may still be anywhere from 2 on.
+        ([3.0, 1.0], 0, [2.0], None, 1.0, None),
+        # It may be the first.
+        ([3.0, 1.0], 0, [0.5], None, None, None),
     ],
 )
 def test_a_run_that_never_reached_the_target_is_longer_than_all_others(
-    values: list[float | None], median: float | None, low: float | None, high: float | None
+    reached: list[float],
+    never: int,
+    so_far: list[float],
+    median: float | None,
+    low: float | None,
+    high: float | None,
 ) -> None:
-    assert spread(values) == Spread(median=median, low=low, high=high)
+    assert spread(reached, never, so_far) == Spread(median=median, low=low, high=high, open=bool(so_far))
 
 
 RUNS = [
@@ -201,6 +224,18 @@ def test_ways_are_compared_with_the_one_that_compresses_nothing() -> None:
     assert race.ratio(topk) == Spread(median=2.0, low=1.0, high=None)
     assert race.ratio(int8) == Spread(median=1 / 3, low=1 / 4, high=1 / 2)
     assert race.ratio(dense) is race.ratio(powersgd) is None
+
+
+def test_a_run_that_has_not_ended_has_not_missed_the_target() -> None:
+    # Runs of 2 and 4 s, and one that goes on after 1, 3 or 5 s.
+    ways = [
+        races([trained(0, 0.5, 0.9), trained(1, 0.5, 0.5, 0.5, 0.9), trained(2, *[0.5] * n, ended=False)])
+        for n in (1, 3, 5)
+    ]
+    found = [race.ways[0] for (race,) in ways]
+    assert [(way.reached, len(way.never), len(way.unfinished)) for way in found] == [(2, 0, 1)] * 3
+    assert [(way.seconds.median, way.seconds.low) for way in found] == [(None, None), (None, 2.0), (4.0, 2.0)]
+    assert [(way.seconds.high, way.seconds.open) for way in found] == [(None, True)] * 3
 
 
 def test_other_work_is_another_race_and_one_run_is_none() -> None:
@@ -232,14 +267,18 @@ def plant(study: Any, folder: Path) -> None:
             failed = SavedCheckpoint(
                 at=at(60), step=90, seconds=0.5, failed=f"disk full at {folder}", best=False
             )
-            for row in (*KILLED[:7], middle[0], KILLED[7], failed, *middle[1:], KILLED[8]):
+            norm = msgspec.structs.replace(steps(48, 21), gradient_norm=1.5)
+            bad = not_finite(59, 60)
+            for row in (*KILLED[:6], norm, middle[0], bad, KILLED[7], failed, *middle[1:], KILLED[8]):
                 writer.write(row)
-            writer.close()
     study.plan(repeats=1)
     for one in ATTEMPTS.values():
         slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
         study.study.add_launch(launch(one.launch_id, slot))
         study.study.add_attempt(one)
+
+
+_CURVES = ("loss", "val-loss", "gradient-norm", "throughput")
 
 
 def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time_to_accuracy(
@@ -249,9 +288,8 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
     root = planted.study.root
     (figures,) = read_figures([str(root)], CostFlags(), Console())
     page = render_figures(figures)
-    assert [page.count(f'id="training-{name}-title"') for name in ("loss", "val-loss", "throughput")] == [
-        1
-    ] * 3
+    assert [page.count(f'id="training-{name}-title"') for name in _CURVES] == [1] * 4
+    assert "ddp, seed 0: val_loss was not finite (NaN or infinity) in 1 validation, first at step 60" in page
     for words in (
         "4 training runs, 4 of them ended by themselves",
         "rank 1 was killed",

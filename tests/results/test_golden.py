@@ -575,6 +575,7 @@ CHECKPOINT = Checkpoint(
         "__0_0.distcp": FileSum(bytes=49360, sha256="8da1"),
     },
     metric=0.25,
+    metric_name="val_loss",
 )
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),

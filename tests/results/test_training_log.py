@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from results.errors import StoreError
 from results.train_order import TrainOrder
 from results.training_log import (
     Best,
@@ -95,6 +98,46 @@ def test_training_is_done_when_it_ended_as_ordered() -> None:
     longer = TrainingLog((*DONE, _started(20, resumed=30, order=TrainOrder(steps=40))))
     assert longer.ended is None
     assert longer.restarts == 1, "an order for more is no restart"
+    # Nor is the time in which nothing was ordered a part of the run.
+    assert longer.wall_s == 16.0
+    assert TrainingLog((*longer.rows, _steps(23, 40, 0.7))).goodput == 8 / 19
+
+
+def test_figures_of_a_step_are_those_that_count() -> None:
+    log = TrainingLog(DONE)
+    assert log.figures_at(20) == {"loss": 1.2, "val_accuracy": 0.8, "val_loss": pytest.approx(0.2)}
+    assert log.figures_at(30) == {"loss": 0.8}
+    assert log.figures_at(25) == {}
+
+
+def test_the_best_is_told_since_launches_keep_it_by_one_metric() -> None:
+    by_accuracy, by_loss = (TrainOrder(steps=30, best=name) for name in ("val_accuracy", "val_loss"))
+    rows = (
+        _started(0, order=by_accuracy),
+        _validated(2, 10, 0.5),
+        _started(3, 10, order=by_loss),
+        _validated(4, 20, 0.9),
+        _started(5, 20, order=by_loss),
+        _validated(6, 30, 0.8),
+    )
+    assert [row.step for row in TrainingLog(rows).since_best_by("val_loss").validations] == [20, 30]
+    assert TrainingLog(rows[:2]).since_best_by("val_accuracy").rows == rows[:2]
+    assert TrainingLog(rows).since_best_by("val_accuracy").rows == ()
+
+
+def test_rows_wait_for_room_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    writer = TrainingLogWriter(path)
+    path.symlink_to("/dev/full")
+    with pytest.warns(UserWarning, match="No space left on device; training goes on"):
+        writer.write(DONE[0])
+    # A second warning would be an error.
+    writer.write(DONE[1])
+    with pytest.raises(StoreError, match="No space left on device; free some space"):
+        writer.write(DONE[-1])
+    path.unlink()
+    writer.write(DONE[2])
+    assert TrainingLog.read(path).rows == (*DONE[:2], DONE[-1], DONE[2])
 
 
 def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
@@ -103,11 +146,9 @@ def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path: Path) -> 
     writer = TrainingLogWriter(path)
     for row in KILLED:
         writer.write(row)
-    writer.close()
     path.write_bytes(path.read_bytes()[:-20])
     assert TrainingLog.read(path).rows == KILLED[:-1]
     writer = TrainingLogWriter(path)
     for row in DONE[-2:]:
         writer.write(row)
-    writer.close()
     assert TrainingLog.read(path) == TrainingLog(DONE)

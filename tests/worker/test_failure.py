@@ -21,6 +21,7 @@ from harness.worker.crew import STARTS_AFRESH
 from harness.worker.exchange import open_exchange
 from harness.worker.failure import classify
 from harness.worker.measure import DivergedError
+from results.errors import StoreError
 from results.outcome import Outcome
 from strategies import Trainer, TrainSettings
 
@@ -49,6 +50,13 @@ NCCL_CUDA = (
     " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function"
     " failed.\nLast error:\n"
 )
+
+
+def _raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 DEVICE_MEMORY: list[Exception] = [
     torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"),
     RuntimeError("CUDA error: out of memory"),
@@ -128,6 +136,17 @@ ERRORS: list[tuple[BaseException, Outcome, str]] = [
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         Outcome.CANCELLED,
         "the disk is full: OSError: [Errno 122] Disk quota exceeded",
+    ),
+    (
+        _raised_from(StoreError("cannot write log"), OSError(errno.ENOSPC, "No space left on device")),
+        Outcome.CANCELLED,
+        "the disk is full: StoreError: cannot write log",
+    ),
+    # From another rank the words alone come.
+    (
+        StoreError("cannot write log: No space left on device; free some space there"),
+        Outcome.CANCELLED,
+        "the disk is full: StoreError: cannot write log: No space left on device; free some space there",
     ),
     (
         FileNotFoundError(errno.ENOENT, "No such file or directory", "data"),

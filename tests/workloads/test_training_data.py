@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from results.errors import UsageError
 from workloads import DataShare, Workload
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_given_what_an_uninterrupted_one_is(ask: Ask, workers: 
         assert torch.equal(x, again_x)
         assert torch.equal(y, again_y)
     assert not torch.equal(first[0][0], later[2][0])
-    assert (resumed.epoch, resumed.samples, resumed.batches_per_epoch) == (1, 6 * 360, 4)
+    assert (resumed.epoch, resumed.samples) == (1, 6 * 360)
     assert resumed.epochs == pytest.approx(2160 / 1437)
     assert state == {"epoch": 0, "within": 720, "samples": 720, "of": 1437}
 
@@ -140,7 +140,7 @@ def test_synthetic_batches_are_those_of_a_measured_run_and_have_no_epochs(ask: A
     resumed = open_training(asked)
     resumed.load_state_dict(data.state_dict())
     assert torch.equal(next(resumed)[0], first[2])
-    assert (data.batches_per_epoch, data.epochs, held_out(asked)) == (None, 0.0, None)
+    assert (data.epochs, held_out(asked)) == (0.0, None)
     with pytest.raises(UsageError, match=r"synthetic data have no epochs: order a number of steps"):
         require_epochs(asked)
 
@@ -170,11 +170,11 @@ def plain(share: DataShare) -> Iterable[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("opens", "replicas", "note"),
-    [(Loader, 2, None), (plain, 2, "read again"), (Loader, 1, "read again"), (plain, 4, "read again")],
+    ("opens", "replicas"),
+    [(Loader, 2), (plain, 2), (Loader, 1), (plain, 4)],
 )
 def test_a_function_is_told_the_epoch_and_goes_on_by_state_or_by_reading_again(
-    opens: Callable[[DataShare], Iterable[Tensor]], replicas: int, note: str | None
+    opens: Callable[[DataShare], Iterable[Tensor]], replicas: int
 ) -> None:
     before = open_training(request(opens, (2, 2, 0)))
     assert [int(batch[0]) for batch in islice(before, 10)] == [1, 2, 3, 4, 5, 6, 101, 102, 103, 104]
@@ -183,7 +183,6 @@ def test_a_function_is_told_the_epoch_and_goes_on_by_state_or_by_reading_again(
     # 4 batches of 2 replicas are 8 of one, which are more than an epoch has, and 2 of four.
     follows = {1: [201, 202], 2: [105, 106], 4: [103, 104]}[replicas]
     assert [int(batch[0]) for batch in islice(after, 2)] == follows
-    assert (after.note is None) if note is None else note in str(after.note)
 
 
 def shares(asked: DataRequest) -> list[list[Any]]:
@@ -203,6 +202,27 @@ def test_held_out_samples_are_seen_once_in_equally_many_batches(
     seen = [int(sample) for batches in dealt for batch in batches for sample in batch]
     assert sorted(seen) == list(range(length))
     assert {len(batch) for batches in dealt for batch in batches} <= {1, 2, 3}
+
+
+def test_a_replica_reads_its_own_held_out_samples_when_they_are_asked_for() -> None:
+    read: list[int] = []
+
+    class Read(Dataset[int]):
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> int:
+            read.append(index)
+            return index
+
+    found = held_out(request([0], (2, 2, 0), replica=1, kept=Read()))
+    assert found is not None
+    assert read == []
+    # 4 of 2 replicas together; the ninth goes with the last ones of the other.
+    assert [batch.tolist() for batch in found] == [[1, 3], [5, 7]]
+    assert read == [1, 3, 5, 7]
+    # A second pass.
+    assert sum(len(batch) for batch in found) == 4
 
 
 @pytest.mark.parametrize(("text", "dataset"), [("mlp", "digits"), ("gpt-nano:seq=16", "text")])

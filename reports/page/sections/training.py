@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from reports import fields
 from reports.analysis.recovery import Recovery
 from reports.analysis.study import StudyFigures
-from reports.analysis.trained import Race, Spread, TrainedCell, Way, races
+from reports.analysis.trained import Race, Spread, TimeToTarget, TrainedCell, Way, races, told_not_finite
 from reports.fields import Field
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
@@ -52,6 +52,8 @@ def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
     ended = sum(one.log.ended is not None for _, one in runs)
     yield Paragraph(f"{count(len(runs), 'training run')}, {ended:,} of them ended by themselves.", "finding")
     yield Table(_overview(runs), "Training runs")
+    for name, one in runs:
+        yield from (Paragraph(f"{name}: {told}.", "plain") for told in told_not_finite(one.log))
     yield Drawings(tuple(_drawings(runs)))
     if len(runs) > _DRAWN:
         yield Paragraph(f"Drawn are the first {_DRAWN} of {len(runs):,} runs.", "plain")
@@ -112,6 +114,7 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
             "val_accuracy",
             lambda one: _metric(one, "val_accuracy"),
         ),
+        ("training-gradient-norm", "Norm of the gradient", "norm", _norms),
         ("training-throughput", "Throughput", "samples/s", _throughputs),
     )
     for name, title, unit, values in kinds:
@@ -149,6 +152,11 @@ def _line(place: int, run: Named, values: Values) -> Line | None:
 
 def _losses(one: TrainedCell) -> list[tuple[float, float]]:
     return [(row.step, row.loss) for row in one.log.steps]
+
+
+def _norms(one: TrainedCell) -> list[tuple[float, float]]:
+    """Of the last step of each row, before it was clipped."""
+    return [(row.step, row.gradient_norm) for row in one.log.steps if row.gradient_norm is not None]
 
 
 def _metric(one: TrainedCell, metric: str) -> list[tuple[float, float]]:
@@ -237,15 +245,23 @@ def _race(race: Race) -> Iterator[Block]:
         f"{cell.workload} on {cell.dataset}, {cell.gpus:,} {'ranks' if cell.device == 'cpu' else 'GPUs'}, "
         f"batch {batch(cell)}: time and samples to {race.target}, median over seeds with the range",
     )
-    late = [way for way in race.ways if way.reached < len(way.runs)]
-    for way in late:
-        never = [str(run.seed) for run in way.runs if run.seconds is None]
-        yield Paragraph(
-            f"{way.label}: {'seed' if len(never) == 1 else 'seeds'} {', '.join(never)} never reached "
-            f"the target within the ordered training. Such a run counts as longer than the others, and is in "
-            f"no mean.",
-            "plain",
-        )
+    for way in race.ways:
+        if way.never:
+            yield Paragraph(
+                f"{way.label}: {_seeds(way.never)} never reached the target within the ordered training. "
+                f"Such a run counts as longer than the others, and is in no mean.",
+                "plain",
+            )
+        if way.unfinished:
+            yield Paragraph(
+                f"{way.label}: {_seeds(way.unfinished)} {'has' if len(way.unfinished) == 1 else 'have'} not "
+                f"ended, nor reached the target so far. What may still change by that is not known.",
+                "plain",
+            )
+
+
+def _seeds(runs: Sequence[TimeToTarget]) -> str:
+    return f"{'seed' if len(runs) == 1 else 'seeds'} {', '.join(str(run.seed) for run in runs)}"
 
 
 def _ways(race: Race) -> TextTable:
@@ -283,12 +299,15 @@ def _times(value: float) -> str:
 def _spread(found: Spread | None, form: Callable[[float], str]) -> Field:
     if found is None:
         return fields.NONE
+    if found.median is None and found.open:
+        return Field("not known yet")
     if found.median is None:
         return Field("half or more never" if found.low is not None else "never")
     if found.low == found.high:
         return Field(form(found.median), found.median)
     low = NOTHING if found.low is None else form(found.low)
-    high = "never" if found.high is None else form(found.high)
+    latest = "not known yet" if found.open else "never"
+    high = latest if found.high is None else form(found.high)
     return Field(f"{form(found.median)} ({low} to {high})", found.median)
 
 
@@ -312,6 +331,7 @@ _ACCURACY = (
         "Time to the target",
         "Time of the training steps up to the first validation that reached the target, without validation, "
         "checkpoints and steps that were lost. The median over seeds stands with the smallest and the "
-        "largest; a run that never reached the target counts as longer than all others.",
+        "largest; a run that never reached the target counts as longer than all others. A run that has not "
+        "ended takes longer than it has so far: the figures that this leaves open are not known yet.",
     ),
 )
