@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -226,6 +227,24 @@ def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads: Thread
     for sizes in threads(2, drifted, 200):
         assert max(sizes) < 20 * apart
         assert max(sizes[100:]) < 1.3 * max(sizes[:100])
+
+
+def alone_and_beside(group: ExchangeGroup, shapes: dict[str, tuple[int, ...]]) -> tuple[Named, Named, int]:
+    """Sums of a second step, of a bucket for each parameter and of one; and the calls of QR for that."""
+    named = {name: normal(i, *shape, dtype=torch.float32) for i, (name, shape) in enumerate(shapes.items())}
+    alone, beside = open_exchange(group, "powersgd:2"), open_exchange(group, "powersgd:2")
+    for _ in range(2):
+        one = {name: exchanged(alone, {name: value})[name] for name, value in named.items()}
+        with patch.object(torch.linalg, "qr", wraps=torch.linalg.qr) as qr:
+            together = exchanged(beside, named)
+    return one, together, qr.call_count
+
+
+def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads: Threads) -> None:
+    shapes = {"a": (64, 40), "b": (30, 17), "c": (64, 40), "d": (64, 5, 8), "e": (64, 60)}
+    ((one, together, calls),) = threads(1, alone_and_beside, shapes)
+    assert calls == 2  # of 64 rows, and of 30
+    assert all(torch.equal(one[name], together[name]) for name in shapes)
 
 
 def in_half(group: ExchangeGroup) -> Tensor:

@@ -377,7 +377,7 @@ def _signs_of_twice_the_mean(rank: int, size: int) -> AbstractContextManager[obj
 
 def _basis_not_orthonormal(rank: int, size: int) -> AbstractContextManager[object]:
     original = powersgd._orthonormal
-    return patch.object(powersgd, "_orthonormal", lambda matrix: 0.7 * original(matrix))
+    return patch.object(powersgd, "_orthonormal", lambda lefts: [0.7 * basis for basis in original(lefts)])
 
 
 def _cut_off_to_bfloat16(rank: int, size: int) -> AbstractContextManager[object]:

@@ -95,7 +95,7 @@ class PowerSGD(Compressor):
         sums = _sum_together([*rest, *lefts], wire)
         for values, total in zip(rest, sums, strict=False):
             values.copy_(total)
-        return [_orthonormal(left.T) for left in sums[len(rest) :]]
+        return _orthonormal(sums[len(rest) :])
 
     def _factor(self, piece: BucketRange, matrix: Tensor) -> Tensor:
         """Q^T (r, m) of the last step, or, before the first, normal numbers that all ranks draw alike."""
@@ -135,11 +135,20 @@ def _sum_together(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _orthonormal(matrix: Tensor) -> Tensor:
-    """An orthonormal basis (n, r) of the columns of (n, r), and of more where these are dependent.
+def _orthonormal(lefts: Sequence[Tensor]) -> list[Tensor]:
+    """Of each (r, n) an orthonormal basis (n, r) of its rows, and of more where these are dependent.
 
-    Householder's QR divides by nothing that may be zero: even a matrix of zeros has a basis.
+    Householder's QR divides by nothing that may be zero: even a matrix of zeros has a basis. Those of one
+    shape go together: on CPU the bits are those of each alone, and a call takes longer than its small matrix.
     """
-    wide = torch.promote_types(matrix.dtype, torch.float32)  # LAPACK has no half precision
-    basis: Tensor = torch.linalg.qr(matrix.to(wide)).Q
-    return basis.to(matrix.dtype)
+    places: dict[torch.Size, list[int]] = {}
+    for place, left in enumerate(lefts):
+        places.setdefault(left.shape, []).append(place)
+    bases = list(lefts)
+    for alike in places.values():
+        rows = torch.stack([lefts[place] for place in alike])
+        wide = torch.promote_types(rows.dtype, torch.float32)  # LAPACK has no half precision
+        found = torch.linalg.qr(rows.mT.to(wide)).Q.to(rows.dtype)
+        for place, basis in zip(alike, found.unbind(), strict=True):
+            bases[place] = basis
+    return bases
