@@ -1,9 +1,14 @@
 """Recovery drills: `bench train` on two CPU ranks is interrupted, and comes back.
 
-    python docs/studies/drills.py FOLDER [worker|bench ...]
+    python docs/studies/drills.py FOLDER [worker|bench|node|back ...]
 
-kills a worker, or `bench` itself (which is then started again by the same command), five times each, and
-prints the table of docs/recovery.md. FOLDER keeps the studies.
+does each of KINDS five times, and prints the table of docs/recovery.md. FOLDER keeps the studies. `node` and
+`back` need root, as virtual nodes with a link do.
+
+    python docs/studies/drills.py FOLDER target
+
+trains the GPT of docs/studies/train-text.yaml to its held-out loss, while a worker is killed at step 300 and
+`bench` at step 800, and prints what `bench train` said at the end.
 """
 
 from __future__ import annotations
@@ -22,47 +27,88 @@ from results.store import Study, utc_now
 from results.training_log import Started, Steps, TrainingLog
 
 TIMES = 5
-KINDS = {"worker": "a worker killed", "bench": "bench killed, and started again at once"}
+KINDS = {
+    "worker": "a worker killed (SIGKILL to rank 1)",
+    "bench": "bench killed, the same command at once",
+    "node": "a node killed (its agent and its rank); on with one less",
+    "back": "the node is back: bench interrupted, the same command",
+}
 PATIENCE_S = 120.0
 _TRAIN = (
     *("train", "--workload", "mlp", "--dataset", "digits", "--gpus", "2", "--strategy", "ddp"),
     *("--batch-size", "32", "--steps", "100000", "--checkpoint-every", "50", "--device", "cpu"),
 )
+_TO_TARGET = (
+    *(
+        "train",
+        str(Path(__file__).with_name("train-text.yaml")),
+        "--steps",
+        "2000",
+        "--checkpoint-every",
+        "100",
+    ),
+    *("--validate-every", "200", "--schedule", "cosine", "--warmup-steps", "50", "--target", "val_loss<=1.2"),
+)
+_ON_TWO_NODES = ("--link", "1gbit", "--elastic", "1:2")
 
 
 def main() -> None:
     folder, *kinds = sys.argv[1:]
-    print("| fault | noticed | started | ready | first step | steps lost | goodput |")
-    print("|---|---|---|---|---|---|---|")
+    if kinds == ["target"]:
+        print(to_target(Path(folder)))
+        return
+    print("| fault | drills | noticed | started | ready | first step | steps lost | goodput |")
+    print("|---|---|---|---|---|---|---|---|")
     for kind in kinds or KINDS:
         found = [drill(Path(folder) / f"{kind}-{number}", kind) for number in range(TIMES)]
-        print(f"| {KINDS[kind]} | {' | '.join(row(found))} |", flush=True)
+        print(f"| {KINDS[kind]} | {len(found)} | {' | '.join(row(found))} |", flush=True)
 
 
 def drill(folder: Path, kind: str) -> tuple[Recovery, float]:
-    """One interruption, and the goodput of a run that it is a part of."""
-    bench = start(folder)
+    """The last interruption of a run, and the goodput of the whole run."""
+    command = (*_TRAIN, *(_ON_TWO_NODES if kind in ("node", "back") else ()))
+    bench = start(folder, command)
+    faults = []
     try:
         await_(lambda: log(folder).step >= 60)
-        fault = utc_now()
+        if kind == "back":
+            kill_node(bench.pid)
+            await_(lambda: came_back(log(folder), launches=2))
+            assert log(folder).launches[-1].replicas == 1
+        faults.append(utc_now())
         if kind == "worker":
-            os.kill(workers(bench.pid)[-1], signal.SIGKILL)
+            os.kill(ranks(bench.pid)[-1], signal.SIGKILL)
+        elif kind == "node":
+            kill_node(bench.pid)
         else:
-            bench.kill()
+            bench.send_signal(signal.SIGTERM if kind == "back" else signal.SIGKILL)
             bench.wait()
-            bench = start(folder)
-        await_(lambda: came_back(log(folder)))
+            bench = start(folder, command)
+        await_(lambda: came_back(log(folder), launches=3 if kind == "back" else 2))
     finally:
-        bench.send_signal(signal.SIGINT)
+        bench.send_signal(signal.SIGTERM)
         bench.wait()
-    study = Study(folder)
-    (recovery,) = recoveries(log(folder), study.attempts(), [fault])
-    return recovery, log(folder).goodput or 0.0
+    found = log(folder)
+    assert found.launches[-1].replicas == (1 if kind == "node" else 2)
+    return recoveries(found, Study(folder).attempts(), faults)[-1], found.goodput or 0.0
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [str(Path(sys.executable).with_name("bench")), *_TRAIN, "--out", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def to_target(folder: Path) -> str:
+    bench = start(folder, _TO_TARGET)
+    await_(lambda: log(folder).step >= 300, patience_s=900)
+    os.kill(ranks(bench.pid)[-1], signal.SIGKILL)
+    await_(lambda: log(folder).restarts == 1 and log(folder).step >= 800, patience_s=900)
+    bench.kill()
+    bench.wait()
+    return subprocess.run(called(folder, _TO_TARGET), text=True, capture_output=True, check=True).stdout
+
+
+def start(folder: Path, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(called(folder, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def called(folder: Path, command: tuple[str, ...]) -> list[str]:
+    return [str(Path(sys.executable).with_name("bench")), *command, "--out", str(folder)]
 
 
 def log(folder: Path) -> TrainingLog:
@@ -70,26 +116,38 @@ def log(folder: Path) -> TrainingLog:
     return Study(folder).training_log(cells[0].name) if cells else TrainingLog()
 
 
-def came_back(found: TrainingLog) -> bool:
-    return len(found.launches) > 1 and isinstance(found.rows[-1], Steps) and not_first(found)
-
-
-def not_first(found: TrainingLog) -> bool:
-    """Whether the last launch has taken a step."""
+def came_back(found: TrainingLog, *, launches: int) -> bool:
+    """Whether so many launches have begun, and the last one has taken a step."""
+    if len(found.launches) < launches:
+        return False
     last = max(place for place, one in enumerate(found.rows) if isinstance(one, Started))
     return any(isinstance(one, Steps) for one in found.rows[last:])
 
 
-def workers(bench: int) -> list[int]:
+def kill_node(bench: int) -> None:
+    """Kill the agent of the second virtual node and its rank: a machine that loses its power."""
+    [agent] = _below(bench, lambda words: b"torch.distributed.run" in words and b"--node-rank=1" in words)
+    for pid in (agent, *ranks(agent)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def ranks(above: int) -> list[int]:
     """The ranks among the descendants of a process."""
+    return _below(above, lambda words: b"harness.worker" in words and b"torch.distributed.run" not in words)
+
+
+def _below(above: int, wanted: Callable[[list[bytes]], bool]) -> list[int]:
     parents = dict(_parents())
     found = []
     for pid in parents:
-        above = pid
-        while above in parents and above != bench:
-            above = parents[above]
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if above == bench else []
-        if b"harness.worker" in words and b"torch.distributed.run" not in words:
+        at = pid
+        while at in parents and at != above:
+            at = parents[at]
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if at == above and wanted(words):
             found.append(pid)
     return sorted(found)
 
@@ -102,11 +160,11 @@ def _parents() -> Iterator[tuple[int, int]]:
             continue
 
 
-def await_(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
+def await_(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    until = time.monotonic() + patience_s
     while not true():
         if time.monotonic() > until:
-            raise TimeoutError(f"nothing came for {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"nothing came for {patience_s:.0f} s")
         time.sleep(0.05)
 
 
