@@ -10,6 +10,7 @@ import msgspec
 from harness.console import Console
 from harness.plan.naming import fresh_studies
 from harness.studies import read_results, warn_of_lost_runs
+from reports.gate.metrics import require_margins
 from reports.gate.pytest_benchmark import read_pytest_benchmark
 from reports.gate.reduce import NOT_RUN, reduce_study
 from results import files, schemas
@@ -162,13 +163,16 @@ def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
 def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, float], list[Path]]:
     """The margins of the machines that `side` was measured on, and the files that state them.
 
-    Of several machines the widest counts. Raises SchemaError for a damaged file.
+    Of several machines the widest counts. Raises SchemaError for a damaged file, UsageError for margins that
+    would judge nothing.
     """
     names = {name for subject in side.subjects if (name := machine_name(subject.facts)) is not None}
     paths = [path for name in sorted(names) if (path := thresholds_path(name, folder)).is_file()]
     margins: dict[str, float] = {}
     for path in paths:
-        for metric, share in schemas.THRESHOLDS.read(path).fail_above.items():
+        stated = schemas.THRESHOLDS.read(path).fail_above
+        require_margins(stated, str(path))
+        for metric, share in stated.items():
             margins[metric] = max(share, margins.get(metric, 0.0))
     return margins, paths
 

@@ -73,16 +73,38 @@ def _globbed(root: Path, patterns: Sequence[str]) -> list[Path]:
     return [path for pattern in patterns for path in root.glob(pattern)]
 
 
-def named_studies(baselines: Path, history: Path) -> Origins:
-    """The runs and studies that baselines and nights were made from.
+def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
+    """The runs and studies that the baselines and nights in these folders were made from.
 
     Raises SchemaError for a damaged file: what it names could be removed.
     """
-    kept = [schemas.BASELINE.read(path) for path in (*baseline_paths(baselines), *night_paths(history))]
+    paths = [path for folder in baselines for path in baseline_paths(folder)]
+    paths += [path for folder in histories for path in night_paths(folder)]
+    kept = [schemas.BASELINE.read(path) for path in paths]
     runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
     silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
     studies = {one.study for one in silent if one.study is not None}
     return Origins(runs=frozenset(runs), studies=frozenset(studies))
+
+
+def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
+    """Where baselines or nights are looked for: the folder that was given, else those of this name in the
+    current folder and beside `runs`, so that a call from elsewhere removes nothing that is named there.
+
+    Raises UsageError if there is none where one was given.
+    """
+    if given is None:
+        return list(dict.fromkeys(path.resolve() for path in (Path(name), runs.resolve().parent / name)))
+    if not given.is_dir():
+        raise UsageError(f"--{name} {given} is no folder: what is named in it could be removed")
+    return [given]
+
+
+def finish_removals(folder: Path) -> None:
+    """Remove what interrupted removals left in `folder`."""
+    for path in folder.glob(".removed-*"):
+        # Another process may be at the same.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(root: Path) -> None:

@@ -3,7 +3,8 @@
 #
 #   docs/ci/gate.sh STUDY.yaml BASE [FOLDER]
 #
-# BASE is the last accepted revision, not the previous commit: else a drift of 1 % a commit is never reported.
+# Against the branch that a change is for, a drift of 1 % a change is never reported: where the checkout has
+# baselines/accepted.yaml, the commit that it names is compared with in place of BASE (docs/gate.md).
 # FOLDER (gate) gets the pairs and what CI reads: summary.md, junit.xml, annotations.txt, verdict.json,
 # bencher.json, benchmark.json. The exit code is that of bench compare (docs/gate.md).
 set -euo pipefail
@@ -14,6 +15,9 @@ folder=${3:-gate}
 if [ -e "$folder" ]; then
     echo "$folder is there already: remove it, or name another folder" >&2
     exit 2
+fi
+if [ -e baselines/accepted.yaml ]; then
+    base=baselines/accepted.yaml
 fi
 mkdir -p "$folder"
 bench compare --ab "$base" HEAD --out "$folder/pairs" \

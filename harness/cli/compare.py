@@ -86,7 +86,7 @@ def command(
     from reports.gate.comparison import Rules
     from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
-    from results.errors import BenchError, UsageError
+    from results.errors import UsageError
 
     margins, targets = read_margins(fail_above), _targets(given["forms"])
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
@@ -96,16 +96,26 @@ def command(
             found = _paired(sides, rules, given)
         else:
             found = _kept(sides, rules, baselines)
-    except BenchError as error:
-        # A 1 would be read as a regression.
-        raise UsageError(str(error)) from error
-    _show(found, targets, every=given["every"])
+        _show(found, targets, every=given["every"])
+    except Exception as error:
+        # Whatever it is: a 1 would be read as a regression.
+        raise UsageError(_no_verdict(error)) from error
     code = found.exit_code(strict=given["strict"])
     if code == 1 and given["on_regression"] is not None:
         wrong = set_off(given["on_regression"], json_text(found))
         if wrong:
             Console().warn(wrong)
     return code
+
+
+def _no_verdict(error: Exception) -> str:
+    from results.errors import BenchError
+
+    if isinstance(error, BenchError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error}: make room, or name a folder that can be written; there is no verdict"
+    return f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
 
 
 def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
@@ -115,6 +125,7 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     from harness.console import Console
     from harness.gate import machine_margins, read_side, require_figures
     from reports.gate.comparison import compare
+    from reports.gate.metrics import require_margins
     from results.errors import UsageError
 
     if len(sides) != 2:
@@ -124,6 +135,7 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     console = Console()
     base, new = (read_side(side, baselines, console) for side in sides)
     require_figures(base)
+    require_margins(base.fail_above, f"baseline {base.name}")
     of_machine, stated = machine_margins(new, baselines)
     for path in stated:
         console.note(f"margins of this machine's noise: {path}")

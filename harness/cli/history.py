@@ -50,7 +50,9 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
                 f"{later} was measured after this night and is there already: if the clock went back, remove "
                 f"{path} and set the clock; nights are ordered by it"
             )
-    nights, _ = read_nights(folder)
+    nights, damaged = read_nights(folder)
+    for sentence in damaged:
+        console.warn(sentence)
     here = {path.parent.name: nights[path.parent.name] for path in added}
     found = seen_on(night.measured_at, trends(here, WATCHED))
     for trend, step in found:

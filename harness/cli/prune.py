@@ -12,10 +12,16 @@ import click
 @click.option("--keep", required=True, metavar="TIME", help="studies younger than this stay, such as 30d")
 @click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
 @click.option(
-    "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="kept baselines"
+    "--baselines",
+    type=click.Path(path_type=Path),
+    help="kept baselines; baselines/ here and beside FOLDER if left out",
 )
-@click.option("--history", type=click.Path(path_type=Path), default=Path("history"), help="kept nights")
-def command(folder: Path, *, keep: str, yes: bool, baselines: Path, history: Path) -> int:
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    help="kept nights; history/ here and beside FOLDER if left out",
+)
+def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, history: Path | None) -> int:
     """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
 
     A study that a baseline or a night was made from stays, and so does one that works or has a live job. A
@@ -23,13 +29,23 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path, history: Pat
     """
     from harness.console import Console
     from harness.plan.options import read_duration_s
-    from harness.prune import DAY_S, candidates, named_studies, remove
+    from harness.prune import (
+        DAY_S,
+        candidates,
+        finish_removals,
+        kept_folders,
+        named_studies,
+        remove,
+    )
     from reports.text import size
 
     console = Console()
-    found = candidates(
-        folder, keep_s=read_duration_s(keep, "--keep"), named=named_studies(baselines, history)
+    named = named_studies(
+        kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
     )
+    found = candidates(folder, keep_s=read_duration_s(keep, "--keep"), named=named)
+    if yes:
+        finish_removals(folder)
     rows = []
     for one in found:
         if one.kept is None and yes:

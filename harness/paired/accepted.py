@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from results.strict_yaml import FileKind
+from reports.gate.metrics import EXACT, TIMED
+from results.errors import UsageError, nearest
+from results.strict_yaml import FileKind, Where
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,9 +20,23 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Reason by metric, such as `payload_bytes: the second buffer is new`."""
 
 
+def _check(accepted: Accepted, where: Where) -> None:
+    """Raises UsageError for a change of no metric, or one without its reason."""
+    known = (*EXACT, *TIMED)
+    for name, reason in accepted.changes.items():
+        if name not in known:
+            raise UsageError(
+                f"{where('changes')}: there is no metric {name!r}{nearest(name, known)}; metrics are "
+                f"{', '.join(known)}"
+            )
+        if not reason.strip():
+            raise UsageError(f"{where('changes')}: {name} has no reason: say why the change is meant")
+
+
 ACCEPTED = FileKind(
     type=Accepted,
     name="file of the accepted commit",
     example="commit: 0123456789abcdef",
     advice="name a revision in place of BASE",
+    check=_check,
 )

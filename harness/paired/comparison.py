@@ -176,8 +176,19 @@ class PairedComparison:
                 if over or late:
                     # The start-up of a launch is on record when the launch has ended.
                     source.close()
-                    return decide(self.folder, pairs, self._rules, self._request, names)
+                    last = decide(self.folder, pairs, self._rules, self._request, names)
+                    self._warn_of_stale(last)
+                    return last
             self._add_pair(source)
+
+    def _warn_of_stale(self, found: Comparison) -> None:
+        """An accepted change that is there no more would hide the next one of its metric."""
+        for name in sorted(self._rules.accepted):
+            if {f.verdict for f in found.findings if f.metric == name} == {Verdict.UNCHANGED}:
+                self._console.warn(
+                    f"{self._request.base.revision} accepts a change of {name}, which is unchanged: remove "
+                    f"the line, or it hides the next change"
+                )
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
         # Step times are judged at looks alone; what fails between them is a counter, or a run.

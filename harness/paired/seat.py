@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from results.errors import MachineError
+from results.errors import MachineError, UsageError
 
 POLL_S = 0.5
 """Between two looks at whether the side's processes still live."""
@@ -65,8 +65,16 @@ class Seat:
     """Where the runs of one side take their turns, one after another."""
 
     def __init__(self, path: Path) -> None:
+        """Raises UsageError if there can be no socket of this path."""
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            raise UsageError(
+                f"{path} cannot be a socket ({error}): set TMPDIR to a local folder with a short name, such "
+                f"as /tmp"
+            ) from error
         self._listener.listen(MOST_RANKS)
         self._listener.settimeout(POLL_S)
         self._ranks: dict[int, _Rank] = {}

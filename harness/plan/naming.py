@@ -12,7 +12,7 @@ from harness.plan.study_file import StudyFile
 from results.cell import differing_fields
 from results.errors import UsageError
 from results.plan import Request
-from results.store import new_id
+from results.store import Study, new_id
 
 _GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _FRESH = re.compile(r"(?P<base>.+)-\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -57,8 +57,11 @@ def fresh_base(name: str) -> str:
 
 
 def fresh_studies(base: str, runs: Path) -> list[Path]:
-    """The studies of `bench matrix --fresh` in a folder, oldest first by name; all if `base` is empty."""
-    matches = [(path, _FRESH.fullmatch(path.name)) for path in runs.glob("*")]
+    """The studies of `bench matrix --fresh` in a folder, oldest first by name; all if `base` is empty.
+
+    Paired comparisons and bisections have such names, too, and no plan.
+    """
+    matches = [(path, _FRESH.fullmatch(path.name)) for path in runs.glob("*") if Study(path).plan_paths()]
     found = [path for path, match in matches if match is not None and base in ("", match["base"])]
     return sorted(found, key=lambda path: path.name[-len("20260102T030405Z-0123ab") :])
 

@@ -274,10 +274,12 @@ def _exact_verdict(
         return Verdict.UNCHANGED, ""
     if not before:
         return Verdict.NEW, "BASE has no figure of it: it was not counted there"
+    if not after:
+        return Verdict.MISSING, "BASE has a figure of it and NEW has none: nothing holds it there"
     if len(before) != 1 or len(after) != 1:
         side = "BASE" if len(before) != 1 else "NEW"
         values = before if side == "BASE" else after
-        told = "no value" if not values else f"{len(values)} different values"
+        told = f"{len(values)} different values"
         return Verdict.INCONCLUSIVE, f"the runs of {side} have {told} of a counter that should have one"
     first, second = before[0], after[0]
     if metric.better == "neither" or isinstance(first, str) or isinstance(second, str):

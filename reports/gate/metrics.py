@@ -175,11 +175,27 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def read_share(value: str, given: str) -> float:
-    """A share from a text such as `5%`. Raises UsageError that names what was given."""
+    """A share from a text such as `5%`. Raises UsageError that names what was given.
+
+    Without the sign 0.05 could be a share, or a twentieth of a percent.
+    """
+    number, sign, rest = value.partition("%")
     try:
-        share = float(value.removesuffix("%")) / 100
+        share = float(number) / 100
     except ValueError:
         share = 0.0
-    if not 0 < share < 10:
+    if not sign or rest or not 0 < share < 10:
         raise UsageError(f"{given}: a percentage above 0, such as 5%")
     return share
+
+
+def require_margins(margins: Mapping[str, float], where: str) -> None:
+    """Raises UsageError for margins of a file that would judge nothing: of no metric, or above 100 %."""
+    for name, share in margins.items():
+        if name not in TIMED:
+            raise UsageError(
+                f"{where}: fail_above has no metric {name!r}{nearest(name, TIMED)}; metrics with a margin: "
+                f"{', '.join(TIMED)}"
+            )
+        if not 0 < share <= 1:
+            raise UsageError(f"{where}: fail_above has {name} {share:g}, which is a share: 0.05 is 5 %")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from harness.nights import night
+from harness.paired.accepted import ACCEPTED
 from harness.plan.study_file import read_study_file
 
 CI = Path(__file__).parents[2] / "docs" / "ci"
@@ -123,6 +124,11 @@ def git(*words: str) -> None:
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
 
+def revision(name: str) -> str:
+    done = subprocess.run(["git", "rev-parse", name], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def shell(text: str) -> subprocess.CompletedProcess[str]:
     """As both systems call it: bash, which stops at the first failure."""
     return subprocess.run(["bash", "-eo", "pipefail", "-c", text], capture_output=True, text=True)
@@ -141,6 +147,23 @@ def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
     done = shell("docs/ci/gate.sh docs/ci/nightly.yaml main")
     assert done.returncode == 2
     assert "gate is there already" in done.stderr
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["none", "a commit"])
+def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, *, accepted: bool
+) -> None:
+    """Not with the branch that the change is for: a drift of 1 % a change stays below the margin there."""
+    (project / "bench").write_text('#!/bin/sh\necho "$@" > called\n')
+    (project / "bench").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}{os.pathsep}{os.environ['PATH']}")
+    if accepted:
+        Path("baselines").mkdir()
+        shell('echo "commit: \\"$(git rev-parse origin/accepted)\\"" > baselines/accepted.yaml')
+        assert ACCEPTED.read(Path("baselines/accepted.yaml")).commit == revision("origin/accepted")
+    assert shell("docs/ci/gate.sh docs/ci/nightly.yaml origin/accepted").returncode == 0
+    base = "baselines/accepted.yaml" if accepted else "origin/accepted"
+    assert Path("called").read_text().startswith(f"compare --ab {base} HEAD ")
 
 
 @pytest.mark.slow

@@ -311,10 +311,57 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
     assert tagged.returncode == 3
     assert "BASE (v1, " in tagged.stdout
-    (repository / "accepted.yaml").write_text("comit: main~1\n")
-    wrong = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
-    assert wrong.returncode == 2
-    assert "did you mean 'commit'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("comit: main~1", "did you mean 'commit'"),
+        (
+            "commit: main\nchanges: {operation: new}",
+            "there is no metric 'operation' (did you mean 'operations'?)",
+        ),
+        ("commit: main\nchanges: {operations: ' '}", "operations has no reason: say why the change is meant"),
+    ],
+    ids=["no such key", "no such metric", "no reason"],
+)
+def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
+    text: str,
+    told: str,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(repository)
+    Path("accepted.yaml").write_text(f"{text}\n")
+    assert run(["compare", "--ab", "accepted.yaml", ".", "--", *CELL]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_accepted_change_that_is_there_no_more_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line would hide the next change; one that cannot be judged, or still changes, stays."""
+    verdicts = {
+        "payload_bytes": Verdict.UNCHANGED,
+        "operations": Verdict.ACCEPTED,
+        "step_time": Verdict.INCONCLUSIVE,
+    }
+    findings = tuple(
+        Finding(subject="c", key="c", metric=metric, verdict=verdict, reason="")
+        for metric, verdict in verdicts.items()
+    )
+    found = Comparison(base="a", new="b", findings=findings, confidence=0.99)
+    side = SideRequest(revision="accepted.yaml")
+    rules = Rules(margins={}, accepted=dict.fromkeys(verdicts, "meant"))
+    PairedComparison(PairedRequest(base=side, new=side, out=tmp_path), rules, Console())._warn_of_stale(found)
+    [warning] = capsys.readouterr().err.splitlines()
+    assert "accepts a change of payload_bytes, which is unchanged: remove the line" in warning
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="set TMPDIR to a local folder with a short name"):
+        Seat(tmp_path / ("x" * 110))
 
 
 HOLDER = """

@@ -261,6 +261,23 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
         (["compare", "before", "before", "--format", "xml"], 2, "forms are markdown, json, junit"),
         (["compare", "before", "before", "--format", "json", "--format", "junit"], 2, "all but one a file"),
         (["compare", "before", "before", "--fail-above", "step=5%"], 2, "there is no metric"),
+        (
+            ["compare", "before", "before", "--fail-above", "step_time=0.05"],
+            2,
+            "a percentage above 0, such as 5%",
+        ),
+        (["compare", "before", "before", "--format", "junit=/proc/no.xml"], 2, "cannot write /proc/no.xml"),
+        (
+            ["compare", "typo", "before", "--baselines", "."],
+            2,
+            "no metric 'step-time' (did you mean 'step_time'?)",
+        ),
+        (
+            ["compare", "percent", "before", "--baselines", "."],
+            2,
+            "fail_above has step_time 5, which is a share",
+        ),
+        (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
         (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
         (["baseline", "promote", "none", "before", "--reason", "x"], 2, "there is no baseline"),
         (["baseline", "promote", "none", "before", "--reason", " "], 2, "--reason is empty"),
@@ -275,6 +292,11 @@ def test_bad_input_gets_one_line_with_the_fix(
     Path("empty.json").write_text('{"benchmarks": [], "datetime": "2026-01-01T00:00:00"}')
     Path("newer.json").write_text('{"schema": "bench/baseline", "schema_version": 99, "writer": "bench 9"}')
     Path("empty").mkdir()
+    run(["baseline", "save", "main", "before", "--baselines", "."])
+    for name, margin in (("typo", '"step-time": 0.05'), ("percent", '"step_time": 5')):
+        main = Path("main.json").read_text()
+        Path(f"{name}.json").write_text(main.replace('"fail_above": {}', f'"fail_above": {{{margin}}}'))
+    capsys.readouterr()
     Path("torn.json").write_text('{"benchmarks": [')
     Path("kept.json").write_text('{"schema": "bench/baseline", ')
     Path("torn/0001").mkdir(parents=True)
@@ -411,6 +433,33 @@ def test_a_report_shows_the_nights_that_it_is_given_or_finds(
     assert "nothing/ holds no night" in capsys.readouterr().err
 
 
+def test_adding_a_night_tells_of_a_torn_file_of_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    night(1, 1.0)
+    assert run(["history", "add", "night.json"]) == 0
+    [kept] = Path("history").glob("*/*.json")
+    kept.write_bytes(kept.read_bytes()[:100])
+    night(2, 1.0)
+    assert run(["history", "add", "night.json"]) == 0
+    assert f"{kept} is not a readable baseline" in capsys.readouterr().err
+
+
+def test_a_defect_is_no_regression(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI takes a 1 for a regression."""
+    before = study("before", [10.0, 10.05, 10.1])
+
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("oops")
+
+    monkeypatch.setattr("reports.gate.comparison.compare", broken)
+    assert run(["compare", before, before]) == 2
+    assert "ValueError: oops; this is a defect of bench" in capsys.readouterr().err
+
+
 def test_a_night_before_the_last_one_is_added_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,12 +490,15 @@ def test_the_newest_night_has_a_word_and_one_that_is_measured_is_not_added(
     study("runs/weekly-20260103T030405Z-0123ab", [10.0, 10.1, 10.2])
     newer = study("runs/nightly-20260102T030405Z-0123ab", [10.0, 10.1, 10.2])
     study("runs/nightly-20260101T030405Z-ffffff", [10.0, 10.1, 10.2])
+    # A paired comparison of this morning is no night.
+    Path("runs/ab-20260104T030405Z-0123ab/0001").mkdir(parents=True)
     assert run(["baseline", "save", "last", "nightly@latest"]) == 0
     assert schemas.BASELINE.read(Path("baselines/last.json")).study == Path(newer).name
     with study_lock(Path(newer)):
         assert run(["history", "add", "nightly@latest"]) == 1
         assert "is in use by another bench" in capsys.readouterr().err
     assert run(["history", "add", "nightly@latest"]) == 0
+    assert run(["history", "add", "@latest", "--folder", "other"]) == 0
 
 
 def test_two_nights_on_one_host_do_not_meet(
@@ -486,6 +538,25 @@ def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"kept", "night", "busy", "young"}
 
 
+def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
+    study: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("kept", "night", "old"):
+        study(f"runs/{name}", [10.0, 10.1, 10.2])
+    assert run(["baseline", "save", "main", "runs/kept"]) == 0
+    assert run(["history", "add", "runs/night"]) == 0
+    # What an interrupted removal of an earlier `old` left.
+    (tmp_path / "runs/.removed-old/cells").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(["prune", str(tmp_path / "runs"), "--keep", "0s", "--yes"]) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["kept", "night"]
+    assert "removed" in capsys.readouterr().out
+
+
 def test_a_study_is_known_by_its_runs_under_any_name(
     study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -513,7 +584,7 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
             made.runs(cell, [10.0, 10.1, 10.2])
     assert run(["baseline", "save", "main", "runs/old"]) == 0
     assert run(["baseline", "promote", "main", "runs/new", "--reason", "x", "--cell", "2 x 8"]) == 0
-    named = named_studies(Path("baselines"), Path("history"))
+    named = named_studies([Path("baselines")], [Path("history")])
     assert all(named.has(Study(Path("runs") / name)) for name in ("old", "new"))
 
 

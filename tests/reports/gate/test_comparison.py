@@ -108,7 +108,7 @@ def test_a_baseline_of_another_machine_is_told_once_and_not_for_each_cell() -> N
         ("payload_bytes", (4096,), (4097,), Verdict.REGRESSED),
         ("payload_bytes", (4096,), (4095,), Verdict.IMPROVED),
         ("flops", (10,), (11,), Verdict.CHANGED),
-        ("operations", (3.0,), (), Verdict.INCONCLUSIVE),
+        ("operations", (3.0,), (), Verdict.MISSING),
         ("buckets", (4.0,), (3.0,), Verdict.CHANGED),
         ("early_buckets", (3.0,), (0.0,), Verdict.REGRESSED),
         ("early_buckets", (0.0,), (3.0,), Verdict.IMPROVED),
