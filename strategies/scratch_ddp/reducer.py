@@ -171,9 +171,17 @@ class GradientReducer:
             self._agree_on_order(self._observed)
 
     def _share_unused(self) -> None:
-        """A parameter without a gradient here takes that of the others, if any of them has one."""
+        """A parameter without a gradient here takes that of the others, if any of them has one.
+
+        The host then waits for the device: the optimizer must know whether there is a gradient. A rank that
+        has all of them only tells the others, and waits for nothing (as torch's reducer does).
+        """
         used = [parameter.grad is not None for parameter in self._parameters]
-        anywhere = torch.tensor(used, dtype=torch.uint8, device=self._parameters[0].device)
+        device = self._parameters[0].device
+        if all(used):
+            self._link.largest(torch.ones(len(used), dtype=torch.uint8, device=device))
+            return
+        anywhere = torch.tensor(used, dtype=torch.uint8, device=device)
         self._link.largest(anywhere)
         for place, is_used in zip(self._places, anywhere.tolist(), strict=True):
             if is_used:

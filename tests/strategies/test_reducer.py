@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from harness.worker.exchange import ExchangeGroup
 from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.scratch_ddp import reducer as reducer_module
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer, fill_buckets
 
 Threads = Callable[..., list[Any]]
@@ -129,6 +131,35 @@ def ordered(group: ExchangeGroup, paths: list[list[int]]) -> Any:
         found.append([bucket.pieces[0].name for bucket in reducer._buckets])
         module.zero_grad()
     return found, gradients
+
+
+def read_by_host(group: ExchangeGroup, path: list[int]) -> tuple[list[float | None], int]:
+    """The gradients of a second step, and how often the host reads what lies on the device, or fills it."""
+    module = Chain([0, 1])
+    module.path = path
+    reducer = reducer_of(module, group, bucketing(find_unused=True))
+    run(module, reducer)
+    module.zero_grad()
+    read, original = [], Tensor.tolist
+
+    def tolist(values: Tensor) -> Any:
+        read.append(values.shape)
+        return original(values)
+
+    with (
+        patch.object(Tensor, "tolist", tolist),
+        patch.object(reducer_module.torch, "tensor", wraps=torch.tensor) as filled,
+        torch.enable_grad(),
+        reducer.exchanging(),
+    ):
+        module(torch.ones(1)).sum().backward()
+    gradients = [p.grad if p.grad is None else p.grad.item() for p in module.parameters()]
+    return gradients, len(read) + filled.call_count
+
+
+def test_a_host_waits_for_who_used_what_only_if_its_own_rank_left_a_parameter_out(threads: Threads) -> None:
+    assert threads(1, read_by_host, [0, 1]) == [([3.0, 2.0], 0)]
+    assert threads(1, read_by_host, [0]) == [([1.0, None], 2)]
 
 
 def test_from_the_second_step_on_buckets_follow_the_order_that_rank_0_saw(threads: Threads) -> None:
