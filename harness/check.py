@@ -113,7 +113,7 @@ def check_request(
     )
 
 
-def count_parts(workload: str, folder: Path) -> None:
+def count_own_parts(workload: str, folder: Path) -> None:
     """Build a user's own model without memory, in a process of its own, and tell the catalogue its parts, or
     why they are unknown."""
     request = check_request(workload, micro_batch=None, folder=folder, strategies=())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.check import can_check, check, check_request, count_parts
+from harness.check import can_check, check, check_request, count_own_parts
 from harness.code import code_version
 from harness.console import Console
 from harness.costs import CostFlags, assumptions
@@ -32,7 +32,7 @@ from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
-from harness.studies import placed, warn_of_losses
+from harness.studies import place_words, warn_of_losses
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
@@ -257,7 +257,7 @@ class Matrix:
         folder = Path(self._request.source_folder or Path.cwd())
         for workload in workloads_of(self._request):
             if facts(WORKLOADS.parse(workload)).own_code:
-                count_parts(workload, folder)
+                count_own_parts(workload, folder)
 
     def _warn_of_other_work(self, study: Study) -> None:
         """Tell that the study has other workloads than this call: a name that was taken already."""
@@ -314,7 +314,9 @@ class Matrix:
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         granted = assumptions(study, CostFlags(), self._console)
-        figures = replace(analyse(study.name, study.told_plans(), results, granted), placed=placed(study))
+        figures = replace(
+            analyse(study.name, study.told_plans(), results, granted), placed=place_words(study)
+        )
         if report:
             write_report(study, figures, self._console)
         missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))

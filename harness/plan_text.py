@@ -9,9 +9,9 @@ from pathlib import Path
 from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
-from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, rows
+from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, candidate_rows
 from harness.plan.estimate import Earlier, Estimate, estimate
-from harness.plan.expand import choices
+from harness.plan.expand import auto_choices
 from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.split import unchecked
@@ -85,7 +85,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
     lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
-    return [*lines, *_choice_lines(choices(plan))]
+    return [*lines, *_choice_lines(auto_choices(plan))]
 
 
 def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
@@ -161,7 +161,7 @@ def plan_tables(
 
 def _choice_tables(console: Console, plan: Plan) -> None:
     """What `auto` weighed: of each of its points what it went by, and every candidate."""
-    for point, choice in choices(plan):
+    for point, choice in auto_choices(plan):
         key = point.key
         console.result(
             f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
@@ -169,7 +169,9 @@ def _choice_tables(console: Console, plan: Plan) -> None:
         )
         for line in choice.around.lines():
             console.result(f"  {line}")
-        console.table(CHOICE_COLUMNS, [choice_row(row) for row in rows(choice)], numeric=CHOICE_NUMERIC)
+        console.table(
+            CHOICE_COLUMNS, [choice_row(row) for row in candidate_rows(choice)], numeric=CHOICE_NUMERIC
+        )
 
 
 def choice_row(row: ChoiceRow) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.console import GAP, Console, column_widths
 from harness.narrow import narrow_lines
 from reports.analysis.headline import headline, headline_table
-from reports.analysis.side_by_side import compare
+from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
@@ -48,7 +48,7 @@ def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, pat
         console.result(f"{study.name}:")
         print_headline(study, console)
         console.result()
-    shared = compare(studies)
+    shared = side_by_side(studies)
     for finding in (*shared.findings, *(f"Not compared: {text}." for text in shared.unlike)):
         for line in textwrap.wrap(finding, console.width, break_on_hyphens=False):
             console.result(line)

@@ -63,7 +63,7 @@ def read_figures(
         replace(
             figure,
             nights=nights,
-            placed=() if redact else placed(one.study),
+            placed=() if redact else place_words(one.study),
             training=_trained(one.study, figure, redact=redact),
         )
         for one, figure in zip(read, figures, strict=True)
@@ -84,7 +84,7 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
     }
 
 
-def placed(study: Study) -> tuple[str, ...]:
+def place_words(study: Study) -> tuple[str, ...]:
     """The words of a call that goes on in the study: its folder, and the launcher of its newest job."""
     launchers: list[str] = []
     with suppress(SchemaError):

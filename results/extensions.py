@@ -74,8 +74,8 @@ class Extension:
 
     @property
     def code(self) -> str:
-        """`PACKAGE VERSION HASH`: which code it is; the hash as `source_hash` makes it."""
-        return f"{self.package} {self.version} {source_hash(self)}"
+        """`PACKAGE VERSION HASH`: which code it is; the hash as `package_hash` makes it."""
+        return f"{self.package} {self.version} {package_hash(self)}"
 
 
 def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Extension]:
@@ -132,7 +132,7 @@ def forget_packages() -> None:
     _every.cache_clear()
 
 
-def source_hash(extension: Extension) -> str:
+def package_hash(extension: Extension) -> str:
     """16 hex digits over the code of the package that adds an entry point: the top-level module that the
     entry point names, and the others of its distribution.
 

@@ -49,7 +49,7 @@ def within(limits: Mapping[str, float], number: float) -> bool:
     return all(_BOUNDS[name][1](number, bound) for name, bound in limits.items())
 
 
-def choices(hint: Any) -> tuple[str, ...]:
+def literal_texts(hint: Any) -> tuple[str, ...]:
     """The texts of a type's Literal; empty if it has none."""
     return tuple(
         text for kind in alternatives(hint) if get_origin(kind) is Literal for text in get_args(kind)

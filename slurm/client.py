@@ -28,7 +28,7 @@ from slurm.runner import (
     Runner,
     SlurmError,
     client_environment,
-    failure,
+    command_failure,
     job_environment,
     run,
 )
@@ -78,7 +78,7 @@ class Client:
         done = self._runner(command, stdin=script, environment=job_environment(), timeout_s=self._timeout_s)
         if done.exit_code == 0:
             return done.stdout
-        error = failure(command, done)
+        error = command_failure(command, done)
         if isinstance(error, NoAnswerError):
             raise error
         raise (QueueFullError if _QUEUE_FULL.search(done.stderr) else RefusedError)(str(error))
@@ -170,7 +170,7 @@ class Client:
     def _ask(self, *command: str) -> str:
         done = self._runner(command, stdin="", environment=client_environment(), timeout_s=self._timeout_s)
         if done.exit_code:
-            raise failure(command, done)
+            raise command_failure(command, done)
         return done.stdout
 
 

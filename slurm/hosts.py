@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>\d{1,9})", re.DOTALL)
 
 
-def expand(text: str) -> tuple[str, ...]:
+def expand_hosts(text: str) -> tuple[str, ...]:
     """The hosts that a list names, in its order. Raises ValueError if it is none."""
     expressions = _EXPRESSION.findall(text)
     if ",".join(expressions) != text:
@@ -52,7 +52,7 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """A short list that `expand` turns back into `hosts`, their order and repeats kept.
+    """A short list that `expand_hosts` turns back into `hosts`, their order and repeats kept.
 
     A name that has text after its number is written out, because Slurm before 23.11 reads no text after a
     bracket. Raises ValueError for a name that a list cannot hold.

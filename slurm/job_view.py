@@ -12,7 +12,7 @@ from typing import Literal
 
 from results.outcome import Outcome
 from slurm import states
-from slurm.hosts import expand
+from slurm.hosts import expand_hosts
 from slurm.runner import SlurmError
 from slurm.states import JobPhase
 
@@ -149,7 +149,7 @@ def _view(values: Mapping[str, str], source: Source) -> JobView:
             reason=_known(values["reason"]),
             exit_code=exit_code,
             signal=number,
-            nodes=expand(_known(values["nodes"]) or ""),
+            nodes=expand_hosts(_known(values["nodes"]) or ""),
             restarts=int(values["restarts"]) if "restarts" in values else None,
             start=_known(values["start"]),
             end=_known(values["end"]),

@@ -116,7 +116,7 @@ _UNREACHABLE = re.compile(
 )
 
 
-def failure(command: Sequence[str], done: Completed) -> SlurmError:
+def command_failure(command: Sequence[str], done: Completed) -> SlurmError:
     """The error of a command that did not end with 0."""
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split()) or "it said nothing"
     kind = NoAnswerError if _UNREACHABLE.search(said) else SlurmError

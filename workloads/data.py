@@ -52,14 +52,14 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
-        return cycle(pool(request))
+        return cycle(synthetic_pool(request))
     if facts.takes == Own.takes:
         return _own(request)
     loader, sampler = _loader(request, facts)
     return _epochs(request, loader, sampler)
 
 
-def pool(request: DataRequest) -> list[Batch]:
+def synthetic_pool(request: DataRequest) -> list[Batch]:
     """The synthetic batches that a replica is given in turn. Raises UsageError if the workload draws none."""
     draw = request.workload.synthetic
     if draw is None:

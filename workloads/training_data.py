@@ -21,7 +21,16 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from results.cell import SYNTHETIC
 from results.errors import UsageError
 from workloads.batch import Batch
-from workloads.data import DataRequest, as_is, own_data, placed_for, pool, samples_for, seed_of, share_of
+from workloads.data import (
+    DataRequest,
+    as_is,
+    own_data,
+    placed_for,
+    samples_for,
+    seed_of,
+    share_of,
+    synthetic_pool,
+)
 from workloads.datasets.facts import DATASETS, Own
 from workloads.own_data import WORKERS_FOR_A_ROW, checked, is_dataset, require_readable
 
@@ -99,7 +108,7 @@ class _Synthetic(TrainingData):
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
-        self._pool = pool(request)
+        self._pool = synthetic_pool(request)
 
     def _draw(self) -> Iterator[Batch]:
         while True:

@@ -13,7 +13,7 @@ from reports.audit.audit import audit
 from reports.audit.files import read_csv
 from reports.audit.rows import AuditedTable
 from reports.audit.study import read_study
-from reports.audit.text import json_text, lines
+from reports.audit.text import audit_json, lines
 from results.errors import UsageError
 from results.store import Study
 
@@ -42,7 +42,7 @@ def command(table: str, *, mapping: tuple[str, ...], as_json: bool) -> int:
     finally:
         gc.enable()
     console = Console()
-    for line in [json_text(found, table)] if as_json else lines(found):
+    for line in [audit_json(found, table)] if as_json else lines(found):
         console.result(line)
     if found.findings or found.is_checked:
         return int(bool(found.findings))

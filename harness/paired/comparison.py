@@ -195,7 +195,7 @@ class PairedComparison:
         certain = (*FAILING, Verdict.INCOMPARABLE)
         if any(finding.effect is None and finding.verdict in certain for finding in found.findings):
             return True
-        samples = samples_of(self.folder, pairs, self._request).values()
+        samples = paired_samples(self.folder, pairs, self._request).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
         asked = self._request.asked
@@ -273,7 +273,7 @@ def decide(
 
     Raises UsageError if no run of BASE has figures.
     """
-    samples = samples_of(folder, pairs, request)
+    samples = paired_samples(folder, pairs, request)
     renamed = _counterparts(folder, pairs)
     parts = {side: _parts(folder, pairs, side) for side in SIDES}
     parts["new"] = [
@@ -310,7 +310,7 @@ def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
     return parts
 
 
-def samples_of(folder: Path, pairs: Sequence[Pair], request: PairedRequest) -> dict[str, PairedSample]:
+def paired_samples(folder: Path, pairs: Sequence[Pair], request: PairedRequest) -> dict[str, PairedSample]:
     """The pairs of each cell, by the key of its subject in BASE."""
     found: dict[str, list[tuple[Pair, PairedCell]]] = {}
     for pair in pairs:

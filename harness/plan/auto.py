@@ -250,7 +250,7 @@ class ChoiceRow:
     """Whether `reason` is that of all."""
 
 
-def rows(choice: Choice) -> list[ChoiceRow]:
+def candidate_rows(choice: Choice) -> list[ChoiceRow]:
     """Every candidate, from the simplest on; then those that make no sense, by the reason."""
     found = [
         ChoiceRow(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)

@@ -125,7 +125,7 @@ def estimate(
     machine = hardware or Hardware()
     cells = {cell.id: cell for launch in launches for cell in launch.cells}
     steps = {
-        cell_id: step_time(
+        cell_id: estimated_step_time(
             cell, known_ns=earlier[cell_id].step_ns if cell_id in earlier else None, hardware=machine
         )
         for cell_id, cell in cells.items()
@@ -142,7 +142,7 @@ def estimate(
     return Estimate(launches=tuple(estimates), bases=steps)
 
 
-def step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
+def estimated_step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
     """The step time of a cell: known, or its FLOPs over an assumed rate of its devices, or not to be told.
 
     The ranks of a replica are taken to have equal parts of its work; a pipeline's wait for its bubble.

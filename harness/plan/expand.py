@@ -58,7 +58,7 @@ def expand(
     )
 
 
-def choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
+def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
     """What was weighed for each point of `auto`, anew; without those that are skipped for other reasons.
 
     The same as when the plan was made, on the same machine.

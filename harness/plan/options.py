@@ -13,7 +13,7 @@ from results.cell import Checkpointing, MemoryFormat, Precision
 from results.errors import GpuCountsError, UsageError
 from results.gpus import GpuCounts
 from results.plan import Scaling
-from results.value_types import Written, bounds, choices, notes, takes, within
+from results.value_types import Written, bounds, literal_texts, notes, takes, within
 
 MOST = 1_000_000_000
 """Whole numbers above this are typing errors, and would not fit every reader of JSON."""
@@ -176,7 +176,7 @@ class PlanOption:
     @property
     def kind(self) -> Kind:
         written = (note for note in notes(self.type) if isinstance(note, Kind))
-        return next(written, Kind(takes(self.type), choices=choices(self.type)))
+        return next(written, Kind(takes(self.type), choices=literal_texts(self.type)))
 
     def check(self, value: object, where: str) -> None:
         """Hold a value of the right type against its rule. Raises UsageError that names `where`."""

@@ -142,7 +142,7 @@ class FirstStep:
         self._over = True
 
 
-def joined(first: StepColumns, second: StepColumns) -> StepColumns:
+def joined_steps(first: StepColumns, second: StepColumns) -> StepColumns:
     """The steps of both, in order."""
     return StepColumns(
         **{name: getattr(first, name) + getattr(second, name) for name in StepColumns.__struct_fields__}

@@ -23,7 +23,7 @@ from harness.worker.control import Control
 from harness.worker.environment import device_uuid, nccl_version
 from harness.worker.exchange import ExchangeGroup, open_exchange
 from harness.worker.flight import write_recording
-from harness.worker.forks import STOPPED, import_for, obstacle, run_of_this_process
+from harness.worker.forks import STOPPED, fork_obstacle, import_for, run_of_this_process
 from harness.worker.interface import name_interface
 from harness.worker.log import RankLog
 from harness.worker.network_log import log_network
@@ -60,7 +60,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     slots, kept_whole = launch.slots, None
     if launch.forks:
         import_for([study.cell(slot.cell_id) for slot in slots], launch.source_folder)
-        kept_whole = obstacle()
+        kept_whole = fork_obstacle()
         mine = slots[0] if kept_whole else run_of_this_process(slots)
         if isinstance(mine, int):
             return mine

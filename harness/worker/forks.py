@@ -38,7 +38,7 @@ def import_for(cells: Sequence[Cell], source_folder: str | None) -> None:
             import_builder(cell.workload, source_folder=Path(source_folder) if source_folder else None)
 
 
-def obstacle() -> str | None:
+def fork_obstacle() -> str | None:
     """Why this process cannot be forked any more; None if it can."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:

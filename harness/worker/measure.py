@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 import torch
 
 from harness.worker.buckets import BucketCounter
-from harness.worker.clock import StepClock, joined
+from harness.worker.clock import StepClock, joined_steps
 from harness.worker.control import Control
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
@@ -97,7 +97,7 @@ class Stopwatch:
         steady = False
         while not steady and len(columns.step_ns) < policy.warmup_max_steps:
             _, wall, block = self._block(steps, self._batches)
-            columns = joined(columns, block)
+            columns = joined_steps(columns, block)
             self.after_block(block)
             steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
             walls.append(wall)
@@ -112,7 +112,7 @@ class Stopwatch:
         stop: Stop | None = None
         while stop is None:
             mine, wall, block = self._block(steps, self._batches)
-            columns = joined(columns, block)
+            columns = joined_steps(columns, block)
             self.after_block(block)
             own.append(mine)
             walls.append(wall)
@@ -131,7 +131,7 @@ class Stopwatch:
         while given:
             steps = self._whole_periods(given)
             mine, _, block = self._block(steps, self._batches)
-            columns = joined(columns, block)
+            columns = joined_steps(columns, block)
             self.after_block(block)
             own.append(mine)
             given = wait("block", ns=mine, steps=steps)

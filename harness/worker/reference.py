@@ -104,7 +104,7 @@ class ReferenceModel:
         """Take these parameters and buffers, all of them, at addresses that are aligned as theirs, and no
         gradient."""
         self.wake()
-        parameters, missing = dict(self.module.named_parameters()), dict(state_of(self.module))
+        parameters, missing = dict(self.module.named_parameters()), dict(reference_state(self.module))
         for name, value in start:
             missing.pop(name).copy_(value)
             parameter = parameters.get(name)
@@ -124,7 +124,7 @@ class ReferenceModel:
         """Give up the memory of parameters, buffers and gradients."""
         for parameter in self.module.parameters():
             parameter.grad = None
-        for _, value in state_of(self.module):
+        for _, value in reference_state(self.module):
             storage = value.untyped_storage()
             # What shares its memory with other tensors, or has it from elsewhere, keeps it.
             if storage.resizable() and storage.nbytes() == value.nbytes > 0:
@@ -314,7 +314,7 @@ def host_copy(value: Tensor) -> Tensor:
     return torch.empty(off + value.numel(), dtype=value.dtype)[off:].view(value.shape).copy_(value)
 
 
-def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def reference_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module.named_parameters():
         yield name, parameter.detach()
     yield from module.named_buffers()

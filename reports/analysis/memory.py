@@ -63,7 +63,7 @@ def cell_memories(study: StudyFigures) -> list[CellMemory]:
     return [_memory(one, predicted.get(cell_id)) for cell_id, one in study.cells.items()]
 
 
-def out_of_memory(study: StudyFigures) -> list[Cell]:
+def cells_out_of_memory(study: StudyFigures) -> list[Cell]:
     """Cells without a figure because memory ran out."""
     return [failure.cell for failure in study.failures if failure.outcome == Outcome.OUT_OF_MEMORY]
 

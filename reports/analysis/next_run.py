@@ -18,7 +18,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.goal import KNEE
 from reports.analysis.knee import knee
 from reports.analysis.matrix_call import joins, matrix_call
-from reports.analysis.outcomes import NOT_RUN, words
+from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.pick import PICK, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
 from reports.analysis.scaling import Curve, Gap
@@ -77,7 +77,7 @@ def _first(study: StudyFigures) -> NextRun | None:
 
 def _gap_run(study: StudyFigures, curve: Curve, gap: Gap, why: str) -> NextRun:
     failed = gap.outcome != NOT_RUN
-    told = f"; it failed before ({words(gap.outcome or '')})" if failed else ""
+    told = f"; it failed before ({outcome_words(gap.outcome or '')})" if failed else ""
     return _run(
         curve,
         (gap.gpus,),

@@ -32,7 +32,7 @@ class Failure:
     @property
     def text(self) -> str:
         """The outcome and the reason: `out of memory: rank 1: ...`."""
-        return f"{words(self.outcome)}: {self.reason}"
+        return f"{outcome_words(self.outcome)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
     ]
 
 
-def words(outcome: str) -> str:
+def outcome_words(outcome: str) -> str:
     """An outcome as a reader reads it: `out of memory`."""
     return outcome.replace("_", " ")
 

@@ -111,7 +111,7 @@ class SideBySide:
         )
 
 
-def compare(studies: Sequence[StudyFigures]) -> SideBySide:
+def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
     """The studies beside each other; the first that has a cell is what others are compared with."""
     works: dict[WorkKey, dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:

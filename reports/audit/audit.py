@@ -21,7 +21,7 @@ from reports.audit.comparisons import (
 from reports.audit.curves import curve_findings
 from reports.audit.derived import derived
 from reports.audit.findings import CHECKS, Check, Disagreement, Relation, printed_names
-from reports.audit.groups import DerivedRow, curves, with_settings
+from reports.audit.groups import DerivedRow, table_curves, with_settings
 from reports.audit.relations import row_findings
 from reports.audit.rows import AuditedTable, UnreadCell
 from reports.audit.tokens import tokens
@@ -79,7 +79,7 @@ def audit(table: AuditedTable) -> Audit:
     said += proportions(sound, account)
     said += implied_peaks(sound, account)
     said += tokens(sound, account)
-    said += curve_findings(curves(sound), account)
+    said += curve_findings(table_curves(sound), account)
     said += above_one(sound, account)
     said += order(sound, account)
     said += odd_digits(judged, account)

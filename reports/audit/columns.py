@@ -207,13 +207,13 @@ _SILENT = frozenset({"of", "the", "avg", "average", "mean", "median", "total", "
 
 
 @lru_cache(maxsize=4096)
-def words(text: str) -> str:
+def canonical_words(text: str) -> str:
     """A name in its canonical words: `# of GPUs` and `Num GPUs` are `num_gpus`."""
     text = text.replace("#", " num ").replace("/", " per ").replace("%", " percent ").lower()
     return "_".join(_WORDS.get(word, word) for word in re.split(r"[\W_]+", text) if word)
 
 
-_BY_WORDS: Mapping[str, Meaning] = {words(header): meant for header, meant in HEADERS.items()}
+_BY_WORDS: Mapping[str, Meaning] = {canonical_words(header): meant for header, meant in HEADERS.items()}
 
 
 @lru_cache(maxsize=4096)
@@ -222,7 +222,7 @@ def meaning(header: str) -> Meaning | None:
     exact = re.sub(r"\W+", "_", header.replace("/", " per ").replace("%", " percent ")).strip("_")
     if re.match(r"(?i)(alg|bus)bw", exact):
         return HEADERS.get(exact[:5].lower() + exact[5:])
-    named = words(header).replace("_per_device", "_per_gpu")
+    named = canonical_words(header).replace("_per_device", "_per_gpu")
     if named in _BY_WORDS:
         return _BY_WORDS[named]
     plain = "_".join(word for word in named.split("_") if word not in _SILENT)

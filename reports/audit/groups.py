@@ -168,7 +168,7 @@ def groups(
     return found
 
 
-def curves(entries: Sequence[DerivedRow]) -> list[TableCurve]:
+def table_curves(entries: Sequence[DerivedRow]) -> list[TableCurve]:
     """All curves of a table: at one batch a replica, at one global batch, or where no row gives a batch."""
     there = [entry for entry in entries if entry.per_device is not None]
     shares = [entry for entry in there if entry.batch_share is not None]

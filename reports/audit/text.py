@@ -37,7 +37,7 @@ def lines(audit: Audit) -> Iterator[str]:
     yield ", ".join(count(items, noun) for items, noun in totals)
 
 
-def json_text(audit: Audit, file: str) -> str:
+def audit_json(audit: Audit, file: str) -> str:
     """The same as one JSON object, with file, version and units; ends without a bound are null."""
     head = {"file": file, "version": VERSION, "units": dict(QUANTITY_UNITS)}
     return json.dumps(_finite({**head, **dataclasses.asdict(audit)}), allow_nan=False)

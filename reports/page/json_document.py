@@ -11,7 +11,7 @@ import msgspec
 
 from reports.analysis.over import over_groups
 from reports.analysis.scaling import CurvePoint, Efficiency
-from reports.analysis.side_by_side import SideBySide, compare
+from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.page.rows import CellRow, cell_rows
@@ -28,7 +28,7 @@ def json_document(studies: Sequence[StudyFigures]) -> str:
     # msgspec writes what JSON has no number for (infinity) as null.
     document = head | {"studies": [_study(study) for study in studies]}
     if len(studies) > 1:
-        document["comparison"] = _comparison(compare(studies))
+        document["comparison"] = _comparison(side_by_side(studies))
     data = msgspec.json.encode(document)
     return msgspec.json.format(data, indent=2).decode() + "\n"
 

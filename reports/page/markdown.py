@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from reports.analysis.headline import headline_table
-from reports.analysis.side_by_side import SideBySide, compare
+from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
 from reports.analysis.verdict.verdict import verdict
@@ -31,7 +31,7 @@ def markdown(studies: Sequence[StudyFigures]) -> str:
     """One page; several studies side by side first, then each under its name."""
     parts = [part for study in studies for part in _study(study)]
     if len(studies) > 1:
-        parts = ["# Studies side by side", *_comparison(compare(studies)), *parts]
+        parts = ["# Studies side by side", *_comparison(side_by_side(studies)), *parts]
     return "\n\n".join([*parts, SOURCE]) + "\n"
 
 

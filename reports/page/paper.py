@@ -23,7 +23,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from reports.analysis.losses import LossGroup, loss_group
 from reports.analysis.pieces import Piece, pieces
 from reports.analysis.scaling import Curve, CurvePoint
-from reports.analysis.side_by_side import CellInStudy, compare
+from reports.analysis.side_by_side import CellInStudy, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Axis
 from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks
@@ -108,7 +108,7 @@ def shared_figure_files(
     studies: Sequence[StudyFigures], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
     """What several studies share, on the same axes: curves of equal work, and ratios of matched cells."""
-    comparison = compare(studies)
+    comparison = side_by_side(studies)
     taken: dict[str, int] = {}
     for those in comparison.pieces:
         colours = colours_over_studies(curve for one in those for curve in one.piece.curves)

@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from reports.analysis.side_by_side import compare
+from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
@@ -121,7 +121,7 @@ def render_studies(studies: Sequence[StudyFigures]) -> str:
     """One page of one study, or of several: what they share, and then each under its name."""
     if len(studies) == 1:
         return render_figures(studies[0])
-    comparison = comparison_section(compare(studies))
+    comparison = comparison_section(side_by_side(studies))
     parts = [
         StudyPart(f"study-{number}", study.name, summary(study), (*contents(study), *appendix(study)))
         for number, study in enumerate(studies, start=1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reports.analysis.assumptions import study_day
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.figures import CellFigures
-from reports.analysis.outcomes import NOT_RUN, words
+from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
@@ -215,7 +215,7 @@ def _trust(study: StudyFigures) -> Tile:
         lines=(
             "cells with figures whose training was checked",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
-            f"failed: {count(len(failed), 'cell')}{_because(words(one.outcome) for one in failed)}, "
+            f"failed: {count(len(failed), 'cell')}{_because(outcome_words(one.outcome) for one in failed)}, "
             f"{count(len(study.lost), 'run')} of others; not run: {not_run:,}",
             f"skipped: {count(skipped, 'point')}{_because(group.skip.reason for group in study.skipped)}",
         ),

@@ -21,7 +21,7 @@ from results.statistics import Metric, differences, within_run
 def step_budget(
     ranks: Sequence[RankRecord], step_ns: float, phase_ns: Mapping[str, float], matched: Matched | None
 ) -> StepBudget | None:
-    """The step time in parts that add up to it; None where `why_no_budget` has the reason.
+    """The step time in parts that add up to it; None where `why_no_accounts` has the reason.
 
     input is the data phase of the timed steps on the slowest rank of each period, which the others wait
     for. The other parts of several ranks are of blocks taken after the timed ones; what the machine changed
@@ -50,7 +50,7 @@ def _slowest_input(ranks: Sequence[RankRecord]) -> float:
     return float(whole.reshape(len(ranks), -1, period).mean(axis=2).max(axis=0).mean())
 
 
-def why_no_budget(ranks: Sequence[RankRecord]) -> str:
+def why_no_accounts(ranks: Sequence[RankRecord]) -> str:
     """Why a run of several ranks has no budget."""
     if _bubble_is_unknown(ranks):
         return "what a pipeline's stages wait for each other is not recorded, and would count as transfer"

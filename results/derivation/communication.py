@@ -39,7 +39,7 @@ def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None
     return factors.get(name)
 
 
-def communication(
+def step_communication(
     ranks: Sequence[RankRecord], matched: Matched | None, backend: Backend
 ) -> Communication | None:
     """The communication of one step; None unless all ranks recorded steps.

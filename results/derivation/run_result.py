@@ -13,11 +13,11 @@ import numpy.typing as npt
 from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
-from results.derivation.accounts import rank_columns, step_budget, why_no_budget
-from results.derivation.communication import communication
+from results.derivation.accounts import rank_columns, step_budget, why_no_accounts
+from results.derivation.communication import step_communication
 from results.derivation.counters import counters
 from results.derivation.matching import match
-from results.derivation.telemetry import device_energy, telemetry_means, why_no_energy
+from results.derivation.telemetry import device_energy, telemetry_means, why_energy_unknown
 from results.environment import Environment, unlike_devices, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
@@ -285,12 +285,12 @@ def _accounts(
     """The accounts of a step, and why one is None; formulas: `accounts` and `communication` beside this."""
     matched = match(ranks)
     budget = step_budget(ranks, step_ns, phases, matched)
-    found = communication(ranks, matched, cell.backend)
+    found = step_communication(ranks, matched, cell.backend)
     energy_j = device_energy(ranks, step_ns)
     reasons = {
-        "budget": None if budget else why_no_budget(ranks),
+        "budget": None if budget else why_no_accounts(ranks),
         "communication": None if found else absent.get("recorded", "not all ranks recorded steps"),
-        "energy_j": None if energy_j is not None else why_no_energy(ranks),
+        "energy_j": None if energy_j is not None else why_energy_unknown(ranks),
     }
     accounts = _Accounts(
         budget=budget,

@@ -40,7 +40,7 @@ def device_energy(ranks: Sequence[RankRecord], step_ns: float) -> float | None:
     return sum(watts) * step_ns / 1e9 if len(watts) == len(ranks) else None
 
 
-def why_no_energy(ranks: Sequence[RankRecord]) -> str:
+def why_energy_unknown(ranks: Sequence[RankRecord]) -> str:
     """Why the energy of a step is not known."""
     without = next(rank for rank in ranks if _mean_power_w(rank) is None)
     for key in ("energy_j", "telemetry"):

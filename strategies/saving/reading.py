@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from results.errors import SchemaError, UsageError
 from strategies.saving.planners import BoxLoadPlanner, CarefulReader
 from strategies.saving.run_folder import Kept
-from strategies.saving.state import Plain, RankState, loaded
+from strategies.saving.state import Plain, RankState, unpickled
 from strategies.training.boxes import Box
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class _Reading:
 
     def _plain(self, data: bytes) -> Plain:
         try:
-            plain: Plain = loaded(data)
+            plain: Plain = unpickled(data)
         except Exception as error:  # whatever pickle says of it
             raise self._foreign(error) from error
         return plain

@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
 def _attached(name: str, each: Stateful) -> Any:
     state = each.state_dict()
     try:
-        return loaded(dumped(state))
+        return unpickled(dumped(state))
     except Exception as error:  # whatever pickle says of it
         raise UsageError(
             f"the state of {name!r} cannot be saved, as loading it would run code: have its state_dict give "
@@ -178,7 +178,7 @@ def dumped(value: object) -> bytes:
     return stream.getvalue()
 
 
-def loaded(data: bytes) -> Any:
+def unpickled(data: bytes) -> Any:
     """Raises pickle.UnpicklingError for what is more than plain data."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 

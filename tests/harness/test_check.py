@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import count_parts
+from harness.check import count_own_parts
 from harness.cli import run
 from results.unknown import Unknown
 from workloads.catalog import WORKLOADS, facts
@@ -132,7 +132,7 @@ def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
     known = {}
     for function in ("build", "reads", "dies"):
         workload = f"py:parts:{function}"
-        count_parts(workload, tmp_path)
+        count_own_parts(workload, tmp_path)
         known[function] = facts(WORKLOADS.parse(workload))
     assert (known["build"].parameters, known["build"].heads) == (5, ())
     assert "cannot be counted on the meta device: Tensor.item()" in str(known["reads"].parts)

@@ -14,8 +14,8 @@ from builders import a_cell
 from packages import install
 
 from harness.plan import surroundings
-from harness.plan.auto import Choice, StrategyCandidate, choose, rows
-from harness.plan.expand import choices
+from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
+from harness.plan.expand import auto_choices
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
 from harness.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
@@ -53,7 +53,7 @@ def chosen(plan_of: MakePlan) -> Callable[..., list[str]]:
 
 
 def weighed(plan: Plan) -> Choice:
-    [(_, choice)] = choices(plan)
+    [(_, choice)] = auto_choices(plan)
     return choice
 
 
@@ -167,28 +167,28 @@ def test_what_is_chosen_joins_the_series_of_its_strategy(plan_of: MakePlan) -> N
 def test_the_choice_is_the_same_every_time(plan_of: MakePlan) -> None:
     options = {"workload": "gpt-nano,resnet18-32px", "gpus": "2,4", "strategy": "auto"}
     assert plan_of(**options).cells == plan_of(**options).cells
-    assert [c.reason for _, c in choices(plan_of(**options))] == [
-        c.reason for _, c in choices(plan_of(**options))
+    assert [c.reason for _, c in auto_choices(plan_of(**options))] == [
+        c.reason for _, c in auto_choices(plan_of(**options))
     ]
 
 
 def test_strong_scaling_is_weighed_with_its_own_batches(plan_of: MakePlan) -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy="auto", batch_size=8, scaling="strong")
     assert [(cell.strategy, cell.micro_batch) for cell in plan.cells] == [("ddp", 16), ("ddp", 8)]
-    assert [choice.chosen.cell for _, choice in choices(plan) if choice.chosen] == list(plan.cells)
+    assert [choice.chosen.cell for _, choice in auto_choices(plan) if choice.chosen] == list(plan.cells)
 
 
 def test_an_excluded_point_is_not_chosen_for(plan_of: MakePlan) -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy="auto", exclude=[Pattern(gpus=4)])
     assert [cell.gpus for cell in plan.cells] == [2]
-    assert len(choices(plan)) == 1
+    assert len(auto_choices(plan)) == 1
 
 
 def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) -> None:
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
     parts = facts(WORKLOADS.parse("llama-nano")).parts
     assert isinstance(parts, ModelParts)
-    texts = [choice_row(row) for row in rows(choice)]
+    texts = [choice_row(row) for row in candidate_rows(choice)]
     told = {text[0]: dict(zip(CHOICE_COLUMNS, text, strict=True)) for text in texts}
     for candidate in choice.candidates:
         row, memory = told[candidate.strategy], footprint(candidate.cell, parts)
@@ -342,13 +342,13 @@ def test_strategies_of_other_packages_are_weighed(
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
     assert "cannot be imported" in dict(choice.refused)["broken"].text
-    assert "broken" in [row.strategy for row in rows(choice)]
+    assert "broken" in [row.strategy for row in candidate_rows(choice)]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
-    texts = [choice_row(row) for row in rows(weighed(plan))]
+    texts = [choice_row(row) for row in candidate_rows(weighed(plan))]
     told = [text for text in texts if "pipeline" in text[0] and "multiple" in text[-1]]
     assert [(text[0], text[-1]) for text in told] == [
         (
@@ -480,6 +480,6 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
         assert candidate.fits is fits
         need = f"{4 * whole / MIB:,.0f} MiB of its host"
         verdict = f"chosen, with {need}" if fits else f"does not fit into 15,565: {need}"
-        assert choice_row(rows(choice)[0])[-1] == verdict
+        assert choice_row(candidate_rows(choice)[0])[-1] == verdict
         if not fits:
             assert f"{need}'s 15,565" in choice.reason

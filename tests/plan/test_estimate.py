@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.plan.estimate import Earlier, Hardware, StepTime, estimate, run_seconds, step_time
+from harness.plan.estimate import Earlier, Hardware, StepTime, estimate, estimated_step_time, run_seconds
 from harness.plan.run_parts import run_parts
 from harness.plan.schedule import schedule
 from results.cell import Cell, StepPolicy
@@ -18,20 +18,20 @@ MLP_STEP_S = 0.016_436_428_8
 
 
 def test_a_cpu_step_is_assumed_from_its_flops(cell_of: MakeCell) -> None:
-    step = step_time(cell_of(), known_ns=None, hardware=Hardware())
+    step = estimated_step_time(cell_of(), known_ns=None, hardware=Hardware())
     assert step.basis == "assumed"
     assert step.seconds == pytest.approx(MLP_STEP_S)
 
 
 def test_accumulation_multiplies_the_work_of_a_step(cell_of: MakeCell) -> None:
-    step = step_time(cell_of(micro_batch=64, accumulation=4), known_ns=None, hardware=Hardware())
+    step = estimated_step_time(cell_of(micro_batch=64, accumulation=4), known_ns=None, hardware=Hardware())
     assert step.seconds == pytest.approx(MLP_STEP_S)
 
 
 @pytest.mark.parametrize(("gpus", "crowd"), [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)])
 def test_ranks_beyond_the_cores_share_them(cell_of: MakeCell, gpus: int, crowd: float) -> None:
     cell = cell_of(gpus=gpus, strategy="ddp")
-    step = step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd)
 
 
@@ -52,10 +52,10 @@ def test_the_ranks_of_a_replica_share_its_work(
     cell_of: MakeCell, strategy: str, ranks: int, share: float
 ) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
-    step = step_time(cell, known_ns=None, hardware=Hardware())
+    step = estimated_step_time(cell, known_ns=None, hardware=Hardware())
     assert step.seconds == pytest.approx(MLP_STEP_S * share)
     # 4 ranks on 2 cores take twice as long.
-    crowded = step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    crowded = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
     assert crowded.seconds == pytest.approx(MLP_STEP_S * share * 2)
 
 
@@ -79,7 +79,7 @@ def test_a_proof_simulates_whole_replicas(
 
 def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
-    step = step_time(cell, known_ns=None, hardware=Hardware(gpu_name="NVIDIA A100-SXM4-80GB"))
+    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name="NVIDIA A100-SXM4-80GB"))
     # 821,821,440 FLOP at 40 % of 312 TFLOP/s: 6.585 us.
     assert step.seconds == pytest.approx(821_821_440 / 124.8e12)
     assert step.basis == "assumed"
@@ -96,7 +96,7 @@ def test_a_gpu_without_a_known_peak_takes_its_budget(
     cell_of: MakeCell, gpu_name: str | None, reason: str
 ) -> None:
     cell = cell_of(device="cuda", backend="nccl")
-    step = step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
+    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
     # 6 blocks of 5 steps fill the budget of 20 s if a step takes 2/3 s; then set-up 1, the proof's 3 steps
     # and their simulation, warm-up 40 steps, the budget, 9 steps before the late one, and 5 % of the 46.7 s

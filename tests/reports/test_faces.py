@@ -14,7 +14,7 @@ import pytest
 
 import reports
 from harness.cli import run
-from reports.analysis.side_by_side import compare
+from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import FRAMES
 from reports.page.json_document import json_document
@@ -219,14 +219,14 @@ def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_stu
         for cell in (cell for cells in series for cell in cells):
             planted.runs(cell, [10.0, 11.0, 12.0])
         made.append(analysed(planted))
-    svg = str(next(iter(shared_charts(compare(made)))).svg)
+    svg = str(next(iter(shared_charts(side_by_side(made)))).svg)
     looks = re.findall(r'style="--c: ([^"]*)">\n?<polyline points="[^"]*"( stroke-dasharray="[^"]*")?', svg)
     assert len(looks) == len(set(looks)) == 4
     assert len({colour for colour, _ in looks}) == len({dash for _, dash in looks}) == 2
 
 
 def test_the_page_of_two_studies_draws_them_on_the_same_axes_with_the_ratio_of_each_cell(two) -> None:
-    throughput, ratio = shared_charts(compare(two))
+    throughput, ratio = shared_charts(side_by_side(two))
     assert throughput.title == "gpt-nano, weak scaling, batch 8: throughput by ranks (CPU)"
     assert re.findall(r'data-series="([^"]*)"', str(throughput.svg)) == ["ddp, before", "ddp, after"]
     assert re.findall(r'data-series="([^"]*)"', str(ratio.svg)) == ["ddp, after"]

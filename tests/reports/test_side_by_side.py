@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from reports.analysis.side_by_side import NO_ENVIRONMENT, compare
+from reports.analysis.side_by_side import NO_ENVIRONMENT, side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.render import render_figures, render_studies
 from reports.page.sections.comparison import comparison_table
@@ -36,7 +36,7 @@ def plant(tmp_path_factory, new_study):
 
 
 def test_a_ratio_by_hand(plant) -> None:
-    comparison = compare([plant("old", [10.0, 11.0, 12.0]), plant("new", [5.0, 5.5, 6.0])])
+    comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), plant("new", [5.0, 5.5, 6.0])])
     (shared,) = comparison.cells
     first, second = shared.entries
     assert (first.study, first.ratio, first.absent, first.change) == ("old", None, None, None)
@@ -59,13 +59,13 @@ def test_a_ratio_by_hand(plant) -> None:
     ],
 )
 def test_slower_and_no_difference(plant, step_ms, change, words) -> None:
-    comparison = compare([plant("old", [10.0, 11.0, 12.0]), plant("new", step_ms)])
+    comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), plant("new", step_ms)])
     assert comparison.cells[0].entries[1].change == change
     assert words in comparison.findings[0]
 
 
 def test_two_runs_are_not_judged_but_shown(plant) -> None:
-    comparison = compare([plant("old", [10.0, 11.0]), plant("new", [5.0, 5.5])])
+    comparison = side_by_side([plant("old", [10.0, 11.0]), plant("new", [5.0, 5.5])])
     entry = comparison.cells[0].entries[1]
     assert entry.ratio is not None
     assert entry.change is None
@@ -75,7 +75,7 @@ def test_two_runs_are_not_judged_but_shown(plant) -> None:
 
 def test_conditions_that_differ_are_named_beside_the_ratio(plant, new_environment) -> None:
     new = plant("new", [5.0, 5.5, 6.0], environment=new_environment(torch="2.14.0", threads=2))
-    comparison = compare([plant("old", [10.0, 11.0, 12.0]), new])
+    comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), new])
     entry = comparison.cells[0].entries[1]
     assert entry.differs == {"threads": ("1", "2"), "torch": ("2.13.0", "2.14.0")}
     assert entry.change == "faster"
@@ -92,7 +92,7 @@ def differs(plant):
     def made(*, first: bool = False, other: bool = False, **timing) -> tuple[str, str]:
         old = plant("old", [10.0, 11.0, 12.0], foreign_cpu_cores=1.0 if first else 0.0)
         new = plant("new", [5.0, 6.0], foreign_cpu_cores=1.0 if other else 0.0, **timing)
-        comparison = compare([old, new])
+        comparison = side_by_side([old, new])
         return comparison.findings[0].partition("); ")[2], comparison_table(comparison).texts[1][10]
 
     return made
@@ -119,7 +119,7 @@ def test_disturbed_runs_add_up_over_the_shared_cells(plant) -> None:
     old = plant("old", [10.0, 11.0, 12.0], gpus=(2, 4))
     new = plant("new", [5.0, 6.0], gpus=(2, 4), foreign_cpu_cores=1.0)
     assert (
-        compare([old, new])
+        side_by_side([old, new])
         .findings[0]
         .endswith("; 0 of 6 runs disturbed in old, 4 of 4 runs disturbed in new.")
     )
@@ -136,13 +136,13 @@ def test_disturbed_runs_add_up_over_the_shared_cells(plant) -> None:
     ],
 )
 def test_the_interval_says_how_many_runs_of_each(plant, there, here, words) -> None:
-    comparison = compare([plant("old", there), plant("new", here)])
+    comparison = side_by_side([plant("old", there), plant("new", here)])
     assert comparison_table(comparison).texts[1][9] == words
 
 
 def test_emulated_and_measured_are_not_divided(plant) -> None:
     new = plant("new", [5.0, 5.5, 6.0], evidence=Evidence.EMULATED)
-    entry = compare([plant("old", [10.0, 11.0, 12.0]), new]).cells[0].entries[1]
+    entry = side_by_side([plant("old", [10.0, 11.0, 12.0]), new]).cells[0].entries[1]
     assert (entry.ratio, entry.absent) == (None, "emulated here, measured there")
 
 
@@ -153,13 +153,13 @@ def test_without_an_environment_nothing_is_divided(plant, tmp_path, new_study) -
     study.runs(cell, [5.0, 5.5, 6.0])
     results = [msgspec.structs.replace(run, environment=None) for run in study.study.collect()]
     bare = analyse("bare", study.study.plans(), results)
-    entry = compare([plant("old", [10.0]), bare]).cells[0].entries[1]
+    entry = side_by_side([plant("old", [10.0]), bare]).cells[0].entries[1]
     assert (entry.ratio, entry.absent, entry.differs) == (None, NO_ENVIRONMENT, {})
 
 
 def test_work_that_differs_is_not_compared_and_says_in_what(plant) -> None:
     other = plant("new", [5.0], gpus=(2, 4), fields={"precision": "bf16", "seed": 1})
-    comparison = compare([plant("old", [10.0], gpus=(2, 4, 8)), other])
+    comparison = side_by_side([plant("old", [10.0], gpus=(2, 4, 8)), other])
     assert comparison.cells == ()
     assert comparison.findings == ("No cell of one study does the same work as a cell of another.",)
     assert comparison.unlike == (
@@ -169,7 +169,7 @@ def test_work_that_differs_is_not_compared_and_says_in_what(plant) -> None:
 
 def test_how_long_is_measured_is_no_part_of_the_work(plant) -> None:
     longer = plant("new", [5.0], fields={"steps": StepPolicy(budget_s=60.0)})
-    comparison = compare([plant("old", [10.0]), longer])
+    comparison = side_by_side([plant("old", [10.0]), longer])
     assert len(comparison.cells) == 1
     assert comparison.unlike == ()
 
@@ -180,7 +180,7 @@ def test_the_first_study_that_has_a_cell_is_what_the_others_are_compared_with(pl
         plant("b", [20.0, 20.0, 20.0], gpus=(2, 4)),
         plant("c", [40.0, 40.0, 40.0], gpus=(2, 4, 8)),
     ]
-    comparison = compare(studies)
+    comparison = side_by_side(studies)
     told = [
         (
             shared.cell.gpus,
@@ -198,7 +198,7 @@ def test_the_first_study_that_has_a_cell_is_what_the_others_are_compared_with(pl
 
 
 def test_efficiencies_are_those_of_each_study(plant) -> None:
-    comparison = compare([plant("a", [10.0], gpus=(2, 4)), plant("b", [20.0], gpus=(4, 8))])
+    comparison = side_by_side([plant("a", [10.0], gpus=(2, 4)), plant("b", [20.0], gpus=(4, 8))])
     (four,) = comparison.cells
     first, second = four.entries
     assert first.efficiency is not None

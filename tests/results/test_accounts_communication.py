@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from results.budget import Communication, OperationSummary
 from results.cell import Cell
-from results.derivation.communication import bus_factor, communication
+from results.derivation.communication import bus_factor, step_communication
 from results.derivation.matching import Matched, match
 from results.derivation.run_result import derive
 from results.errors import SchemaError
@@ -64,7 +64,7 @@ def _matched(records: list[RankRecord]) -> Matched:
 
 
 def _communication(records: list[RankRecord]) -> Communication:
-    found = communication(records, match(records), "nccl")
+    found = step_communication(records, match(records), "nccl")
     assert found is not None
     return found
 

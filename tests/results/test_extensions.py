@@ -15,7 +15,7 @@ import pytest
 from packages import first_on_the_path, install
 
 from results.errors import ExtensionError, SpecError
-from results.extensions import extensions, forget_packages, source_hash
+from results.extensions import extensions, forget_packages, package_hash
 from results.registry import CatalogFacts, Registry
 from strategies.compression.facts import CompressorFacts
 from strategies.facts import StrategyFacts
@@ -145,13 +145,13 @@ def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Pac
     for name in ("many/__init__.py", "many/facts.py", "many/deep/model.py"):
         (tmp_path / name).write_text("")
     fast, far = (extensions(GROUP)[name] for name in ("fast", "far"))
-    before = source_hash(fast), source_hash(far)
-    assert source_hash(fast) == before[0]
+    before = package_hash(fast), package_hash(far)
+    assert package_hash(fast) == before[0]
     assert fast.code == f"elsewhere 1.0 {before[0]}"
     (tmp_path / "many" / "deep" / "model.py").write_text("x = 1\n")
-    assert source_hash(fast) == before[0] != source_hash(far) != before[1]
+    assert package_hash(fast) == before[0] != package_hash(far) != before[1]
     (tmp_path / "elsewhere.py").write_text(FACTS + "# edited\n")
-    assert source_hash(fast) != before[0]
+    assert package_hash(fast) != before[0]
     assert "elsewhere" not in sys.modules
     assert "many" not in sys.modules
 
@@ -174,14 +174,14 @@ def test_the_hash_is_over_all_code_of_the_distribution(tmp_path: Path, package: 
     )
     forget_packages()
     fast = extensions(GROUP)["fast"]
-    hashes = [source_hash(fast)]
+    hashes = [package_hash(fast)]
     for name in named:
         (tmp_path / name).write_text("edited = True\n")
-        hashes.append(source_hash(fast))
+        hashes.append(package_hash(fast))
     assert len(set(hashes)) == 1 + len(named)
     for name in ignored:
         (tmp_path / name).write_text("edited = True\n")
-    assert source_hash(fast) == hashes[-1]
+    assert package_hash(fast) == hashes[-1]
 
 
 TWENTY = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm.hosts import compress, expand
+from slurm.hosts import compress, expand_hosts
 
 NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=True)
 
@@ -27,7 +27,7 @@ NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=Tr
     ],
 )
 def test_expand_by_hand(text: str, hosts: tuple[str, ...]) -> None:
-    assert expand(text) == hosts
+    assert expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_compress_by_hand(hosts: tuple[str, ...], text: str) -> None:
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a|backward"):
-        expand(text)
+        expand_hosts(text)
 
 
 def test_a_list_of_too_many_hosts_is_refused_at_once() -> None:
-    assert len(expand("n[1-65536]")) == 65_536
+    assert len(expand_hosts("n[1-65536]")) == 65_536
     with pytest.raises(ValueError, match="65536"):
-        expand("n[1-65537]")
+        expand_hosts("n[1-65537]")
     with pytest.raises(ValueError, match="65536"):
-        expand("r[1-60000]n[1-60000]")
+        expand_hosts("r[1-60000]n[1-60000]")
 
 
 @pytest.mark.parametrize("host", ["", "a b", "a,b", "n[1]", "n]"])
@@ -75,7 +75,7 @@ def test_what_is_no_name_is_not_compressed(host: str) -> None:
 
 @given(st.lists(NAMES))
 def test_compressing_loses_nothing(hosts: list[str]) -> None:
-    assert expand(compress(hosts)) == tuple(hosts)
+    assert expand_hosts(compress(hosts)) == tuple(hosts)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 6))
@@ -95,7 +95,7 @@ def test_scontrol_reads_what_is_compressed(running_lab: Any, hosts: list[str]) -
 @given(st.lists(NAMES, min_size=1, max_size=12))
 def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) -> None:
     text = running_lab.command("scontrol", "show", "hostlist", ",".join(hosts)).strip()
-    assert expand(text) == tuple(hosts)
+    assert expand_hosts(text) == tuple(hosts)
 
 
 @settings(max_examples=40, deadline=None)
@@ -106,4 +106,4 @@ def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) ->
 )
 def test_ranges_are_read_as_scontrol_reads_them(running_lab: Any, expressions: list[str]) -> None:
     text = ",".join(expressions)
-    assert list(expand(text)) == running_lab.command("scontrol", "show", "hostnames", text).split()
+    assert list(expand_hosts(text)) == running_lab.command("scontrol", "show", "hostnames", text).split()

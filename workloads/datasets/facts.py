@@ -92,7 +92,7 @@ class Text(DatasetFacts):
 
     def read(self, takes: Any, folder: Path) -> Any:
         path = None if self.file is None else folder / self.file
-        return load("workloads.datasets.samples:text")(takes, path=path)
+        return load("workloads.datasets.samples:text_windows")(takes, path=path)
 
 
 class Own(DatasetFacts):

@@ -103,7 +103,7 @@ def _side(shape: tuple[int, ...]) -> int:
     return math.isqrt(shape[0]) if len(shape) == 1 else shape[-1]
 
 
-def text(takes: TokenInput, *, path: Path | None) -> Windows:
+def text_windows(takes: TokenInput, *, path: Path | None) -> Windows:
     """The bytes of a user's file, or of Python's standard library (None), in windows of the model's length.
 
     Raises UsageError if the model's vocabulary cannot hold bytes or the file cannot be read.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.jobs.job_environment import AGAIN
 from reports.text import count
 from results.job import Job
-from slurm.hosts import expand
+from slurm.hosts import expand_hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Allocation:
         return cls(
             slurm_id=int(variables["SLURM_JOB_ID"]),
             start=int(variables.get("SLURM_RESTART_COUNT", "0")),
-            nodes=expand(variables["SLURM_JOB_NODELIST"]),
+            nodes=expand_hosts(variables["SLURM_JOB_NODELIST"]),
             gpus_per_node=int(gpus) if gpus is not None and gpus.isdecimal() else None,
             address=variables["MASTER_ADDR"],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.outcomes import NOT_RUN, words
+from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.text import listed
@@ -71,7 +71,7 @@ def _has_single(curves: Iterable[Curve]) -> bool:
 
 def outcome_text(outcome: str) -> str:
     """`out of memory`; an outcome that is not known says what was found instead."""
-    return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else words(outcome)
+    return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else outcome_words(outcome)
 
 
 def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:

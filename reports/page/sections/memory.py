@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.memory import CellMemory, cell_memories, out_of_memory
+from reports.analysis.memory import CellMemory, cell_memories, cells_out_of_memory
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.labels import cell_label
@@ -60,7 +60,7 @@ class _Kind:
 def memory_section(study: StudyFigures) -> Section | None:
     """None where no cell has a figure, and none ran out of memory."""
     memories = cell_memories(study)
-    if not memories and not out_of_memory(study):
+    if not memories and not cells_out_of_memory(study):
         return None
     predicted = any(one.over_prediction is not None for one in memories)
     return Section(
@@ -79,7 +79,7 @@ def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Blo
     ]
     if found:
         yield Paragraph(" ".join(found))
-    failed = out_of_memory(study)
+    failed = cells_out_of_memory(study)
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
         yield Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}.")

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports import fields
-from reports.analysis.outcomes import reason_of
-from reports.analysis.outcomes import words as outcome_words
+from reports.analysis.outcomes import outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.page.skips import SkippedPoints, global_batches, skipped_points

@@ -13,7 +13,7 @@ from reports.audit.columns import HEADERS, meaning, unit_meaning
 from reports.audit.hardware import highest_peak, peaks
 from reports.audit.phrases import phrases, precision
 from reports.audit.rows import table
-from reports.audit.text import json_text, lines
+from reports.audit.text import audit_json, lines
 from results.errors import UsageError
 
 Audited = Callable[..., Audit]
@@ -296,5 +296,5 @@ def test_no_table_makes_it_stumble(drawn: tuple[list[str], list[list[str]]]) -> 
     heads, rows = drawn
     found = audit(table(heads, list(enumerate(rows, start=2)), {}))
     assert found.rows == len(rows)
-    assert json_text(found, "table.csv")
+    assert audit_json(found, "table.csv")
     assert list(lines(found))

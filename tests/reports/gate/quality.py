@@ -42,7 +42,7 @@ import torch
 from scipy.stats import beta
 
 from harness.device import cpu_model
-from harness.paired.comparison import PairedRequest, SideRequest, read_pairs, samples_of
+from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
 from harness.paired.pair import BLOCK_S, ENOUGH, MOST_QUADS, QUADS_S, PairContext, Pairs, SideCall
 from harness.paired.sources import Repository, temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
@@ -218,7 +218,7 @@ def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) ->
         raise RuntimeError(f"{name}: {told[-2000:]}")
     pairs, side = read_pairs(out), SideRequest(revision="plain")
     request = PairedRequest(base=side, new=side, spoiled_above=above)
-    [sample] = samples_of(out, pairs, request).values()
+    [sample] = paired_samples(out, pairs, request).values()
     return {
         "at": utc_now(),
         "kind": name,
