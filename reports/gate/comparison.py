@@ -275,7 +275,7 @@ def _exact_verdict(
     if not before:
         return Verdict.NEW, "BASE has no figure of it: it was not counted there"
     if not after:
-        return Verdict.MISSING, "BASE has a figure of it and NEW has none: nothing holds it there"
+        return Verdict.MISSING, "BASE has a figure of it and NEW has none, so that it is checked no more"
     if len(before) != 1 or len(after) != 1:
         side = "BASE" if len(before) != 1 else "NEW"
         values = before if side == "BASE" else after
