@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -68,6 +69,11 @@ class Part:
         """Parameters."""
         return sum(weight.values for weight in self.weights)
 
+    @cached_property
+    def _kinds(self) -> tuple[tuple[Weight, int], ...]:
+        """Each weight and how often it occurs: a plan asks for every cell."""
+        return tuple(Counter(self.weights).items())
+
     def values_over(self, tensor: int) -> int:
         """Parameters of one of `tensor` ranks that split it."""
         return sum(weight.over(tensor).values for weight in self.weights)
@@ -75,8 +81,8 @@ class Part:
     def padded_values(self, shards: int, tensor: int = 1) -> int:
         """Parameters of one of `tensor` ranks, the first dimension of each filled up to a multiple of
         `shards`."""
-        own = (weight.over(tensor) for weight in self.weights)
-        return sum(-(-weight.rows // shards) * shards * weight.columns for weight in own)
+        own = self._kinds if tensor == 1 else [(weight.over(tensor), many) for weight, many in self._kinds]
+        return sum(-(-weight.rows // shards) * shards * weight.columns * many for weight, many in own)
 
     def flat_values(self, shards: int, value_bytes: int = VALUE_BYTES) -> int:
         """Elements of one flat vector of all its parameters, of `value_bytes` each, filled up to equal
@@ -126,6 +132,11 @@ class ModelParts:
         return Part(weights=self.stem.weights + self.head.weights, saved=Saved())
 
     @cached_property
+    def weight_values(self) -> tuple[int, ...]:
+        """Values of each parameter, the largest first."""
+        return tuple(sorted((w.values for part in self.parts for w in part.weights), reverse=True))
+
+    @property
     def largest_weight(self) -> int:
         """Values of the largest parameter."""
-        return max(weight.values for part in self.parts for weight in part.weights)
+        return self.weight_values[0]

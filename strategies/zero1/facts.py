@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heapreplace
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -39,21 +40,19 @@ class Zero1(BucketedFacts):
             "broadcast",
             ("replicate", cell.gpus),
             payload=VALUE_BYTES * parts.values,
-            operations=sum(1 for values in deal(_values(parts), cell.gpus) if values),
+            operations=sum(1 for values in deal(parts.weight_values, cell.gpus) if values),
         )
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        return VALUE_BYTES * max(deal(_values(parts), cell.gpus))
-
-
-def _values(parts: ModelParts) -> list[int]:
-    return [weight.values for part in parts.parts for weight in part.weights]
+        return VALUE_BYTES * max(deal(parts.weight_values, cell.gpus))
 
 
 def deal(values: Sequence[int], ranks: int) -> list[int]:
-    """Values of each rank as torch's ZeroRedundancyOptimizer deals them: the largest parameter first, each
-    to the rank that has least."""
-    dealt = [0] * ranks
-    for count in sorted(values, reverse=True):
-        dealt[dealt.index(min(dealt))] += count
+    """Values of each rank, in no order, as torch's ZeroRedundancyOptimizer deals parameters: each to the rank
+    that has least. `values` are those of each parameter, the largest first."""
+    # The first go to a rank each.
+    dealt = [*values[:ranks], *[0] * (ranks - len(values))]
+    heapify(dealt)
+    for count in values[ranks:]:
+        heapreplace(dealt, dealt[0] + count)
     return dealt

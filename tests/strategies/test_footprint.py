@@ -235,8 +235,9 @@ def test_stages_of_a_rank_lie_p_apart() -> None:
 
 
 def test_parameters_are_dealt_the_largest_first() -> None:
-    assert deal([1, 5, 3, 3], 2) == [6, 6]
-    assert deal([4], 3) == [4, 0, 0]
+    assert deal([5, 3, 3, 1], 2) == [6, 6]
+    assert sorted(deal([6, 4, 3, 3, 2], 3)) == [6, 6, 6]
+    assert sorted(deal([4], 3)) == [0, 0, 4]
 
 
 @pytest.mark.parametrize(
