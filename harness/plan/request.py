@@ -164,10 +164,10 @@ def _check_nodes(request: Request) -> None:
 
 def _checkpointing(options: StudyFile) -> Checkpointing:
     if options.selective_checkpointing:
-        if options.activation_checkpointing is True:
+        if options.activation_checkpointing not in (None, "selective"):
             raise UsageError(
                 "--selective-checkpointing is a kind of --activation-checkpointing: give one of the two, or "
-                "both as settings with --activation-checkpointing true,selective"
+                "several as settings with --activation-checkpointing true,selective"
             )
         return "selective"
     return cast("Checkpointing", options.activation_checkpointing or False)

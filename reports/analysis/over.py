@@ -6,29 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import LossCurve, loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
-from reports.analysis.series import value_text
+from reports.analysis.series import setting_labels, setting_of, value_text
 from reports.analysis.study import StudyFigures
 from results.cell import Cell
 from results.errors import UsageError
 from results.statistics import Metric, differences, ratio_of_runs
 
-AXES = (
-    "dataset",
-    "precision",
-    "accumulation",
-    "optimizer",
-    "clip_norm",
-    "activation_checkpointing",
-    "compile",
-    "memory_format",
-    "seed",
-)
-"""Fields of a cell that a study may have several values of, and that make the work another."""
 _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
 """Fields that differ where an axis does."""
 _SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
@@ -60,6 +50,8 @@ class OverGroup:
     """In the order of the study; the first is what the others are held against."""
     samples: int | None
     """After which losses are compared; None where no losses can be."""
+    setting: str = ""
+    """In what its cells differ from those of other groups of their workload, but for the axis."""
 
     @property
     def cell(self) -> Cell:
@@ -86,17 +78,32 @@ def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
 
 
 def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
-    """Of each way to train, the largest size at which most values of the axis have figures."""
-    ways: dict[tuple[object, ...], dict[int, list[CellFigures]]] = {}
+    """Of each way to train, the largest size at which most values of the axis have figures. Of cells of one
+    value, such as those of two step policies, the one that was planned last stands for it."""
+    ways: dict[tuple[object, ...], dict[int, dict[object, CellFigures]]] = {}
     for one in study.cells.values():
-        ways.setdefault(_way(study, one.cell, axis), {}).setdefault(one.cell.gpus, []).append(one)
+        sizes = ways.setdefault(_way(study, one.cell, axis), {})
+        sizes.setdefault(one.cell.gpus, {})[getattr(one.cell, axis)] = one
     memory = {one.cell.id: one.step_bytes for one in cell_memories(study)}
     found = []
     for sizes in ways.values():
         most = max(sizes, key=lambda gpus: (len(sizes[gpus]), gpus))
         if len(sizes[most]) > 1:
-            found.append(_group(sizes[most], axis, memory))
-    return found
+            found.append(_group(list(sizes[most].values()), axis, memory))
+    return _told_apart(found, axis)
+
+
+def _told_apart(groups: Sequence[OverGroup], axis: str) -> list[OverGroup]:
+    """The groups with their settings."""
+    but = (axis, *_FOLLOWS.get(axis, ()))
+    alike = [
+        msgspec.structs.replace(group.cell, **{name: getattr(groups[0].cell, name) for name in but})
+        for group in groups
+    ]
+    labels = setting_labels(alike)
+    return [
+        replace(group, setting=labels[setting_of(cell)]) for group, cell in zip(groups, alike, strict=True)
+    ]
 
 
 def _way(study: StudyFigures, cell: Cell, axis: str) -> tuple[object, ...]:

@@ -180,6 +180,14 @@ def _planned_points(plan: Plan) -> Iterable[_Asked]:
 def _setting_of_request(request: Request) -> bytes:
     empty: dict[str, object] = dict.fromkeys(_ASKED, ())
     plain = msgspec.structs.replace(
-        request, **empty, scalings=(), repeats=1, include=(), exclude=(), source_folder=None
+        request,
+        **empty,
+        scalings=(),
+        repeats=1,
+        include=(),
+        exclude=(),
+        source_folder=None,
+        gpu_model=None,
+        network_gbit_per_s=None,
     )
     return msgspec.json.encode(plain, order="sorted")

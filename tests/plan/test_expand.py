@@ -424,5 +424,6 @@ def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell(plan_of: M
 
 
 def test_two_kinds_of_checkpointing_at_once_are_refused(plan_of: MakePlan) -> None:
-    with pytest.raises(UsageError, match="give one of the two"):
-        plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=True, selective_checkpointing=True)
+    for given in (True, False):
+        with pytest.raises(UsageError, match="give one of the two"):
+            plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=given, selective_checkpointing=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from harness.console import Console
 from harness.costs import CostFlags
 from harness.studies import read_figures
 from reports.analysis.recovery import Recovery, recoveries
+from reports.analysis.study import analyse
 from reports.analysis.trained import Spread, TrainedCell, races, reach, spread
 from reports.page.render import render_figures
+from reports.page.section import Table
+from reports.page.sections.training import accuracy_section
 from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Evidence
@@ -241,6 +245,19 @@ def test_a_run_that_has_not_ended_has_not_missed_the_target() -> None:
 def test_other_work_is_another_race_and_one_run_is_none() -> None:
     other = TrainedCell(cell=a_cell(gpus=4, dataset="digits"), log=RUNS[0].log)
     assert [len(race.ways) for race in races([*RUNS, other])] == [4]
+
+
+@pytest.mark.parametrize(("seeds", "words"), [((0, 1), "median over seeds"), ((0,), "of one seed each")])
+def test_a_median_over_seeds_is_said_where_there_are_several(
+    planted: Any, seeds: tuple[int, ...], words: str
+) -> None:
+    planted.plan()
+    ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
+    study = analyse("study", planted.study.plans(), [])
+    section = accuracy_section(replace(study, training={str(n): way for n, way in enumerate(ways)}))
+    assert section is not None
+    [table] = [block for block in section.blocks if isinstance(block, Table)]
+    assert words in table.caption
 
 
 def launch(name: str, slot: Slot) -> Launch:

@@ -59,10 +59,13 @@ def over_section(study: StudyFigures) -> Section | None:
 def over_table(study: StudyFigures) -> TextTable:
     """A row a value of the axis that the study is compared over, those of one way to train together."""
     assert study.compare_over is not None
-    rows = [_Row(group, row) for group in over_groups(study, study.compare_over) for row in group.rows]
+    groups = over_groups(study, study.compare_over)
+    rows = [_Row(group, row) for group in groups for row in group.rows]
+    setting: Shown[_Row] = words("setting", lambda one: one.group.setting)
     columns: list[Shown[_Row]] = [
         words("workload", lambda one: one.group.cell.workload),
         words("strategy", lambda one: label(one.group.cell)),
+        *([setting] if any(group.setting for group in groups) else []),
         figures(study.devices_word, lambda one: fields.whole(one.group.cell.gpus)),
         figures("batch per replica / global", lambda one: fields.batch(one.group.cell)),
         words(study.compare_over.replace("_", " "), lambda one: one.row.value),

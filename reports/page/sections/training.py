@@ -240,10 +240,12 @@ def accuracy_section(study: StudyFigures) -> Section | None:
 
 def _race(race: Race) -> Iterator[Block]:
     cell = race.cell
+    several = any(len(way.runs) > 1 for way in race.ways)
     yield Table(
         _ways(race),
         f"{cell.workload} on {cell.dataset}, {cell.gpus:,} {'ranks' if cell.device == 'cpu' else 'GPUs'}, "
-        f"batch {batch(cell)}: time and samples to {race.target}, median over seeds with the range",
+        f"batch {batch(cell)}: time and samples to {race.target}, "
+        f"{'median over seeds with the range' if several else 'of one seed each'}",
     )
     for way in race.ways:
         if way.never:
