@@ -141,6 +141,10 @@ class StreamedDevice(DeviceKind):
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         """The calling thread queues in `stream` meanwhile."""
 
+    @abstractmethod
+    def keep_memory(self, values: Tensor, stream: Any) -> None:
+        """Memory of another stream's is given to nobody before what `stream` does with `values` is done."""
+
 
 class Host(DeviceKind):
     """The CPU."""
@@ -251,6 +255,9 @@ class Cuda(StreamedDevice):
 
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)
+
+    def keep_memory(self, values: Tensor, stream: Any) -> None:
+        values.record_stream(stream)
 
 
 KINDS: dict[str, type[DeviceKind]] = {"cpu": Host, "cuda": Cuda}

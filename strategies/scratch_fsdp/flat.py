@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import Work
 
 from results.parts import ALIGNED_BYTES
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import Scattering, start_reduce_scatter
-from strategies.devices import device_of
 from strategies.exchange.buckets import BucketRange
+from strategies.exchange.lane import Pending
+from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.boxes import Box, Owned, View, rectangles
 
 
@@ -33,17 +34,18 @@ class Sharding:
     """Of the whole vectors."""
     computed_in: torch.dtype | None
     """What single-precision parameters are gathered in; None: as they are."""
-    offloaded: bool
-    """Whether shards, and with them gradients and the optimizer's state, lie in host memory."""
+    host: HostShards | None
+    """Where shards, and with them gradients and the optimizer's state, lie in host memory; None: they are on
+    the device."""
 
     def at_rest(self, values: Tensor) -> Tensor:
         """`values` where shards lie; a copy in host memory may be read after `settle`."""
-        return device_of(self.device).begin_copy_to_host(values) if self.offloaded else values
+        return values if self.host is None else self.host.take(values)
 
     def settle(self) -> None:
-        """Wait until what was copied to host memory is there."""
-        if self.offloaded:
-            device_of(self.device).finish_stream()
+        """Wait until what was copied to host memory is there, and what was copied from it to the device."""
+        if self.host is not None:
+            self.host.settle()
 
 
 class FlatParameters:
@@ -86,15 +88,17 @@ class FlatParameters:
     def trained(self) -> bool:
         return self.shard.requires_grad
 
-    def start_gather(self) -> Work:
+    def start_gather(self) -> Pending:
         """Begin to gather the whole vector from the shards; collective, as its work's `wait`."""
         storage = self._whole.untyped_storage()
         if not storage.nbytes():
             storage.resize_(self._bytes)
             for parameter, view in zip(self.parameters, self._views, strict=True):
                 parameter.data = view
-        own = self.shard.detach().to(self._whole, non_blocking=True)
-        return self._sharding.link.start_all_gather(self._whole, own)
+        shard, link, host = self.shard.detach(), self._sharding.link, self._sharding.host
+        if host is None:
+            return link.start_all_gather(self._whole, shard.to(self._whole))
+        return host.hand_over(shard, self._whole, partial(link.start_all_gather, self._whole))
 
     def give_up(self) -> None:
         """Give the memory of the whole vector back; until it is gathered again the parameters are NaN."""

@@ -12,8 +12,8 @@ one as well.
 `params=bf16` gathers, and computes in, bfloat16. So are gradients until they are averaged: at stage 1, which
 averages once a step, micro-batches are added up in bfloat16. At stage 3 under autocast without it, what
 autocast casts for the forward pass stays until backward, whole. `offload=cpu` keeps shards, their gradients
-and the optimizer's state in host memory; on CPU they are there anyway, and the way of a GPU (pinned memory,
-asynchronous copies) has not been run so far.
+and the optimizer's state in host memory, and copies them beside what is computed; on CPU they are there
+anyway, and the way of a GPU (pinned memory, a stream of copies) has only been run on a simulated device.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from results.layout import ModelLayout
 from strategies.collectives.link import Link
 from strategies.scratch_fsdp.facts import ScratchFsdp
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
+from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.boxes import Owned
 from strategies.training.clipping import clip_shards
@@ -63,9 +64,10 @@ class ScratchFsdpModel(ParallelModel):
             link=self._link,
             device=setting.device,
             computed_in=torch.bfloat16 if facts.gathers_bf16 else None,
-            offloaded=facts.offloads,
+            host=HostShards(setting.device) if facts.offloads else None,
         )
         around, *blocks = _units(module, setting.layout, sharding)
+        sharding.settle()
         self._flats = [flat for unit in (around, *blocks) for flat in unit.flats]
         places = {piece.name: (flat, piece) for flat in self._flats for piece in flat.pieces}
         self._places = [places[name] for name, _ in module.named_parameters()]

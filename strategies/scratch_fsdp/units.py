@@ -20,9 +20,9 @@ from functools import partial
 
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.distributed import Work
 
 from results.errors import UsageError
+from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
 from strategies.scratch_fsdp.flat import Averaging, FlatParameters, Sharding
 from strategies.training.missing_gradients import MissingGradients
@@ -36,7 +36,7 @@ class Unit:
         self.module = module
         self.flats = flats
         self.trained = [flat for flat in flats if flat.trained]
-        self._gathering: list[Work] = []
+        self._gathering: list[Pending] = []
         self._is_whole = False
         self.begin()
 

@@ -39,6 +39,7 @@ from strategies.collectives.scatter import start_reduce_scatter
 from strategies.ddp.hook import Hook
 from strategies.exchange.lane import open_lane
 from strategies.refusal import refusal
+from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.observer import Phase
 
 Ranks = Callable[..., list[Any]]
@@ -239,6 +240,37 @@ def test_a_lane_waits_for_what_it_is_given_and_who_takes_it_waits_for_the_lane()
             values.add_(1)
         pending.wait()
         assert values.tolist() == [2, 2, 2, 2]
+
+
+def test_a_gradient_is_copied_to_the_host_beside_what_is_computed() -> None:
+    with simulated():
+        host, gradient = HostShards(DEVICE), torch.ones(4, device=DEVICE)
+        copy = host.take(gradient)
+        for touched in (copy, gradient):
+            with pytest.raises(streams().UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
+                touched.add_(1)
+        host.settle()
+        assert copy.add_(1).tolist() == [2, 2, 2, 2]
+
+
+def test_a_shard_is_copied_to_the_device_beside_what_is_computed() -> None:
+    with simulated():
+        host, shard = HostShards(DEVICE), torch.ones(4)
+        whole = torch.zeros(8, device=DEVICE)
+
+        def switched_off(own: torch.Tensor) -> Any:
+            whole[:4].copy_(own)
+            return SimpleNamespace(wait=lambda: True)
+
+        pending = host.hand_over(shard, whole, switched_off)
+        for touched in (whole, shard):
+            with pytest.raises(streams().UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
+                touched.add_(1)
+        pending.wait()
+        assert whole.add_(1).tolist() == [2, 2, 2, 2, 1, 1, 1, 1]
+        # The host writes to it in the update, after all copies.
+        host.settle()
+        assert shard.add_(1).tolist() == [2, 2, 2, 2]
 
 
 def test_memory_of_a_lane_is_ordered_with_both_streams() -> None:
