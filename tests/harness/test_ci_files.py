@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,55 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
     assert shell("docs/ci/gate.sh docs/ci/nightly.yaml origin/accepted").returncode == 0
     base = "baselines/accepted.yaml" if accepted else "origin/accepted"
     assert Path("called").read_text().startswith(f"compare --ab {base} HEAD ")
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Callable[[str, int], subprocess.CompletedProcess[str]]:
+    """`canary(text, code)` runs .ci/canary in a clone with this accepted.yaml; its bench ends with `code`."""
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    git("init", "--quiet", str(origin))
+    for number in range(3):
+        git("-C", str(origin), "commit", "--quiet", "--allow-empty", "--message", str(number))
+    git("clone", "--quiet", origin.as_uri(), str(clone))
+    for folder in (".ci", "baselines", ".venv/bin"):
+        (clone / folder).mkdir(parents=True)
+    shutil.copy(CI.parents[1] / ".ci" / "canary", clone / ".ci")
+
+    def ran(text: str, code: int) -> subprocess.CompletedProcess[str]:
+        (clone / "baselines/accepted.yaml").write_text(text)
+        (clone / ".venv/bin/bench").write_text(f"#!/bin/sh\nexit {code}\n")
+        (clone / ".venv/bin/bench").chmod(0o755)
+        return subprocess.run([clone / ".ci/canary"], capture_output=True, text=True)
+
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("quote", "code", "ends", "told"),
+    [
+        ('"', 0, 0, ""),
+        ("'", 1, 1, "this tree trains worse, or otherwise, than commit 0123456789ab: see"),
+        ("", 2, 2, ""),
+        ("", 3, 0, "the accepted commit cannot be compared with, which is no failure"),
+    ],
+    ids=["green", "red", "no verdict", "incomparable"],
+)
+def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_history(
+    canary: Callable[[str, int], subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    quote: str,
+    code: int,
+    ends: int,
+    told: str,
+) -> None:
+    done = canary(f"# The commit.\ncommit: {quote}{'0123456789abcdef' * 2}01234567{quote}\n", code)
+    assert (done.returncode, done.stderr) == (ends, "")
+    assert told in done.stdout
+    assert bool(done.stdout) == bool(told)
+    listed = subprocess.run(
+        ["git", "-C", tmp_path / "clone", "rev-list", "--count", "HEAD"], capture_output=True, text=True
+    )
+    assert listed.stdout.strip() == "3"
 
 
 @pytest.mark.slow
