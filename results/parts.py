@@ -106,6 +106,9 @@ class ModelParts:
     """Bytes of one sample's results, fp32."""
     chained: bool = True
     """Whether a pipeline can be cut between its blocks."""
+    by_unit: bool = False
+    """Whether it can be built on the meta device, and given its initial values unit by unit: its builder does
+    nothing that `workloads.recorded` refuses."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

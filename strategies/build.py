@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from results.layout import ModelLayout
 from results.registry import load
@@ -15,7 +15,7 @@ from strategies.devices import device_of
 from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.refusal import require_possible
 from strategies.training.found_layout import found_layout
-from strategies.training.parallel import ParallelModel, Setting
+from strategies.training.parallel import Initial, ParallelModel, Setting
 
 
 def parallelize(
@@ -65,9 +65,12 @@ def lay_out(
     device: torch.device,
     exchange: ExchangeSettings,
     layout: ModelLayout,
+    initial: Initial | None = None,
 ) -> ParallelModel:
-    """`parallelize` for settings that were looked at."""
+    """`parallelize` for settings that were looked at; a module on the meta device comes with its `initial`
+    values."""
     facts = STRATEGIES.facts(strategy)
+    assert initial is None or facts.by_unit
     if not facts.distributed:
         alone: Callable[[nn.Module], ParallelModel] = load(facts.model)
         return alone(module)
@@ -77,6 +80,11 @@ def lay_out(
         exchange=exchange,
         layout=layout,
         groups=facts.groups(Link(exchange.group).size, exchange.node_size),
+        fill=_has_values if initial is None else lambda tensor: initial(tensor, device),
     )
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)
     return build(module, setting)
+
+
+def _has_values(tensor: Tensor) -> None:
+    """Of a module that was built whole."""

@@ -124,6 +124,12 @@ class StrategyFacts(CatalogFacts):
         return False
 
     @property
+    def by_unit(self) -> bool:
+        """Whether its model takes a module on the meta device, and gives it its initial values a unit at a
+        time (`Setting.fill`)."""
+        return False
+
+    @property
     def gathers_bf16(self) -> bool:
         """Whether parameters are gathered, and computed with, in bfloat16."""
         return False

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from results.cell import Cell
 from results.parts import ModelParts
 from results.spec import Option
-from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered, sharded_moments
+from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered, built_whole, sharded_moments
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.facts import StrategyFacts
 
@@ -28,6 +28,10 @@ class ShardingFacts(StrategyFacts):
 
     @property
     def shards(self) -> bool:
+        return True
+
+    @property
+    def by_unit(self) -> bool:
         return True
 
     @property
@@ -55,7 +59,11 @@ class ShardingFacts(StrategyFacts):
         units = self.units(sizes)
         shard = 0 if self.offloads and cell.device == "cuda" else units.shard
         rest = Footprint(moment="update", parameters=shard, optimizer=sizes.state(shard))
-        return sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))
+        if self.by_unit and parts.by_unit:
+            yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
+        else:
+            yield from built_whole(sizes, units)
+        yield from sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         return self.units(self.sizes(cell, parts)).shard
@@ -63,6 +71,10 @@ class ShardingFacts(StrategyFacts):
     @abstractmethod
     def units(self, sizes: Sizes) -> Units:
         """What is gathered together."""
+
+    def built(self, sizes: Sizes, units: Units) -> int:
+        """Of a model that is built unit by unit, whole parameters beside the shards."""
+        return max(units.full_around, units.full_block)
 
     @abstractmethod
     def gathered(self, units: Units) -> Gathered:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from results.errors import UsageError
 from workloads.catalog import WORKLOADS, facts, shape_of
+from workloads.recorded import Recorder
 from workloads.shape import Shape
 from workloads.source import module_file, split_positional
 from workloads.workload import Workload
 
 
-def build_workload(text: str, *, source_folder: Path | None = None) -> Workload:
+def build_workload(text: str, *, source_folder: Path | None = None, by_unit: bool = False) -> Workload:
     """The workload that `text` names, its module on the CPU (or on the device of a `torch.device` context).
 
-    The initial parameters follow from `torch.manual_seed` alone. A `py:` workload is imported from
-    `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
+    The initial parameters follow from `torch.manual_seed` alone. `by_unit`: a model that can be built unit by
+    unit is on the meta device, with its `initial` values, which are the same. A `py:` workload is imported
+    from `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
     UsageError for a user's function that cannot be imported or returns something else.
     """
     spec = WORKLOADS.parse(text)
     known = facts(spec)
     if known.own_code:
         return _call(known.builder, folder=(source_folder or Path.cwd()).resolve())
-    return build(shape_of(spec))
+    return build(shape_of(spec), by_unit=by_unit)
 
 
 def import_builder(text: str, *, source_folder: Path | None = None) -> None:
@@ -39,11 +44,16 @@ def import_builder(text: str, *, source_folder: Path | None = None) -> None:
         importlib.import_module(shape_of(spec).facts().builder.partition(":")[0])
 
 
-def build(shape: Shape) -> Workload:
-    """The workload of this shape, by its family's builder."""
-    module, _, function = shape.facts().builder.partition(":")
+def build(shape: Shape, *, by_unit: bool = False) -> Workload:
+    """The workload of this shape, by its family's builder; `by_unit` as in `build_workload`."""
+    known = shape.facts()
+    module, _, function = known.builder.partition(":")
     made: Callable[[Shape], Workload] = getattr(importlib.import_module(module), function)
-    return made(shape)
+    if not by_unit or not known.by_unit:
+        return made(shape)
+    with torch.device("meta"), Recorder() as recorder:
+        workload = made(shape)
+    return replace(workload, initial=recorder.values_of(workload.module))
 
 
 def _call(positional: str, *, folder: Path) -> Workload:

@@ -60,6 +60,11 @@ class WorkloadFacts:
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
     @cached_property
+    def by_unit(self) -> bool:
+        """Whether the model can be given its initial values unit by unit (`ModelParts.by_unit`)."""
+        return not isinstance(self.parts, Unknown) and self.parts.by_unit
+
+    @cached_property
     def blocks(self) -> int | Unknown:
         """Repeated blocks, which a pipeline's stages are made of; 0: the model cannot be cut."""
         return self.parts if isinstance(self.parts, Unknown) else len(self.parts.blocks)

@@ -51,7 +51,8 @@ class TokenInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model with its loss and its data; the module is on the CPU, in training mode, freshly initialised."""
+    """A model with its loss and its data; the module is on the CPU, in training mode, freshly initialised, or
+    on the meta device and has `initial` values."""
 
     module: nn.Module
     loss: Callable[[Any, Any], Tensor] | None = None
@@ -77,6 +78,9 @@ class Workload:
     """None: the strategies find its like blocks; `ModelLayout()`: it has none."""
     input: ImageInput | TokenInput | None = None
     """What real data are shaped to; None: the workload runs on synthetic data alone."""
+    initial: Callable[[Tensor, torch.device], None] | None = None
+    """Gives a parameter or buffer of a module on the meta device its values, on a device and in place; set by
+    `build_workload`. None: the module has them."""
 
     def __post_init__(self) -> None:
         if self.loss is not None and self.step is not None:

@@ -15,9 +15,10 @@ from results.cell import Cell
 from results.errors import UsageError
 from results.groups import GroupLayout
 from results.layout import ModelLayout
-from strategies.catalog import group_layout
+from strategies.catalog import STRATEGIES, group_layout
 from strategies.pipeline.chain import chained_layout
 from strategies.training.loss import BatchLoss
+from strategies.training.parallel import Blank
 from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS
@@ -39,13 +40,21 @@ class CellSetup:
     """What the strategy may take; what a proof adds is not under it."""
 
     def workload(self) -> Workload:
-        """A fresh model with the cell's initial parameters: the same on every rank, every time.
+        """A fresh model to train, with the cell's initial parameters: the same on every rank, every time.
 
-        Raises UsageError if a user's source or data file is not what the cell was planned with.
+        Where model and strategy can, it is on the meta device, and the strategy gives it its values a unit at
+        a time. Raises UsageError if a user's source or data file is not what the cell was planned with.
         """
+        return self._built(by_unit=STRATEGIES.facts(self.cell.strategy).by_unit)
+
+    def whole_workload(self) -> Workload:
+        """As `workload`, with the values of the module in it."""
+        return self._built(by_unit=False)
+
+    def _built(self, *, by_unit: bool) -> Workload:
         self._check_files()
         seed_torch(self.cell.seed)
-        return build_workload(self.cell.workload, source_folder=self.source_folder)
+        return build_workload(self.cell.workload, source_folder=self.source_folder, by_unit=by_unit)
 
     def _check_files(self) -> None:
         folder = self.source_folder or Path.cwd()
@@ -94,8 +103,9 @@ class CellSetup:
         """The workload's model laid out over all ranks; collective. Raises UsageError if none trains."""
         if not any(parameter.requires_grad for parameter in workload.module.parameters()):
             raise UsageError(f"{self.cell.workload} has no parameter that could be trained")
+        module, initial = workload.module, workload.initial
         return Trainer(
-            workload.module,
+            module if initial is None else Blank(module, initial),
             workload.loss if workload.step is None else BatchLoss(workload.step),
             device=self.device,
             settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),

@@ -92,7 +92,7 @@ class ReferenceModel:
     def __init__(self, setup: CellSetup) -> None:
         """This rank's random state stays as it is."""
         before = torch.get_rng_state()
-        self.workload = setup.workload()
+        self.workload = setup.whole_workload()
         torch.set_rng_state(before)
         self.module = self.workload.module.to(setup.device).train()
         if setup.cell.memory_format == "channels_last":

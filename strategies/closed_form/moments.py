@@ -49,6 +49,12 @@ def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> 
     )
 
 
+def built_whole(sizes: Sizes, units: Units) -> Iterator[Footprint]:
+    """The moments at which a model that was built whole is split, and sharded."""
+    yield Footprint(moment="model built", parameters=sizes.built)
+    yield Footprint(moment="model built", parameters=sizes.parameters + units.shard)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
     """Bytes of whole parameters of a sharded model at three moments of backward, and in the update."""
@@ -76,8 +82,6 @@ def sharded_moments(
 ) -> Iterator[Footprint]:
     """The moments of a rank that has shards; it has `rest` in all moments after the model is built."""
     kept, held = sizes.activations(), averaging.held
-    yield Footprint(moment="model built", parameters=sizes.built)
-    yield Footprint(moment="model built", parameters=sizes.parameters + units.shard)
     begins = replace(rest, moment="backward begins", gradients=held)
     yield replace(begins, gathered=gathered.at_loss, activations=kept.at_loss)
     yield replace(begins, gathered=gathered.at_block, activations=kept.at_block)

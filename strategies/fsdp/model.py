@@ -21,7 +21,7 @@ On CPU torch waits for each gathering where it begins, so that nothing overlaps,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -62,7 +62,7 @@ class FsdpModel(ParallelModel):
     """A module under `fully_shard`, block by block, with the options of its spec."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
-        """Collective: all ranks take the parameters and buffers of rank 0.
+        """Collective: all ranks take the parameters and buffers of rank 0, and shard them unit by unit.
 
         Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
         data types in one block, shared by blocks, or with sparse gradients; for one that does not compute
@@ -76,14 +76,17 @@ class FsdpModel(ParallelModel):
         _require_shardable(module, layout)
         if facts.gathers_bf16:
             require_bf16_parameters(module, device)
-        for tensor in (*module.parameters(), *self._buffers.now()):
-            take_from_first(self._link, [tensor])
+        begin = partial(_begin, self._link, setting.fill)
         self._grid = DeviceGrid(self._link, setting.groups, device)
-        tensor_link = self._grid.tensor
-        self._split = None if tensor_link is None else TensorSplit(module, layout, tensor_link)
+        self._split = None
+        if self._grid.tensor is not None:
+            begin(module.parameters())
+            self._split = TensorSplit(module, layout, self._grid.tensor)
         choices = _choices(facts, layout)
         _checkpoint(module, choices)
-        self._units = _shard(module, choices, facts, self._grid.mesh)
+        whole = begin if self._split is None else _has_begun
+        self._units = _shard(module, choices, facts, self._grid.mesh, whole)
+        begin(self._buffers.now())
         self._named = dict(module.named_parameters())
         self._unlike = UnlikeGradients(self._link, device)
         self._guards = [
@@ -232,17 +235,41 @@ def _checkpoint(module: nn.Module, choices: Mapping[str, BlockChoice]) -> None:
         checkpoint_blocks(module, ModelLayout(blocks=recomputed))
 
 
+Begin = Callable[[Iterable[Tensor]], None]
+
+
+def _begin(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
+    """Give tensors their initial values, those of rank 0; collective."""
+    for tensor in tensors:
+        fill(tensor)
+        take_from_first(link, [tensor])
+
+
+def _has_begun(tensors: Iterable[Tensor]) -> None:
+    """They have their values, of which ranks may have different parts."""
+
+
 def _shard(
-    module: nn.Module, choices: Mapping[str, BlockChoice], facts: Fsdp2Facts, mesh: DeviceMesh
+    module: nn.Module,
+    choices: Mapping[str, BlockChoice],
+    facts: Fsdp2Facts,
+    mesh: DeviceMesh,
+    begin: Begin,
 ) -> list[FSDPModule]:
-    """Shard each block, then what is around them; the blocks in the order of the forward pass."""
+    """Shard each block, then what is around them; the blocks in the order of the forward pass.
+
+    The parameters of each get their values by `begin` just before, so that one unit is whole at a time.
+    """
     policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
     # What is around the blocks is needed again as soon as the backward pass begins.
     around = BlockChoice(reshard=False, offload=facts.offloads)
     try:
         units: list[FSDPModule] = []
         for name, choice in choices.items():
-            units.append(fully_shard(layout_module(module, name), **_options(choice, mesh), mp_policy=policy))
+            block = layout_module(module, name)
+            begin(block.parameters())
+            units.append(fully_shard(block, **_options(choice, mesh), mp_policy=policy))
+        begin([parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)])
         fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
         # What torch asks of a model, in its words: one data type a unit, say.

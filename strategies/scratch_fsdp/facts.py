@@ -71,6 +71,10 @@ class ScratchFsdp(ShardingFacts):
 
         return Units(sizes, full=full, halved=self.gathers_bf16)
 
+    def built(self, sizes: Sizes, units: Units) -> int:
+        # Parameters are drawn one by one, each beside the vector that it goes into.
+        return super().built(sizes, units) + VALUE_BYTES * sizes.parts.largest_weight
+
     def gathered(self, units: Units) -> Gathered:
         always = units.around + sum(units.blocks) if self.stage < 3 else 0
         ahead = min(1 + self.spec.integer("prefetch"), len(units.blocks)) * units.block

@@ -9,7 +9,7 @@ again. Between the two a parameter of the module is NaN in its shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from strategies.exchange.buckets import BucketRange
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.boxes import Box, Owned, View, rectangles
+from strategies.training.replicas import take_from_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Sharding:
     host: HostShards | None
     """Where shards, and with them gradients and the optimizer's state, lie in host memory; None: they are on
     the device."""
+    fill: Callable[[Tensor], None]
+    """Gives a parameter its initial values, if it has none."""
 
     def at_rest(self, values: Tensor) -> Tensor:
         """`values` where shards lie; a copy in host memory may be read after `settle`."""
@@ -52,37 +55,43 @@ class FlatParameters:
     """Parameters of one data type, all trained or all not, with zeros between them and up to equal shards."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], sharding: Sharding) -> None:
-        """Takes the values of the parameters, which the ranks have in common, and leaves them given up."""
+        """Takes the parameters' initial values, those of rank 0, and leaves them given up; collective."""
         self.parameters = tuple(named.values())
         self._sharding = sharding
-        link, first = sharding.link, self.parameters[0].detach()
-        dtype = sharding.computed_in if first.dtype == torch.float32 else None
-        dtype = dtype or first.dtype
+        link, kept_in = sharding.link, self.parameters[0].dtype
+        dtype = sharding.computed_in if kept_in == torch.float32 else None
+        dtype = dtype or kept_in
         self.pieces = _aligned(named, ALIGNED_BYTES // dtype.itemsize)
         last = self.pieces[-1]
         shard = math.ceil((last.offset + last.numel) / link.size)
-        values = first.new_zeros(link.size * shard)
-        self._put_into(values)
-        own = values[link.rank * shard :][:shard].clone()
-        self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)
-        """(n / ranks, rounded up), of n elements with the zeros between them: what this rank updates."""
-        self._whole = torch.empty_like(values, dtype=dtype)
-        self._views = [piece.of(self._whole) for piece in self.pieces]
         # What a parameter is while the values are given up: reading one must not end the process. It has the
         # data type of the values, which autograd remembers of a leaf.
-        nothing = self._whole.new_full((), math.nan if dtype.is_floating_point else 0)
+        nothing = torch.full(
+            (), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=sharding.device
+        )
         self._nothing = [nothing.expand(piece.shape) for piece in self.pieces]
-        self._gaps = _gaps(self.pieces, len(values))
+        own = self._taken(link.size * shard, kept_in)[link.rank * shard :][:shard].clone()
+        self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)
+        """(n / ranks, rounded up), of n elements with the zeros between them: what this rank updates."""
+        self._whole = torch.empty(link.size * shard, dtype=dtype, device=sharding.device)
+        self._views = [piece.of(self._whole) for piece in self.pieces]
+        self._gaps = _gaps(self.pieces, len(self._whole))
         self._bytes = self._whole.nbytes
         self.give_up()
         # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
         self._share = torch.tensor(1 / link.size, dtype=torch.float64)
-        self._summed_in = torch.promote_types(first.dtype, torch.float32)
+        self._summed_in = torch.promote_types(kept_in, torch.float32)
 
     @torch.no_grad()
-    def _put_into(self, values: Tensor) -> None:
-        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+    def _taken(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """The parameters in one vector of zeros; each gives its own memory up as soon as it is there."""
+        values = torch.zeros(numel, dtype=dtype, device=self._sharding.device)
+        for parameter, piece, nothing in zip(self.parameters, self.pieces, self._nothing, strict=True):
+            self._sharding.fill(parameter)
+            take_from_first(self._sharding.link, [parameter])
             piece.of(values).copy_(parameter)
+            parameter.data = nothing
+        return values
 
     @property
     def trained(self) -> bool:

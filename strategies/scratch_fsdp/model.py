@@ -58,13 +58,15 @@ class ScratchFsdpModel(ParallelModel):
         self._device = setting.device
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
-        for tensor in (*module.parameters(), *self._buffers.now()):
-            take_from_first(self._link, [tensor])
+        for buffer in self._buffers.now():
+            setting.fill(buffer)
+            take_from_first(self._link, [buffer])
         sharding = Sharding(
             link=self._link,
             device=setting.device,
             computed_in=torch.bfloat16 if facts.gathers_bf16 else None,
             host=HostShards(setting.device) if facts.offloads else None,
+            fill=setting.fill,
         )
         around, *blocks = _units(module, setting.layout, sharding)
         sharding.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -28,6 +28,18 @@ OptimizerState = dict[str, object]
 """Of one parameter, by the optimizer's own keys (`exp_avg`, say): tensors, whole, and numbers."""
 
 
+Initial = Callable[[Tensor, torch.device], None]
+"""Gives a parameter or buffer of a module on the meta device its initial values, on a device and in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A module on the meta device, and what gives it its initial values."""
+
+    module: nn.Module
+    initial: Initial
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a strategy is given beside the model."""
@@ -38,6 +50,9 @@ class Setting:
     layout: ModelLayout
     groups: GroupLayout
     """Of the ranks of the exchange's group."""
+    fill: Callable[[Tensor], None]
+    """Gives a parameter or buffer of a module that was built on the meta device its initial values on
+    `device`, in place. A strategy whose facts are `by_unit` calls it for each, when it takes its values."""
 
     @property
     def spec(self) -> Spec:

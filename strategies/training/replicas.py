@@ -20,6 +20,10 @@ def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
     if not tensors:
         return
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        # One tensor is its own message: no copy lies beside a large one.
+        link.broadcast(tensors[0].view(-1).view(torch.uint8), 0)
+        return
     message = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
     link.broadcast(message, 0)
     if link.rank == 0:

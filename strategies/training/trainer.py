@@ -33,7 +33,7 @@ from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.found_layout import found_layout
 from strategies.training.loss import Batch, Loss
 from strategies.training.observer import Phase, SilentObserver, StepObserver
-from strategies.training.parallel import GradientTask
+from strategies.training.parallel import Blank, GradientTask, Initial
 from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
 
 
@@ -80,7 +80,7 @@ class Trainer:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Blank,
         loss: Loss,
         *,
         device: torch.device,
@@ -88,7 +88,8 @@ class Trainer:
         layout: ModelLayout | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        """Move `module` to `device` and lay it out; collective if the strategy is.
+        """Move `module` to `device` and lay it out; collective if the strategy is. A `Blank` is for strategies
+        whose facts are `by_unit`: they give it its values a unit at a time.
 
         `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
         the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
@@ -121,7 +122,11 @@ class Trainer:
         """What `attach` was given."""
         self._checkpoints: Checkpoints | None = None
         set_float32_math(settings.precision)
-        module = _placed(module, device, settings.memory_format)
+        initial: Initial | None = None
+        if isinstance(module, Blank):
+            initial, module = module.initial, module.module
+        else:
+            module = _placed(module, device, settings.memory_format)
         self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
         """Of the whole model: a strategy may leave this rank a part of it."""
         layout = found_layout(module) if layout is None else layout
@@ -131,7 +136,12 @@ class Trainer:
         self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
         """To the ranks that train together; None with `single`."""
         self.model = lay_out(
-            module.train(), settings.strategy, device=device, exchange=exchange, layout=layout
+            module.train(),
+            settings.strategy,
+            device=device,
+            exchange=exchange,
+            layout=layout,
+            initial=initial,
         )
         if settings.compile:
             _compile(self.model.bare)

@@ -57,7 +57,13 @@ def test_parameters_in_a_flat_vector_begin_at_16_bytes() -> None:
 
 def shard_of(group: ExchangeGroup, sizes: list[int], computed_in: torch.dtype | None) -> int:
     """On a rank: elements of its shard of parameters of these sizes."""
-    sharding = Sharding(link=Link(group), device=torch.device("cpu"), computed_in=computed_in, host=None)
+    sharding = Sharding(
+        link=Link(group),
+        device=torch.device("cpu"),
+        computed_in=computed_in,
+        host=None,
+        fill=lambda parameter: None,
+    )
     named = {f"{index}": nn.Parameter(torch.ones(size)) for index, size in enumerate(sizes)}
     return FlatParameters(named, sharding).shard.numel()
 

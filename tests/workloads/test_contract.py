@@ -243,6 +243,37 @@ def test_initial_parameters_follow_from_the_seed(shape: Shape) -> None:
 
 
 @every_shape
+def test_a_model_that_is_built_by_unit_has_the_same_values(shape: Shape) -> None:
+    """Bit for bit, though the last is filled first, and so has the generator; `vit` does not say it can."""
+    torch.manual_seed(3)
+    whole, after = build(shape).module, torch.get_rng_state()
+    torch.manual_seed(3)
+    workload = build(shape, by_unit=True)
+    module, initial = workload.module, workload.initial
+    assert (initial is not None) == parts_of(shape).by_unit == (shape is not VIT.shape)
+    tensors = [*module.parameters(), *module.buffers()]
+    if initial is not None:
+        assert all(tensor.is_meta for tensor in tensors)
+        for tensor in reversed(tensors):
+            initial(tensor, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), after)
+    expected, found = whole.state_dict(keep_vars=True), module.state_dict(keep_vars=True)
+    assert list(found) == list(expected)
+    assert all(_is_same(found[name], value) for name, value in expected.items())
+    # What is shared stays shared.
+    assert len(list(module.parameters())) == len(list(whole.parameters()))
+
+
+def _is_same(found: Tensor, expected: Tensor) -> bool:
+    alike = (type(found), found.dtype, found.requires_grad) == (
+        type(expected),
+        expected.dtype,
+        expected.requires_grad,
+    )
+    return alike and torch.equal(found, expected)
+
+
+@every_shape
 def test_the_smallest_micro_batch_trains_and_less_does_not(shape: Shape) -> None:
     known, workload = shape.facts(), build(shape)
     least = known.minimum_batch

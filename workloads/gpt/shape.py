@@ -63,4 +63,5 @@ class GPTShape(TextShape):
             head=text_head(norm, self, kept=2 * t * d + 2 * t),
             shared_values=vocabulary * d,
             logits=VALUE_BYTES * t * vocabulary,
+            by_unit=True,
         )

@@ -78,4 +78,5 @@ class LlamaShape(TextShape):
             head=text_head((norm, *own_head), self, kept=3 * t * d + t),
             shared_values=vocabulary * d if self.tied else 0,
             logits=VALUE_BYTES * t * vocabulary,
+            by_unit=True,
         )

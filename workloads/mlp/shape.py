@@ -50,4 +50,4 @@ class MLPShape(Shape):
             flops=sum(2 * taken * outputs for taken, outputs in pairwise(self.widths)),
         )
         empty = Part(weights=(), saved=Saved())
-        return ModelParts(stem=empty, blocks=(), head=head, logits=VALUE_BYTES * classes)
+        return ModelParts(stem=empty, blocks=(), head=head, logits=VALUE_BYTES * classes, by_unit=True)

@@ -149,6 +149,7 @@ class ResNetShape(Shape):
             blocks=tuple(blocks),
             head=head,
             logits=VALUE_BYTES * self.classes,
+            by_unit=True,
         )
 
 
