@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, tensor: Tensor, into: Callable[[Tensor], object], *, drawn: bool = False
     ) -> None:
         storage = tensor.untyped_storage()
-        if not tensor.is_meta or not tensor.is_contiguous() or storage.nbytes() != tensor.nbytes:
+        if not tensor.is_meta or not _is_whole(tensor):
             raise BenchError(
                 f"a model that is built unit by unit has whole tensors on the meta device written, and "
                 f"{func} writes {tuple(tensor.shape)} on {tensor.device}"
@@ -109,14 +109,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._writes[storage._cdata] = write
 
     def values_of(self, module: nn.Module) -> InitialValues:
-        """Of all parameters and buffers of `module`. Raises BenchError for one that was given none."""
+        """Of all parameters and buffers of `module`. Raises BenchError for one that was given none, or that
+        has them in another order or in common with another one."""
         found: dict[Tensor, _Write] = {}
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-            write = self._writes.get(tensor.untyped_storage()._cdata)
-            if write is None:
-                raise BenchError(f"a model that is built unit by unit gives {name} no values")
+            write = self._writes.pop(tensor.untyped_storage()._cdata, None)
+            if write is None or not _is_whole(tensor):
+                raise BenchError(f"a model that is built unit by unit gives {name} no values of its own")
             found[tensor] = write
         return InitialValues(found)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it has all values of its storage, row by row."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _into(

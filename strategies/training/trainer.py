@@ -88,8 +88,9 @@ class Trainer:
         layout: ModelLayout | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        """Move `module` to `device` and lay it out; collective if the strategy is. A `Blank` is for strategies
-        whose facts are `by_unit`: they give it its values a unit at a time.
+        """Move `module` to `device` and lay it out; collective if the strategy is.
+
+        A `Blank` is for strategies whose facts are `by_unit`: they give it its values a unit at a time.
 
         `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
         the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
