@@ -14,11 +14,11 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from harness.table_text import INDENT, fitted_lines, table_lines
 from results.foreign_text import visible
 
 WIDE = 400
 """Columns that output has where it is not shown on a terminal."""
-GAP = "  "
 PLAIN_EVERY_S = 15.0
 """Without a terminal, one line of progress at most this often."""
 
@@ -85,32 +85,6 @@ class ProgressLine:
             self._last, self._last_at = standing, time.monotonic()
 
 
-def table_lines(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
-) -> list[str]:
-    """A table as lines of text: heads break at their blanks, cells never do."""
-    rows = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
-    widths = column_widths(headers, rows)
-    heads = [textwrap.wrap(header, width) for header, width in zip(headers, widths, strict=True)]
-    height = max(map(len, heads))
-    lines = [[""] * (height - len(head)) + head for head in heads]
-    return [
-        GAP.join(
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in [*zip(*lines, strict=True), *rows]
-    ]
-
-
-def column_widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Characters of each column: its widest cell, or the longest word of its head."""
-    return [
-        max(max(map(len, header.split())), max((len(row[number]) for row in rows), default=0))
-        for number, header in enumerate(headers)
-    ]
-
-
 class Console:
     """The only place that prints. What text of others could do to a terminal is shown instead of done."""
 
@@ -147,8 +121,28 @@ class Console:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
     ) -> None:
-        """A table on stdout; figures are set flush right, and nothing is ever cut."""
-        for line in table_lines(headers, rows, numeric=numeric):
+        """A table on stdout; figures are set flush right, and nothing is ever cut. Off a terminal each row is
+        one line."""
+        width = self.width
+        lines = (
+            table_lines(headers, rows, numeric=numeric)
+            if width >= WIDE
+            else fitted_lines(headers, rows, numeric=numeric, width=width)
+        )
+        for line in lines:
+            self.result(line)
+
+    def sentence(self, text: str) -> None:
+        """Words on stdout, in lines that the terminal has room for."""
+        width = self.width
+        lines = (
+            [text]
+            if width >= WIDE
+            else textwrap.wrap(
+                visible(text), width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+            )
+        )
+        for line in lines:
             self.result(line)
 
     @contextmanager

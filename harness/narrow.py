@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.console import GAP, column_widths, table_lines
+from harness.table_text import GAP, column_widths, table_lines
 from reports import fields
 from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
 from reports.text import NOTHING, percent

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.console import GAP, Console, column_widths
+from harness.console import Console
 from harness.narrow import narrow_lines
+from harness.table_text import GAP, column_widths
 from reports.analysis.headline import headline, headline_table
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures

@@ -197,13 +197,13 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
             files.replace(path, FACES[form](found).encode())
     if any(path is None for _, path in targets):
         return
-    console.result(headline(found))
+    console.sentence(headline(found))
     if shown := rows(found, every=every):
         console.table(HEADS, shown, numeric=[head in ("BASE", "NEW", "change") for head in HEADS])
     for finding in found.findings:
         if finding.reason:
-            console.result(sentence(finding))
-    console.result(method(found))
+            console.sentence(sentence(finding))
+    console.sentence(method(found))
 
 
 def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:

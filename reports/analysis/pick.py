@@ -16,6 +16,7 @@ from reports.analysis.training import differences_in_training
 from reports.text import count, duration, listed, metric, percent
 
 LEFT_OUT = "what the curves end in trains in another way, or is not proven"
+UNPROVEN = "not proven"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
 
 def _refused(figures: CellFigures, differences: Sequence[str]) -> str | None:
     if figures.proof is None:
-        return "not proven"
+        return UNPROVEN
     return f"it {listed(differences)}" if differences else None
 
 

@@ -47,6 +47,8 @@ class Purchase:
     throughput: Metric
     efficiency: Metric | None
     """None for the baseline itself, and where none is claimed."""
+    shown_efficiency: Metric | None
+    """At `shown_to`, by the same strategy; None where the efficiency is."""
     against: str | None
     """The baseline of the efficiency: `single on 1`."""
     epoch_ns: Metric | None
@@ -152,7 +154,7 @@ def _size_to_buy(
         scaling=kind,
         batch=piece.curves[0].key.batch,
         goal=goal.text,
-        choice=_choice(found) if found else None,
+        choice=_choice(found, candidates) if found else None,
         absent=picked if isinstance(picked, str) else None,
         why=found.why if found else None,
         confidence=_confidence(found, rests_on, doubts) if found and rests_on else None,
@@ -178,9 +180,15 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
 
 
-def _choice(picked: Picked) -> Purchase:
+def _choice(picked: Picked, candidates: Sequence[Candidate]) -> Purchase:
     one, claim = picked.candidate, picked.candidate.efficiency
     claimed = None if claim.is_baseline else claim
+    smaller = [
+        other.efficiency.metric
+        for other in candidates
+        if (other.strategy, other.gpus) == (one.strategy, picked.shown_to)
+        and not other.efficiency.is_baseline
+    ]
     return Purchase(
         cell_id=one.figures.cell.id,
         strategy=one.strategy,
@@ -190,6 +198,7 @@ def _choice(picked: Picked) -> Purchase:
         or_more=picked.or_more,
         throughput=one.figures.throughput,
         efficiency=claimed.metric if claimed else None,
+        shown_efficiency=smaller[0] if claimed and smaller else None,
         against=claimed.baseline.short if claimed and claimed.baseline else None,
         epoch_ns=one.cost.epoch_ns,
         usd_per_epoch=one.cost.usd_per_epoch,

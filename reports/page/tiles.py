@@ -10,7 +10,8 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import NOT_RUN, outcome_words
-from reports.analysis.size_to_buy import SizeToBuy
+from reports.analysis.pick import UNPROVEN
+from reports.analysis.size_to_buy import Purchase, SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile
@@ -79,19 +80,32 @@ def _size(all_shown: Sequence[Shown]) -> Tile:
     beyond = first.choice.shown_to
     by = first.goal if beyond is None else f"growing beyond {beyond:,} may pay or not: the runs leave it open"
     others = [f"{_named(one, all_shown)}: {one.bought.text}" for one in all_shown[1:4]]
-    other = count(len(first.left_out), "point")
-    left_out = [f"not chosen from: {other}, such as {first.left_out[0]}"] if first.left_out else []
+    left_out = _left_out(first.left_out)
     lines = (f"with {first.choice.strategy}; {_named(all_shown[0], all_shown)}", by, *left_out, *others)
     return Tile(title=title, figure=first.choice.size, lines=lines, anchor="method-size-to-buy")
 
 
+def _left_out(points: Sequence[str]) -> Iterator[str]:
+    """What was not chosen from, and why not, with the first of each kind."""
+    unproven = [point for point in points if point.endswith(f"({UNPROVEN})")]
+    other = [point for point in points if point not in unproven]
+    if other:
+        yield (
+            f"not chosen from: {count(len(other), 'point')} of other training, which may take more samples "
+            f"to the same loss, such as {other[0]}"
+        )
+    if unproven:
+        yield f"not chosen from: {count(len(unproven), 'point')} without a proof, such as {unproven[0]}"
+
+
 def _because(reasons: Iterable[str]) -> str:
-    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason; empty where there is none."""
-    counted = Counter(reasons).most_common()
+    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason, or both of two; empty where
+    there is none."""
+    counted = [reason for reason, _ in Counter(reasons).most_common()]
     if not counted:
         return ""
-    others = f"; {count(len(counted) - 1, 'other reason')}" if len(counted) > 1 else ""
-    return f" ({counted[0][0]}{others})"
+    told = [counted[0], f"{len(counted) - 1} other reasons"] if len(counted) > 2 else counted
+    return f" ({'; '.join(told)})"
 
 
 def _named(one: Shown, among: Sequence[Shown]) -> str:
@@ -117,12 +131,22 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
             said = metric(value)
             told = f"{where}: {said.value} ({said.note})"
             if not figure:
-                figure = said.value
-                told = f"{said.note}; {where}, against {against}"
+                figure, note = _at_both_ends(one.bought.choice, value)
+                told = f"{note}; {where}, against {against}"
         lines.append(told)
     if not lines:
         lines.append("no cell has a figure")
     return Tile(title=title, figure=figure or "not claimed", lines=tuple(lines), anchor=anchor)
+
+
+def _at_both_ends(choice: Purchase | None, value: Metric) -> tuple[str, str]:
+    """The efficiency and its note, of both sizes where the choice is from one to another."""
+    said = metric(value)
+    if choice is None or choice.shown_efficiency is None:
+        return said.value, said.note
+    first = metric(choice.shown_efficiency)
+    note = f"on {choice.shown_to:,}: {first.note}; on {choice.gpus:,}: {said.note}"
+    return f"{first.value} to {said.value}", note
 
 
 def _claim(one: Shown, among: Sequence[Shown]) -> tuple[Metric | None, str, str]:
@@ -208,15 +232,17 @@ def _trust(study: StudyFigures) -> Tile:
     dirty = sum(bool(run.environment and run.environment.code.dirty) for run in runs)
     not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
     failed = [failure for failure in study.failures if failure.outcome != NOT_RUN]
+    lost = f", {count(len(study.lost), 'run')} of other cells" if study.lost else ""
     skipped = sum(len(group.gpus) for group in study.skipped)
     return Tile(
         title="Trust",
-        figure=f"{proven:,} of {cells:,} proven" if cells else "nothing proven",
+        figure=f"{proven:,} of {count(cells, 'cell')} proven" if cells else "nothing proven",
         lines=(
-            "cells with figures whose training was checked",
+            "proven: their training was checked; "
+            f"of {count(len(study.pools), 'planned cell')} {cells:,} have a figure",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
-            f"failed: {count(len(failed), 'cell')}{_because(outcome_words(one.outcome) for one in failed)}, "
-            f"{count(len(study.lost), 'run')} of others; not run: {not_run:,}",
+            f"failed: {count(len(failed), 'cell')}{_because(outcome_words(one.outcome) for one in failed)}"
+            f"{lost}; not run: {not_run:,}",
             f"skipped: {count(skipped, 'point')}{_because(group.skip.reason for group in study.skipped)}",
         ),
         anchor="method-proof",

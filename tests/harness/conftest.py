@@ -39,7 +39,7 @@ def bench(tmp_path: Path) -> Bench:
             capture_output=True,
             text=True,
             timeout=500,
-            env={**os.environ, "COLUMNS": "200"},
+            env={**os.environ, "COLUMNS": "400"},
         )
 
     return run

@@ -10,9 +10,10 @@ import pytest
 from builders import a_cell
 
 from harness.cli import run
-from harness.console import Console, Standing, column_widths, table_lines
+from harness.console import Console, Standing
 from harness.narrow import narrow_lines
 from harness.report import clause_lines, command_lines, print_headline
+from harness.table_text import column_widths, fitted_lines, table_lines
 from reports.analysis.headline import HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
@@ -28,6 +29,37 @@ def test_heads_break_at_their_blanks_and_figures_are_set_flush_right() -> None:
         "name      time",
         "a         9 ms",
         "longer  120 ms",
+    ]
+
+
+def test_texts_that_have_no_room_go_on_below_in_their_column_and_figures_do_not() -> None:
+    rows = [["ddp", "9 ms", "replicas, bucketed all-reduce"], ["  option", "120 ms", "a b"]]
+    numeric = [False, True, False]
+    assert [*fitted_lines(["name", "step time", "meaning"], rows, numeric=numeric, width=40)] == [
+        "            step",
+        "name        time  meaning",
+        "ddp         9 ms  replicas, bucketed",
+        "                  all-reduce",
+        "  option  120 ms  a b",
+    ]
+
+
+def test_columns_that_have_no_room_are_told_below_their_rows() -> None:
+    titles = ["way", "of how many runs", "step time", "throughput", "runs"]
+    rows = [
+        ["a", "1", "9.58 ms (9.1 to 9.8)", "-", "1 measured, disturbed"],
+        ["b", "2", "8 ms", "4 images/s", ""],
+    ]
+    numeric = [False, True, True, True, False]
+    assert [*fitted_lines(titles, rows, numeric=numeric, width=40)] == [
+        "       of",
+        "      how",
+        "     many",
+        "way  runs             step time",
+        "a       1  9.58 ms (9.1 to 9.8)",
+        "    runs 1 measured, disturbed",
+        "b       2                  8 ms",
+        "    throughput 4 images/s",
     ]
 
 

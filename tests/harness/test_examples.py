@@ -55,7 +55,7 @@ def installed(tmp_path: Path) -> Path:
 def bench(folder: Path, *arguments: str, code: int = 0) -> str:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("bench")), *arguments],
-        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "400"},
         capture_output=True,
         text=True,
         cwd=folder.parent,

@@ -129,6 +129,22 @@ def test_the_command_refuses_before_it_writes(planted_two, capsys) -> None:
     assert "--compare-over memory-format: all cells" in capsys.readouterr().err
     assert run(["export", root, "--format", "latex", "--compare-over", "precision"]) == 2
     assert "is for markdown and json" in capsys.readouterr().err
-    with patch.dict("os.environ", {"COLUMNS": "200"}):
+    with patch.dict("os.environ", {"COLUMNS": "400"}):
         assert run(["report", root, "--compare-over", "precision"]) == 0
     assert "times as fast" in capsys.readouterr().out
+
+
+def test_on_80_columns_every_line_fits_and_no_cell_is_torn(planted_two, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["report", str(planted_two.study.root), "--compare-over", "precision"]) == 0
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith(("report", "tables"))
+    ]
+    assert [line for line in lines if len(line) > 80] == []
+    said = " ".join(" ".join(lines).split())
+    table = over_table(comparing_over(analysed(planted_two), "precision"))
+    assert len(table.texts) == 3
+    for row in table.texts:
+        # Losses are those that this file plants into the results that it analyses.
+        for title, cell in zip(table.titles, row, strict=True):
+            assert title == "loss" or cell.strip("-") in said, (title, cell)

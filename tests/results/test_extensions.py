@@ -230,7 +230,7 @@ def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", TWENTY, *arguments],
-        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": first_on_the_path(folder), "COLUMNS": "400"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,0 +1,111 @@
+"""Tables as lines of text, on terminals of any width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from results.foreign_text import visible
+
+GAP = "  "
+INDENT = "    "
+_LONGEST_WORD = 40
+"""Characters of a word that a column of texts is not narrowed below."""
+
+Row = Sequence[str]
+
+
+def table_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool]) -> list[str]:
+    """A table as lines of text: heads break at their blanks, cells never do."""
+    rows = _plain(rows)
+    widths = column_widths(headers, rows)
+    heads = [textwrap.wrap(header, width) for header, width in zip(headers, widths, strict=True)]
+    height = max(map(len, heads))
+    lines = [[""] * (height - len(head)) + head for head in heads]
+    return [
+        GAP.join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in [*zip(*lines, strict=True), *rows]
+    ]
+
+
+def fitted_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool], width: int) -> Iterator[str]:
+    """A table in lines of at most `width` characters (of at least 40), but for figures that are longer.
+
+    Texts go on below, in their column; figures never break. The last columns, where they have no room, are
+    told below each row by their heads; what is empty in them is left out.
+    """
+    rows = _plain(rows)
+    kept, widths = _columns(headers, rows, numeric, width)
+    blocks = [_wrapped(row[:kept], widths, numeric) for row in rows]
+    body = [line for block in blocks for line in block]
+    lines = iter(table_lines(headers[:kept], body, numeric=numeric[:kept]))
+    heads = max(len(textwrap.wrap(header, wide)) for header, wide in zip(headers, widths, strict=False))
+    for _ in range(heads):
+        yield next(lines)
+    for row, block in zip(rows, blocks, strict=True):
+        for _ in block:
+            yield next(lines)
+        rest = "; ".join(
+            f"{head} {cell}" for head, cell in zip(headers[kept:], row[kept:], strict=True) if cell.strip("-")
+        )
+        yield from textwrap.wrap(
+            rest, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+        )
+
+
+def column_widths(headers: Row, rows: Sequence[Row]) -> list[int]:
+    """Characters of each column: its widest cell, or the longest word of its head."""
+    return [
+        max(max(map(len, header.split()), default=0), max((len(row[number]) for row in rows), default=0))
+        for number, header in enumerate(headers)
+    ]
+
+
+def _plain(rows: Sequence[Row]) -> list[list[str]]:
+    return [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
+
+
+def _columns(headers: Row, rows: Sequence[Row], numeric: Sequence[bool], width: int) -> tuple[int, list[int]]:
+    """How many of the first columns have room, and their widths."""
+    for kept in range(len(headers), 0, -1):
+        widths = _narrowed(headers[:kept], [row[:kept] for row in rows], numeric, width)
+        if _total(widths) <= width:
+            break
+    return kept, widths
+
+
+def _narrowed(headers: Row, rows: Sequence[Row], numeric: Sequence[bool], width: int) -> list[int]:
+    """Widths of columns, the widest texts made narrower until all have room, if that can be."""
+    widths = column_widths(headers, rows)
+    words = [[max(cell.split(), key=len, default="")[:_LONGEST_WORD] for cell in row] for row in rows]
+    least = column_widths(headers, words)
+    while _total(widths) > width:
+        texts = [place for place, wide in enumerate(widths) if not numeric[place] and wide > least[place]]
+        if not texts:
+            break
+        widths[max(texts, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _wrapped(row: Row, widths: Sequence[int], numeric: Sequence[bool]) -> list[tuple[str, ...]]:
+    """The lines of a row, cell by cell."""
+    cells = [
+        [cell] if is_number else _text_lines(cell, wide)
+        for cell, wide, is_number in zip(row, widths, numeric, strict=False)
+    ]
+    return list(zip_longest(*cells, fillvalue=""))
+
+
+def _text_lines(cell: str, width: int) -> list[str]:
+    """With the blanks that a cell begins with before each of them."""
+    blanks = " " * (len(cell) - len(cell.lstrip()))
+    lines = textwrap.wrap(cell, max(width, len(blanks) + 1), subsequent_indent=blanks, break_on_hyphens=False)
+    return lines or [""]
