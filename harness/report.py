@@ -89,13 +89,13 @@ def write_figures(
 
 def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Path, ...]:
     # Drawing takes a second to import, and only reports draw.
-    from reports.page.export import table
+    from reports.page.export import export_table
     from reports.page.render import render_studies
 
     tables = {name: page.with_name(f"{prefix}{name}.csv") for name in ("cells", "runs")}
     files.replace(page, render_studies(studies).encode())
     for name, path in tables.items():
-        files.replace(path, table(studies, name, "csv"))
+        files.replace(path, export_table(studies, name, "csv"))
     return page, *tables.values()
 
 

@@ -106,7 +106,7 @@ class Train(Matrix):
         if left:
             self._console.note(
                 f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; the same command goes "
-                f"on: {bench_call('status', study.root)}"
+                f"on; why: {bench_call('status', study.root)}"
             )
         return max(int(left > 0), self._without_cells(plan))
 

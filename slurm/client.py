@@ -30,7 +30,7 @@ from slurm.runner import (
     client_environment,
     command_failure,
     job_environment,
-    run,
+    run_program,
 )
 
 TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ Condition = Literal["afterany", "afterok", "afternotok"]
 class Client:
     """The cluster that this machine's Slurm commands talk to."""
 
-    def __init__(self, runner: Runner = run, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, runner: Runner = run_program, *, timeout_s: float = TIMEOUT_S) -> None:
         self._runner = runner
         self._timeout_s = timeout_s
 

@@ -56,7 +56,9 @@ class Runner(Protocol):
         """Raises NoAnswerError after `timeout_s`, SlurmError if the program cannot be started."""
 
 
-def run(command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
+def run_program(
+    command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float
+) -> Completed:
     """The Runner of a machine with Slurm's programs on it."""
     try:
         done = subprocess.run(

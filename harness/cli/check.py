@@ -27,7 +27,7 @@ def command(workload: str, *, batch_size: int | None, strategy: str | None) -> i
     asked = None if strategy is None else read_names(strategy)
     request = check_request(workload, micro_batch=batch_size, folder=Path.cwd(), strategies=asked)
     report = check(request)
-    if rows := rows_of(request, report):
+    if rows := workload_rows(request, report):
         console.table(["what", "found"], rows, numeric=[False, False])
     if report.strategies:
         console.result()
@@ -38,7 +38,7 @@ def command(workload: str, *, batch_size: int | None, strategy: str | None) -> i
     return 0 if report.passed else 1
 
 
-def rows_of(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]:
+def workload_rows(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]:
     """What is known of the workload alone."""
     rows: list[tuple[str, str]] = []
     if report.module:

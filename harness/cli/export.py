@@ -80,9 +80,9 @@ def _check_over(form: str, compare_over: str | None) -> None:
 
 
 def _text(studies: Sequence[StudyFigures], form: Any, output: str | None, console: Console) -> None:
-    from reports.page.export import text
+    from reports.page.export import export_text
 
-    _put(text(studies, form).encode(), output, console)
+    _put(export_text(studies, form).encode(), output, console)
 
 
 def _tables(
@@ -91,10 +91,10 @@ def _tables(
     from reports.page import export
 
     if table is not None or output is None:
-        _put(export.table(studies, table or TABLES[0], form), output, console)
+        _put(export.export_table(studies, table or TABLES[0], form), output, console)
         return
     for name in TABLES:
-        _put(export.table(studies, name, form), str(Path(output) / f"{name}.{form}"), console)
+        _put(export.export_table(studies, name, form), str(Path(output) / f"{name}.{form}"), console)
 
 
 def _put(data: bytes, output: str | None, console: Console) -> None:

@@ -43,7 +43,7 @@ from harness.worker.room import no_room
 from harness.worker.sampled import cannot_sample
 from harness.worker.sampler import Draws
 from harness.worker.seeds import seed_step
-from harness.worker.verdict import failure, sampled, verdict
+from harness.worker.verdict import failure, sampled_verdict, simulation_verdict
 from results.cell import Cell
 from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
 from results.record import Proof
@@ -95,7 +95,7 @@ def prove(
     training of the first one.
 
     All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes more
-    than a minute or more memory than there is, the steps that are left are sampled (`sampled`), or where that
+    than a minute or more memory than there is, the steps that are left are sampled, or where that
     says nothing the weakest proof is given: the replicas stay equal. Raises DivergedError on all ranks if one
     has a loss that is not finite.
 
@@ -125,8 +125,8 @@ def prove(
             beat()
         found = examination.close()
         if obstacle is not None and (found.sampled or not found.failed):
-            return sampled(setup.cell, found, obstacle)
-        proof = verdict(setup.cell, found, steps=checked)
+            return sampled_verdict(setup.cell, found, obstacle)
+        proof = simulation_verdict(setup.cell, found, steps=checked)
         if proof.passed or proof.method != "serial-simulation":
             return proof
         return msgspec.structs.replace(proof, detail=proof.detail + own_code_cause(setup))

@@ -13,7 +13,7 @@ from strategies.catalog import STRATEGIES
 from strategies.promise import Promise
 
 
-def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
+def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
     """The proof by a simulation of `steps` steps."""
     findings = found.findings
     if found.failed or not found.agreed:
@@ -33,7 +33,7 @@ def verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
     )
 
 
-def sampled(cell: Cell, found: Examined, obstacle: str) -> Proof:
+def sampled_verdict(cell: Cell, found: Examined, obstacle: str) -> Proof:
     """The proof by projections of the gradients of some steps, of which `obstacle` says why they were not
     simulated; the weakest one where nothing was sampled, or too little is seen so."""
     if found.failed or (found.sampled and not found.agreed):

@@ -31,7 +31,7 @@ from reports.audit.findings import (
     printed_names,
     reading,
 )
-from reports.audit.groups import SPEEDS, DerivedRow, groups, shown, speed, speed_names
+from reports.audit.groups import SPEEDS, DerivedRow, groups, shown_size, speed, speed_names
 from reports.audit.intervals import Interval, exactly, significant
 
 PROPORTION = 0.005
@@ -114,7 +114,7 @@ def _far(entry: DerivedRow, middle: float, peers: int) -> Disagreement:
         check="units",
         lines=(entry.line,),
         formula=FAR_OFF,
-        inputs=(shown(entry), f"median of {peers} rows of the same model and device"),
+        inputs=(shown_size(entry), f"median of {peers} rows of the same model and device"),
         expected=ends(expected),
         found=ends(found),
         difference=difference(found, expected),
@@ -159,7 +159,7 @@ def _disproportionate(name: str, group: Sequence[DerivedRow], account: Account) 
             check="utilisation",
             lines=(entry.line, reference.line),
             formula=formula,
-            inputs=(shown(entry), shown(reference), value.shown, found.shown),
+            inputs=(shown_size(entry), shown_size(reference), value.shown, found.shown),
             expected=ends(expected),
             found=ends(found.rounded),
             difference=difference(found.rounded, expected),

@@ -20,7 +20,7 @@ from itertools import pairwise
 from reports.analysis.scaling import SINGLE_RUN_NOISE
 from reports.audit.account import Account
 from reports.audit.findings import Check, Disagreement, difference, ends
-from reports.audit.groups import SPEEDS, Size, TableCurve, shown, speed_names
+from reports.audit.groups import SPEEDS, Size, TableCurve, shown_size, speed_names
 from reports.audit.intervals import Interval, hull, significant
 
 NOISE_WHY = "a size measured once may be 5 % off, as in this program's own reports"
@@ -224,7 +224,7 @@ def _finding(
         check=rule.check,
         lines=tuple(size.entry.line for size in sizes),
         formula=rule.formula,
-        inputs=tuple(shown(size.entry) for size in sizes),
+        inputs=tuple(shown_size(size.entry) for size in sizes),
         expected=expected,
         found=ends(found),
         difference=found.middle - 1,

@@ -210,7 +210,7 @@ def speed(entry: DerivedRow) -> Interval:
     return entry.per_device or exactly(1) / entry.values["step_s"].rounded
 
 
-def shown(entry: DerivedRow) -> str:
+def shown_size(entry: DerivedRow) -> str:
     """A row's throughput, or its step time, and its devices."""
     rate = entry.rate or entry.values["step_s"]
     return f"{rate.shown} on {entry.values['gpus'].shown}"

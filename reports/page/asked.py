@@ -15,7 +15,7 @@ _ROOM = 60
 """Characters of a command that the first screen has room for."""
 
 
-def asked(study: StudyFigures) -> str:
+def asked_text(study: StudyFigures) -> str:
     """`gpt2-small on 1 to 256 GPUs, weak (8 samples a replica) and strong ...: ddp, fsdp. 85 cells.`"""
     requests = [plan.request for plan in study.plans]
     sizes = sorted({gpus for request in requests for gpus in request.gpus})

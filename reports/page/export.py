@@ -21,12 +21,12 @@ TableForm = Literal["csv", "parquet"]
 NO_PYARROW = "Parquet is written by pyarrow, which is not installed: pip install 'pyarrow>=15'"
 
 
-def text(studies: Sequence[StudyFigures], form: TextForm) -> str:
+def export_text(studies: Sequence[StudyFigures], form: TextForm) -> str:
     """All studies as one text."""
     return {"markdown": markdown, "json": json_document, "latex": latex}[form](studies)
 
 
-def table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:
+def export_table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:
     """The table called `name` (of `FRAMES`), the studies below each other."""
     frame = frame_of(studies, name)
     return csv_text(frame).encode() if form == "csv" else _parquet(frame)

@@ -15,7 +15,7 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page import export
-from reports.page.export import frame_of, table, text
+from reports.page.export import export_table, export_text, frame_of
 from reports.page.frames import FRAMES, cells_frame
 from reports.page.markdown import github_table, plain
 from reports.table import TextColumn, TextTable
@@ -50,7 +50,7 @@ def studies(small, tmp_path, new_study) -> list[StudyFigures]:
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
     frame = frame_of(studies, name)
-    read = pd.read_csv(io.BytesIO(table(studies, name, "csv")), dtype=frame.dtypes.to_dict())
+    read = pd.read_csv(io.BytesIO(export_table(studies, name, "csv")), dtype=frame.dtypes.to_dict())
     pd.testing.assert_frame_equal(read, frame, check_exact=True)
     assert len(frame) > (0 if name == "skips" else 1)
 
@@ -58,7 +58,7 @@ def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_parquet_file_read_back_is_the_frame(studies, name: str) -> None:
     frame = frame_of(studies, name)
-    read = pd.read_parquet(io.BytesIO(table(studies, name, "parquet")), dtype_backend="numpy_nullable")
+    read = pd.read_parquet(io.BytesIO(export_table(studies, name, "parquet")), dtype_backend="numpy_nullable")
     pd.testing.assert_frame_equal(read.astype(frame.dtypes), frame, check_exact=True)
 
 
@@ -71,8 +71,8 @@ def test_tables_of_several_studies_stand_below_each_other(studies) -> None:
 def test_without_pyarrow_parquet_says_how_to_install_it(studies, monkeypatch) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install 'pyarrow>=15'"):
-        table(studies, "cells", "parquet")
-    assert table(studies, "cells", "csv").startswith(b"study,cell_id,")
+        export_table(studies, "cells", "parquet")
+    assert export_table(studies, "cells", "csv").startswith(b"study,cell_id,")
 
 
 def no_constant(name: str) -> None:
@@ -80,7 +80,7 @@ def no_constant(name: str) -> None:
 
 
 def test_the_figures_of_the_json_are_those_of_the_report(studies) -> None:
-    document = json.loads(text(studies, "json"), parse_constant=no_constant)
+    document = json.loads(export_text(studies, "json"), parse_constant=no_constant)
     assert list(document) == ["schema", "schema_version", "writer", "studies", "comparison"]
     assert (document["schema"], document["schema_version"]) == ("bench/export", 1)
     told = document["studies"][0]
@@ -97,7 +97,7 @@ def test_the_figures_of_the_json_are_those_of_the_report(studies) -> None:
 
 
 def test_the_json_of_a_cell_by_hand(studies) -> None:
-    told = json.loads(text(studies, "json"))["studies"][0]
+    told = json.loads(export_text(studies, "json"))["studies"][0]
     four = next(cell for cell in told["cells"] if cell["cell"]["gpus"] == 4)
     assert four["cell"]["strategy"] == "ddp"
     assert four["cell"]["compression"] == "none", "defaults stand in it too"
@@ -120,23 +120,23 @@ def test_the_json_of_a_cell_by_hand(studies) -> None:
 
 
 def test_the_verdict_of_the_json_is_that_of_the_report(studies) -> None:
-    told = json.loads(text(studies, "json"))["studies"][0]["verdict"]
+    told = json.loads(export_text(studies, "json"))["studies"][0]["verdict"]
     assert tuple(told["sentences"]) == verdict(studies[0]).sentences
     assert told["sentences"]
 
 
 def test_the_same_study_gives_the_same_json(studies) -> None:
-    assert text(studies, "json") == text(studies, "json")
+    assert export_text(studies, "json") == export_text(studies, "json")
 
 
 def test_what_has_no_number_in_json_is_null(small) -> None:
     results = [msgspec.structs.replace(run, mfu=float("inf")) for run in small.study.collect()]
-    output = text([analyse("study", small.study.plans(), results)], "json")
+    output = export_text([analyse("study", small.study.plans(), results)], "json")
     assert json.loads(output, parse_constant=no_constant)["studies"][0]["cells"][0]["figures"]["mfu"] is None
 
 
 def test_markdown_has_the_verdict_the_headline_and_the_environment(studies) -> None:
-    page = text(studies[:1], "markdown")
+    page = export_text(studies[:1], "markdown")
     assert page.startswith(
         "# one\n\nScaling of distributed training. 6 cells planned, 5 with figures, 1 without"
     )
@@ -154,13 +154,13 @@ def test_markdown_has_the_verdict_the_headline_and_the_environment(studies) -> N
 
 
 def test_markdown_of_a_study_without_figures_says_so(studies) -> None:
-    page = text(studies[1:], "markdown")
+    page = export_text(studies[1:], "markdown")
     assert "No cell of this study has a figure." in page
     assert "Environment: no successful run recorded one." in page
 
 
 def test_markdown_of_several_studies_has_them_side_by_side_first(studies) -> None:
-    headings = re.findall(r"^# .*", text(studies, "markdown"), flags=re.MULTILINE)
+    headings = re.findall(r"^# .*", export_text(studies, "markdown"), flags=re.MULTILINE)
     assert headings == ["# Studies side by side", "# one", "# two"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness.cli import run
 from reports.analysis.over import comparing_over, over_groups
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import text
+from reports.page.export import export_text
 from reports.page.render import render_figures
 from reports.page.sections.over import over_table
 from results.cell import StepPolicy
@@ -100,13 +100,13 @@ def test_two_cells_of_one_value_are_no_comparison_and_the_later_one_stands_for_i
 def test_the_page_and_exports_have_it_where_it_is_asked_for(planted_two) -> None:
     study = analysed(planted_two)
     assert "Compared over" not in render_figures(study)
-    assert "compare_over" not in json.loads(text([study], "json"))["studies"][0]
+    assert "compare_over" not in json.loads(export_text([study], "json"))["studies"][0]
     asked = comparing_over(study, "precision")
     page = render_figures(asked)
     assert "Compared over precision" in page
     assert "after 64 samples" in page
-    assert "2.00 x (2.00 to 2.00" in text([asked], "markdown")
-    [group] = json.loads(text([asked], "json"))["studies"][0]["compare_over"]["groups"]
+    assert "2.00 x (2.00 to 2.00" in export_text([asked], "markdown")
+    [group] = json.loads(export_text([asked], "json"))["studies"][0]["compare_over"]["groups"]
     assert [one["value"] for one in group["cells"]] == ["fp32", "bf16", "fp16"]
     assert [one["loss"] and one["loss"]["value"] for one in group["cells"]] == [2.0, 5.0, None]
 

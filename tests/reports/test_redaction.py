@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import TableForm, TextForm, table, text
+from reports.page.export import TableForm, TextForm, export_table, export_text
 from reports.page.frames import FRAMES, cells_frame, runs_frame
 from reports.page.render import render_figures, render_studies
 from reports.redaction import Redactor, Told, redactor
@@ -110,14 +110,14 @@ def test_no_secret_is_in_the_page_or_in_the_tables_inside_it(telling) -> None:
 
 @pytest.mark.parametrize("form", get_args(TextForm))
 def test_no_secret_is_in_a_text(telling, form: str) -> None:
-    output = text([redacted(telling)], form)
+    output = export_text([redacted(telling)], form)
     assert leaks(output) == []
 
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("form", get_args(TableForm))
 def test_no_secret_is_in_a_table(telling, name: str, form: str) -> None:
-    assert leaks(table([redacted(telling)], name, form).decode("latin-1")) == []
+    assert leaks(export_table([redacted(telling)], name, form).decode("latin-1")) == []
 
 
 def test_the_commit_versions_and_figures_stay(telling) -> None:

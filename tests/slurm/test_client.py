@@ -19,7 +19,7 @@ from slurm.runner import (
     SlurmError,
     client_environment,
     job_environment,
-    run,
+    run_program,
 )
 from slurm.states import JobPhase
 
@@ -317,16 +317,16 @@ def test_a_question_is_not_changed_by_variables() -> None:
 
 def test_a_command_that_takes_too_long() -> None:
     with pytest.raises(NoAnswerError, match=r"no answer in 0\.1 s to: sleep 600"):
-        run(["sleep", "600"], stdin="", environment={"PATH": "/usr/bin:/bin"}, timeout_s=0.1)
+        run_program(["sleep", "600"], stdin="", environment={"PATH": "/usr/bin:/bin"}, timeout_s=0.1)
 
 
 def test_a_command_that_is_not_there() -> None:
     with pytest.raises(SlurmError, match="there is no sbatch-of-nowhere here"):
-        run(["sbatch-of-nowhere"], stdin="", environment={}, timeout_s=1)
+        run_program(["sbatch-of-nowhere"], stdin="", environment={}, timeout_s=1)
 
 
 def test_a_command_runs_with_what_it_is_given() -> None:
-    done = run(
+    done = run_program(
         ["sh", "-c", "cat; echo $A >&2; printf '\\377'; exit 3"],
         stdin="in",
         environment={"A": "b"},

@@ -25,7 +25,7 @@ from results.outcome import Outcome
 from results.run import RunResult
 from slurm.client import Client
 from slurm.notices import SRUN_KILLED
-from slurm.runner import Completed, NoAnswerError, run
+from slurm.runner import Completed, NoAnswerError, run_program
 
 # The jobs that run beside each other share one time.
 pytestmark = pytest.mark.timeout(1500)
@@ -461,7 +461,7 @@ def test_a_submission_without_an_answer_is_found_again(
     scene: Scene, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(command: Any, *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
-        done = run(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
+        done = run_program(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
         if command[0] == "sbatch":
             raise NoAnswerError("no answer in 60 s to: sbatch")
         return done
@@ -484,7 +484,7 @@ def deaf() -> Iterator[pytest.MonkeyPatch]:
     def no_sbatch(command: Any, *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
         if command[0] == "sbatch":
             raise NoAnswerError("no answer in 60 s to: sbatch")
-        return run(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
+        return run_program(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(slurm_call, "Client", lambda: Client(no_sbatch))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from harness.worker import clock
-from harness.worker.clock import MonotonicClock, joined, step_clock
+from harness.worker.clock import MonotonicClock, joined_steps, step_clock
 from results.record import StepColumns
 from strategies import Phase, Trainer, TrainSettings
 
@@ -102,7 +102,7 @@ def test_joined_columns_keep_their_order() -> None:
             step_ns=[value], data_ns=[0], forward_ns=[0], backward_ns=[0], optimizer_ns=[0], loss=[None]
         )
 
-    assert joined(joined(StepColumns(), one(3)), one(1)).step_ns == [3, 1]
+    assert joined_steps(joined_steps(StepColumns(), one(3)), one(1)).step_ns == [3, 1]
 
 
 def test_the_clock_of_a_cpu_is_the_hosts() -> None:

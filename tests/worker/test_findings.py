@@ -14,7 +14,7 @@ from harness.worker.exactness import sizes_matter
 from harness.worker.examination import Examined
 from harness.worker.findings import ProofFinding, ProofSubject, compare_history, relative, relative_each
 from harness.worker.reference import Reference
-from harness.worker.verdict import verdict
+from harness.worker.verdict import simulation_verdict
 from results.cell import Cell
 
 
@@ -138,7 +138,7 @@ def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
     alike = Examined(findings=findings, agreed=True, failed=True, stale=False)
 
     def detail(**changes: object) -> str:
-        found = verdict(cell_of(), replace(alike, **changes), steps=3)
+        found = simulation_verdict(cell_of(), replace(alike, **changes), steps=3)
         assert not found.passed
         return found.detail
 
@@ -157,8 +157,8 @@ def test_a_proof_tells_of_gradients_alone_and_is_none_without_them() -> None:
         for of, size in sizes.items()
     ]
     found = Examined(findings=findings, agreed=True, failed=False, stale=False)
-    proof = verdict(cell_of(), found, steps=3)
+    proof = simulation_verdict(cell_of(), found, steps=3)
     assert (proof.passed, proof.max_difference, proof.max_bound) == (True, 1.0, 2.0)
-    overflowed = verdict(cell_of(), replace(found, findings=findings[:1]), steps=3)
+    overflowed = simulation_verdict(cell_of(), replace(found, findings=findings[:1]), steps=3)
     assert overflowed.method == "replica-agreement"
     assert "the loss scaler left out every step" in overflowed.detail

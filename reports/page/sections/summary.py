@@ -17,7 +17,7 @@ from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
 from reports.analysis.verdict.scaling_sentences import cause
 from reports.analysis.verdict.verdict import verdict
-from reports.page.asked import asked, called, ran
+from reports.page.asked import asked_text, called, ran
 from reports.page.looks import looks
 from reports.page.scaling_charts import efficiency_chart
 from reports.page.section import (
@@ -50,7 +50,7 @@ def summary_section(study: StudyFigures) -> Section:
 
 
 def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
-    yield Paragraph(asked(study), "finding")
+    yield Paragraph(asked_text(study), "finding")
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     yield Tiles(tiles(study, every))
     if not every:
