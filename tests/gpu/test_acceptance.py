@@ -1,20 +1,24 @@
-"""`make gpu`: every line is planned with small models, the first part runs on CPU; none without a GPU."""
+"""`make gpu`: all that it asks for can be planned, every line runs on a CPU; none without a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from harness.cli import run
+from results.outcome import Outcome
+from results.store import Study
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+from workloads.catalog import MEMBERS
 
 HERE = Path(__file__).parent
+CALL = [sys.executable, str(HERE / "acceptance.py"), "--device", "cpu", "--out"]
 
 
 def load() -> ModuleType:
@@ -24,6 +28,15 @@ def load() -> ModuleType:
     module = sys.modules["acceptance"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def cells_of(part: str, device: str, gpus: int = 1) -> list[Any]:
+    acceptance = load()
+    plans = [
+        plan for line in acceptance.lines(part, device) for plan in acceptance.planned(line, device, gpus)
+    ]
+    assert not [skip.reason for plan in plans for skip in plan.skips]
+    return [cell for plan in plans for cell in plan.cells]
 
 
 def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(
@@ -37,43 +50,81 @@ def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_one_gpu_lines_of_two_ranks_share_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpus", "backend", "shared"), [(1, "gloo", True), (2, "nccl", None)])
+def test_with_one_gpu_two_ranks_share_it_over_gloo(gpus: int, backend: str, shared: bool | None) -> None:
+    for line in load().lines("ranks", "cuda"):
+        options = line.placed("cuda", gpus)
+        assert (options.gpus, options.backend, options.oversubscribe) == (2, backend, shared)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_that_go_together_meet(device: str) -> None:
     acceptance = load()
-    shared = ["--oversubscribe", "--backend", "gloo"]
-    for gpus, names in ((1, {"strategies", "compressors"}), (2, set[str]())):
-        words = {line.name: line.command("cuda", tmp_path, gpus) for line in acceptance.LINES}
-        assert {name for name, given in words.items() if given[-6:-3] == shared} == names
+    possible = {pair for row in acceptance.possible(device) for pair in combinations(row.items(), 2)}
+    met = {pair for row in acceptance.pairwise(device) for pair in combinations(row.items(), 2)}
+    assert met == possible
+    values = {value for pair in possible for value in pair}
+    assert {("compile", True), ("memory_format", "channels_last"), ("precision", "fp16")} < values
+    assert {("activation_checkpointing", True), ("activation_checkpointing", "selective")} < values
 
 
-def test_every_line_is_planned_without_a_refusal(tmp_path: Path) -> None:
-    acceptance = load()
-    for line in acceptance.LINES:
-        words = line.command("cpu", tmp_path)[4:]
-        out = io.StringIO()
-        with redirect_stdout(out), redirect_stderr(out):
-            assert run([*words, "--dry-run"], debug=False) == 0, out.getvalue()
-        assert " 0 points skipped" in out.getvalue(), (line.name, out.getvalue())
+def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    workloads = {cell.workload for part in ("smoke", "correct", "figures") for cell in cells_of(part, "cuda")}
+    # What is predicted not to fit is left out with a sentence.
+    told = capsys.readouterr().out
+    missing = set(MEMBERS) - workloads
+    assert all(f"{workload}, batch 1: left out" in told for workload in missing)
+    assert missing <= {"llama-7b"}
 
 
-def test_ranks_share_a_gpu_over_gloo_alone(tmp_path: Path) -> None:
-    acceptance = load()
-    line = next(line for line in acceptance.LINES if line.name == "compressors")
-    words = [*line.command("cuda", tmp_path, 1)[4:], "--dry-run"]
-    for given, code, said in (
-        (words, 0, " 0 points skipped"),
-        ([word for word in words if word not in ("--backend", "gloo")], 2, "needs --backend gloo, not nccl"),
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_that_is_offered_on_gpus_is_run_on_two_ranks(device: str) -> None:
+    cells = cells_of("ranks", device)
+    for catalog, field in (
+        (STRATEGIES, "strategy"),
+        (COMPRESSIONS, "compression"),
+        (COLLECTIVES, "collective"),
     ):
-        out = io.StringIO()
-        with redirect_stdout(out), redirect_stderr(out):
-            assert run(given, debug=False) == code, out.getvalue()
-        assert said in " ".join(out.getvalue().split())
+        kinds = [kind for kind in catalog.all_facts if getattr(kind, "on_cuda", None) is None]
+        offered = {entry.name for kind in kinds for entry in kind.entries()}
+        used = {getattr(cell, field).partition(":")[0] for cell in cells}
+        assert offered - used <= {"single", "auto"}
+
+
+def test_figures_take_the_largest_batch_that_is_predicted_to_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acceptance = load()
+    settings = {"precision": "bf16"}
+
+    def chosen(gib: float) -> tuple[object, object] | None:
+        monkeypatch.setattr(acceptance, "_room", lambda cell: int(gib * 2**30))
+        line = acceptance._largest("gpt2-small", 64, settings, "cuda")
+        return None if line is None else (line.options.batch_size, line.options.activation_checkpointing)
+
+    plenty, little = chosen(100), chosen(6)
+    assert plenty == (64, False)
+    assert little is not None
+    # Where eight samples do not fit, activations are computed again.
+    assert little[1] is not False
+    assert chosen(1) is None
+    assert "gpt2-small, batch 1: left out, as it is predicted to need" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_part_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
-    call = [sys.executable, str(HERE / "acceptance.py"), "smoke", "--device", "cpu", "--out", str(tmp_path)]
-    for _ in range(2):
-        done = subprocess.run(call, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
+def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
+    acceptance = load()
+    for count in range(2):
+        parts = acceptance.PARTS if count == 0 else ("smoke",)
+        done = subprocess.run(
+            [*CALL, str(tmp_path), *parts], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        launches = list(tmp_path.glob("smoke-all/launches/*"))
-        assert len(launches) == 1
+        # A part has one start of workers: nothing was left in memory by a cell for the next one.
+        for study in ("smoke", "correct", "ranks-2", "figures"):
+            assert len(list(tmp_path.glob(f"{study}/launches/*"))) == 1
+    for part, folder in (("smoke", "smoke"), ("correct", "correct"), ("ranks", "ranks-2")):
+        results = Study(tmp_path / folder).results()
+        assert {result.cell_id for result in results} == {cell.id for cell in cells_of(part, "cpu")}
+        assert {result.outcome for result in results} == {Outcome.OK}
+    assert (tmp_path / "bare").is_dir()
