@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.training.trainer import Trainer
@@ -68,6 +69,38 @@ def trainer_sums_otherwise(rank: int, size: int) -> Iterator[None]:
     def other(self: Trainer, batches: Any) -> Tensor:
         with OtherOrder():
             return original(self, batches)
+
+    with patch.object(Trainer, "compute_gradients", other):
+        yield
+
+
+@contextmanager
+def trainer_norms_round_later(rank: int, size: int) -> Iterator[None]:
+    """BatchNorm of the trainer gives what the next layer rounds, as a compiler's fused kernel does."""
+    original, plain = Trainer.compute_gradients, functional.batch_norm
+
+    def later(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        return plain(x.float(), *arguments, **named)
+
+    def other(self: Trainer, batches: Any) -> Tensor:
+        with patch.object(functional, "batch_norm", later):
+            return original(self, batches)
+
+    with patch.object(Trainer, "compute_gradients", other):
+        yield
+
+
+@contextmanager
+def trainer_grows(rank: int, size: int) -> Iterator[None]:
+    """Gradients that are trained with are a hundred times what they must be."""
+    original = Trainer.compute_gradients
+
+    def other(self: Trainer, batches: Any) -> Tensor:
+        loss = original(self, batches)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(100)
+        return loss
 
     with patch.object(Trainer, "compute_gradients", other):
         yield

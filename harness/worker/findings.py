@@ -241,6 +241,11 @@ def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
     return math.sqrt(squares)
 
 
+def size_of(values: Tensors) -> float:
+    """The L2 norm of what is finite of all values together, and never nothing, so that it may divide."""
+    return max(_size(list(values.values())), SMALLEST_NORMAL)
+
+
 def all_used(micro_batches: int, *, left: int) -> ProofFinding:
     """Of the micro-batches that a step was given, `left` were not asked for."""
     return ProofFinding(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from harness.worker.exactness import sizes_matter, summed_terms
 from harness.worker.plain_optimizer import plain_optimizer
 from harness.worker.sampler import Sampler
 from harness.worker.seeds import seed_step
-from results.cell import Cell
+from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
@@ -171,6 +172,22 @@ def simulate_step(
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
+
+
+ROUNDOFF: Mapping[Precision, float] = MappingProxyType(
+    {"fp32": UNIT_ROUNDOFF, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+)
+"""What one rounding may change, in parts of a number."""
+
+
+def rounded_otherwise(start: Mapping[str, Tensor], precision: Precision) -> Iterator[tuple[str, Tensor]]:
+    """The same state, of which every number is off by one rounding, up or down by the same draw each time."""
+    generator = torch.Generator().manual_seed(0)
+    for name, value in start.items():
+        if value.is_floating_point():
+            up = torch.randint(2, value.shape, generator=generator, dtype=torch.int8) * 2 - 1
+            value = value * (1 + ROUNDOFF[precision] * up)
+        yield name, value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

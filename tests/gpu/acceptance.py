@@ -2,8 +2,8 @@
 
     python tests/gpu/acceptance.py smoke correct ranks figures [--device cpu] [--out FOLDER]
 
-A part has a study for each number of ranks, whose cells share a start of workers, so that the same command goes
-on where it was stopped. `--device cpu` runs every line with small models and few steps. Where there is no GPU,
+A part has a study for each number of ranks, whose cells share a start of workers; the same command goes on
+where it was stopped. `--device cpu` runs every line with small models and few steps. Where there is no GPU,
 and `--device` does not ask for one, the parts are skipped with a sentence. It has not run on a GPU so far.
 
 Cells that are predicted not to fit into the device's memory are left out, with a sentence.
@@ -238,15 +238,16 @@ def _ranks(device: str) -> list[Line]:
         {"workload": size.whole, "strategy": "scratch-ddp", "compression": lossy, "optimizer": plain},
         {"workload": size.whole, "strategy": "ddp", "compression": "topk:0.1,powersgd:2,torch-powersgd:2"},
         {"workload": size.whole, "strategy": "local-sgd:2", "compression": "topk:0.1"},
-        {
-            "workload": size.whole,
-            "strategy": "ddp,scratch-ddp",
-            "collective": "hierarchical",
-            "node_size": 1,
-        },
-        {"workload": size.cut, "strategy": "hsdp", "node_size": 1},
     )
-    return [_line("ranks", ranks=2, batch_size=size.batch, **options) for options in asked]
+    lines = [_line("ranks", ranks=2, batch_size=size.batch, **options) for options in asked]
+    # Two nodes of two ranks: fewer have nothing inside of a node, or nothing across.
+    nodes: tuple[Row, ...] = (
+        {"workload": size.whole, "strategy": "ddp,scratch-ddp", "collective": "hierarchical"},
+        {"workload": size.cut, "strategy": "hsdp"},
+    )
+    return lines + [
+        _line("ranks", ranks=4, node_size=2, batch_size=size.batch, **options) for options in nodes
+    ]
 
 
 def _figures(device: str) -> list[Line]:
@@ -285,9 +286,7 @@ def planned(line: Line, device: str, gpus: int) -> list[Plan]:
 
 
 def _planned(request: Request) -> Plan:
-    return expand(
-        request, study="gpu", created_at=utc_now(), earlier=(), limit=None, link_obstacle=None
-    )
+    return expand(request, study="gpu", created_at=utc_now(), earlier=(), limit=None, link_obstacle=None)
 
 
 def _room(cell: Cell) -> int:
@@ -344,9 +343,7 @@ def run_study(part: str, ranks: int, device: str, out: Path, gpus: int) -> list[
 
 
 def _ended(part: str, code: int, study: Study) -> list[str]:
-    too_large = part == "figures" and any(
-        one.outcome is Outcome.OUT_OF_MEMORY for one in study.results()
-    )
+    too_large = part == "figures" and any(one.outcome is Outcome.OUT_OF_MEMORY for one in study.results())
     return [] if code == 0 or (code == 1 and too_large) else [f"{part}: exit code {code}"]
 
 

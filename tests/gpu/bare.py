@@ -1,6 +1,6 @@
 """A step inside the harness against one of a loop as a user would write it, on one device, in one process.
 
-`python tests/gpu/bare.py '{"workload": "resnet50", "batch_size": 256, "device": "cuda", "out": "ratio.json"}'`
+`python tests/gpu/bare.py '{"workload": "resnet50", "batch_size": 256, "device": "cuda", "out": "a.json"}'`
 
 Both sides have a model, an optimizer and batches of their own, alike; they take turns, in blocks A B B A. The
 blocks of a side that is measured end with the device.

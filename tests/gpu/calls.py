@@ -1,7 +1,7 @@
 """Every call of a link and of an exchange: `python tests/gpu/calls.py cuda`, over NCCL at one rank.
 
-`cpu` makes the same calls over Gloo on two ranks, as a rank of Gloo cannot send to itself. Ends with exit code
-1, and a line for each wrong result.
+`cpu` makes the same calls over Gloo on two ranks, as a rank of Gloo cannot send to itself. Ends with exit
+code 1, and a line for each wrong result.
 """
 
 from __future__ import annotations
@@ -174,7 +174,11 @@ def recorded(exchange: ExchangeGroup, device: torch.device) -> Found:
     yield from renamed("in a recorded step", iter(found))
     took = operations.duration_ns
     yield "operations that took less than nothing", torch.tensor([min(took) < 0]), torch.tensor([False])
-    yield "operations in a recorded step", torch.tensor(len(took)), torch.tensor(len(found) + link_only(exchange))
+    yield (
+        "operations in a recorded step",
+        torch.tensor(len(took)),
+        torch.tensor(len(found) + link_only(exchange)),
+    )
 
 
 def link_only(exchange: ExchangeGroup) -> int:

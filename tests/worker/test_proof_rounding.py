@@ -60,3 +60,32 @@ def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Pro
     found = proofs(2, odd | {"strategy": "zero1"})[0]
     assert found["passed"], found["detail"]
     assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
+
+
+RESNET: Fields = {
+    "workload": "resnet18-32px",
+    "micro_batch": 2,
+    "optimizer": "sgd:lr=0.002",
+    "precision": "bf16",
+    "strategy": "ddp",
+}
+
+
+@pytest.mark.slow
+def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
+    proofs: Proofs, other_rounding: ModuleType
+) -> None:
+    """As a compiled ResNet in half precision has: BatchNorm of few samples makes much of each rounding."""
+    first, second = proofs(2, RESNET, broken=other_rounding.trainer_norms_round_later)
+    assert (first["passed"], first["method"]) == (True, "sampled-gradients"), first["detail"]
+    assert "where parameters are off by one rounding of bf16" in first["detail"]
+    assert second["passed"]
+
+
+@pytest.mark.slow
+def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
+    proofs: Proofs, other_rounding: ModuleType
+) -> None:
+    found = proofs(2, RESNET, broken=other_rounding.trainer_grows)[0]
+    assert not found["passed"]
+    assert "gradient differs from the serial simulation" in found["detail"]
