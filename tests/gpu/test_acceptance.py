@@ -115,6 +115,7 @@ def test_figures_take_the_largest_batch_that_is_predicted_to_fit(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
     acceptance = load()
     for count in range(2):
