@@ -119,6 +119,10 @@ def remove(root: Path) -> None:
     shutil.rmtree(gone)
 
 
+def _has_checkpoint(study: Study) -> bool:
+    return any(any(study.checkpoints_folder(cell).glob("step-*")) for cell in study.cell_ids())
+
+
 def _candidate(
     root: Path, now: float, keep_s: float, named: Origins, studies: Sequence[Study]
 ) -> PruneCandidate:
@@ -138,6 +142,8 @@ def _reasons(
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"
+    if any(_has_checkpoint(study) for study in studies):
+        yield "it has checkpoints of training, which no measurement gives again: remove the folder yourself"
     for study in studies:
         store = JobStore(study.root)
         if any(store.ended(job.job_id) is None for job in store.jobs()):

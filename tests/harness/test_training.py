@@ -135,6 +135,33 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     assert killed.log.ended.why == "target"
 
 
+def test_digits_reach_their_target_through_two_kills(bench_in: Callable[..., Any], tmp_path: Path) -> None:
+    # In the 30th step, and in the validation after the 45th: an epoch of 1437 images has 22.5 steps of 64.
+    place = Place(tmp_path / "digits", "30 rank", "25 validation")
+    work = ("--dataset", "digits", "--batch-size", "32", "--optimizer", "sgd:lr=0.05")
+    order = ("--epochs", "15", "--checkpoint-every", "10", "--schedule", "cosine", "--warmup-steps", "20")
+    code, said = place.train(*work, *order, "--target", "val_accuracy>=0.97", workload="digits")
+    assert code == 0, said
+    assert said.count("rank 1 was killed by SIGKILL") == 2
+    log = place.log
+    assert log.ended is not None
+    assert log.ended.words == f"val_accuracy>=0.97 was reached at step {log.step}"
+    assert log.validations[-1].metrics["val_accuracy"] >= 0.97
+    assert log.restarts == 2
+    # A checkpoint waits for the one before: that of step 10 is written when step 30 begins, and that of step
+    # 30 after step 45.
+    assert log.launches[1].resumed_step in (10, 20)
+    assert log.launches[2].resumed_step in (30, 40)
+    assert f"step-{log.step:09d}" in place.checkpoints()
+    # Every step counts once, whatever was done again.
+    assert [row.samples for row in log.steps] == [64 * row.step for row in log.steps]
+    assert log.wasted_steps > 0
+
+    assert bench_in(place.folder)("report", "study").code == 0
+    page = (place.study.root / "report.html").read_text()
+    assert page.count('id="training-gradient-norm-title"') == 1
+
+
 def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_path: Path) -> None:
     place = Place(tmp_path / "nan", "12 nan")
     code, said = place.train("--steps", "24", "--checkpoint-every", "5")

@@ -1,6 +1,7 @@
 """A small classifier that fails on demand: in a training step, rank 1 does what the file `faults` says.
 
-A line `12 rank` (it kills that) is for the 12th training step of a process. Each line is taken once.
+A line `12 rank` (it kills that) is for the 12th training step of a process, `12 validation` (it kills the
+rank) for a validation after at least so many. Each line is taken once.
 """
 
 import os
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from workloads import Workload
+from workloads.build import build_workload
 
 HERE = Path(__file__).parent
 FAULTS = HERE / "faults"
@@ -36,23 +38,24 @@ class Points(Dataset):
         return corner + 0.3 * torch.randn(2, generator=generator), label
 
 
-class Classifier(nn.Sequential):
+class Faults:
+    """A forward hook: what becomes of the outputs of this process."""
+
     steps = 0
 
-    def forward(self, x):
-        y = super().forward(x)
-        if self.training:
+    def __call__(self, module, inputs, y):
+        if module.training:
             self.steps += 1
             while (HERE / "slow").exists() and self.steps > 10:
                 time.sleep(0.05)
-            if os.environ["RANK"] == "1" and FAULTS.exists():
-                return y * self.fail()
+        if os.environ.get("RANK") == "1" and FAULTS.exists():
+            return y * self.fail(module.training)
         return y
 
-    def fail(self):
+    def fail(self, training):
         first, _, rest = FAULTS.read_text().partition("\n")
         at, _, what = first.partition(" ")
-        if not at or int(at) != self.steps:
+        if not at or not self.is_due(int(at), what, training):
             return 1.0
         FAULTS.write_text(rest)
         if what == "nan":
@@ -62,21 +65,40 @@ class Classifier(nn.Sequential):
         above = [os.getpid()]
         while len(above) < 4:
             above.append(psutil.Process(above[-1]).ppid())
-        os.kill(
-            dict(zip(("rank", "torchrun", "guardian", "bench"), above, strict=True))[what], signal.SIGKILL
-        )
+        ends = dict(zip(("rank", "torchrun", "guardian", "bench"), above, strict=True))
+        os.kill(ends.get(what, os.getpid()), signal.SIGKILL)
         time.sleep(60)
+
+    def is_due(self, step, what, training):
+        if what == "validation":
+            return not training and self.steps >= step
+        return training and self.steps == step
+
+
+def failing(module):
+    module.register_forward_hook(Faults())
+    return module
 
 
 def build(width=16):
-    module = Classifier(nn.Linear(2, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
+    module = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
     return Workload(
-        module=module, loss=nn.functional.cross_entropy, data=Points(0, 64), held_out=Points(1000, 32)
+        module=failing(module),
+        loss=nn.functional.cross_entropy,
+        data=Points(0, 64),
+        held_out=Points(1000, 32),
     )
 
 
 def wide():
     return build(32)
+
+
+def digits():
+    """The MLP of the catalogue, for the data set digits."""
+    workload = build_workload("mlp")
+    failing(workload.module)
+    return workload
 
 
 def endless():
