@@ -30,7 +30,15 @@ from results.errors import UsageError
 from results.outcome import Outcome
 from results.store import Study
 from results.train_order import TrainOrder
-from results.training_log import SavedCheckpoint, Started, Steps, TrainingLog, TrainingLogWriter, Validated
+from results.training_log import (
+    Row,
+    SavedCheckpoint,
+    Started,
+    Steps,
+    TrainingLog,
+    TrainingLogWriter,
+    Validated,
+)
 
 
 def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
@@ -190,7 +198,8 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     deadline = Deadline(None, "over")
     pace = TrainingPace(Line(), study, {"cell": "mlp"}, deadline=deadline, clock=lambda: next(clock))  # type: ignore[arg-type]
     state = LaunchState(cell_id="cell", started=["r"])
-    for row in (_begin("r"), *_rows(), _checked(120)):
+    first: list[Row] = [_begin("r"), *_rows(), _checked(120)]
+    for row in first:
         writer.write(row)
     pace.report(state)
     whole = "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s"
@@ -206,8 +215,8 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     )
     # Another launch goes on from step 80, which was not validated.
     state.started.append("next")
-    for row in (_begin("next", 80), _rows()[2]):
-        writer.write(row)
+    writer.write(_begin("next", 80))
+    writer.write(_rows()[2])
     pace.report(state)
     assert shown[-1] == "mlp: step 120 of 400, epoch 1.5, loss 0.3333"
 
