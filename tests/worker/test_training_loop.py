@@ -73,6 +73,7 @@ def train(
         if fault is not None:
             stack.enter_context(patch.object(RunFolder, "finish", _with(globals()[fault], log)))
             stack.enter_context(patch.object(rank_log, "HEARTBEAT_S", 0.0))
+        if fault == "slow":
             stack.enter_context(patch.object(training_loop, "HEARTBEAT_S", 0.01))
         lines = RankLog(log, rank, Watchdog(900))
         stack.callback(lines.close)
