@@ -28,7 +28,7 @@ from results.training_log import Started, Steps, TrainingLog
 
 TIMES = 5
 KINDS = {
-    "worker": "a worker killed (SIGKILL to rank 1)",
+    "worker": "a worker killed (SIGKILL to one of the two ranks)",
     "bench": "bench killed, the same command at once",
     "node": "a node killed (its agent and its rank); on with one less",
     "back": "the node is back: bench interrupted, the same command",
