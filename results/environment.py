@@ -78,14 +78,23 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         # Left out where there is none, so that it is no other fingerprint.
         if self.code.packages:
             facts["packages"] = dict(self.code.packages)
-        if self.transports:
-            facts["transports"] = ", ".join(self.transports)
+        if self.network:
+            facts["network"] = self.network
         return facts
+
+    @property
+    def network(self) -> str:
+        """The transports between nodes; empty: not known, or none.
+
+        A run's measurement of the link connects all nodes. Transports inside a node may be added by later
+        cells of a launch, whose groups differ.
+        """
+        return ", ".join(name for name in self.transports if "(NET/" in name)
 
     def machine(self) -> dict[str, object]:
         """What the nodes of one run should share: the facts of pooling that are of a node."""
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
-        for of_the_run in ("placement", "transports"):
+        for of_the_run in ("placement", "network"):
             facts.pop(of_the_run, None)
         return facts | {"nccl_settings": " ".join(f"{k}={v}" for k, v in sorted(self.nccl_settings.items()))}
 

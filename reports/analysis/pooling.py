@@ -63,11 +63,11 @@ def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict
 def machine_facts(environment: Environment) -> dict[str, object]:
     """What two cells of different sizes must share before one is divided by the other.
 
-    The facts of pooling without the placement, which a scaling study changes on purpose, and the transports,
-    which follow from it, and without the code of other packages, which is that of a strategy or a compressor,
-    and not of the machine.
+    The facts of pooling without the placement, which a scaling study changes on purpose, and the network,
+    which follows from it, and without the code of other packages, which is that of a strategy or a
+    compressor, and not of the machine.
     """
-    own = ("placement", "packages", "transports")
+    own = ("placement", "packages", "network")
     return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
 
 

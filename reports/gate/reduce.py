@@ -98,7 +98,7 @@ def _facts(cell: Cell, run: RunResult) -> dict[str, str]:
     if run.environment is not None:
         facts |= machine_facts(run.environment)
         facts["placement"] = f"{run.environment.nodes} x {run.environment.gpus_per_node}"
-        facts["transports"] = ", ".join(run.environment.transports) or None
+        facts["network"] = run.environment.network or None
     return {
         name: msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
         for name, value in facts.items()

@@ -53,6 +53,12 @@ def test_a_fingerprint_stays_with_all_else(environment_of: EnvironmentOf, fact: 
     assert other.fingerprint == environment_of().fingerprint
 
 
+def test_a_later_cell_of_a_launch_may_connect_more_inside_a_node(environment_of: EnvironmentOf) -> None:
+    alone = environment_of(transports=("InfiniBand (NET/IB)",))
+    after_others = environment_of(transports=("InfiniBand (NET/IB)", "NVLink (P2P/CUMEM)"))
+    assert after_others.fingerprint == alone.fingerprint != environment_of().fingerprint
+
+
 def test_every_fact_is_known_to_pool_or_not_to() -> None:
     # A new field of Environment has to be put into one of the tables above.
     assert {*POOLING, *NOT_POOLING} == set(Environment.__struct_fields__)

@@ -285,7 +285,7 @@ def test_sides_over_other_networks_are_incomparable(
     found = compare(*sides, Rules(margins={}))
     assert found.exit_code() == 3
     assert found.findings[0].reason is not None
-    assert "transports is NVLink (P2P/CUMEM), InfiniBand (NET/IB) in BASE" in found.findings[0].reason
+    assert "network is InfiniBand (NET/IB) in BASE" in found.findings[0].reason
 
 
 @pytest.mark.parametrize("text", ["step_time", "step=5%", "step_time=x", "step_time=0", "step_time=-5%"])
@@ -306,7 +306,7 @@ def test_a_study_becomes_subjects_with_one_value_a_run(planted: Any, new_timing:
     assert one.exact["payload_bytes"] == (4_000_000,)
     assert one.facts["torch"] == "2.13.0"
     assert "code_hash" not in one.facts
-    assert "transports" not in one.facts
+    assert "network" not in one.facts
     assert other.failed == "out of memory: rank 0: allocating 2 GiB"
     longer = msgspec.structs.replace(good, steps=StepPolicy(quads=9), source_hash="abc")
     assert subject_key(longer) == one.key == good.id
