@@ -56,7 +56,10 @@ class NextRun:
 
 
 def next_run(study: StudyFigures) -> NextRun | None:
-    """None where nothing is planned, or where every figure is emulated and so no run here would tell more."""
+    """None where nothing is planned, where every figure is emulated and so no run here would tell more, and
+    of a study of trainings, with which the call that ordered them goes on."""
+    if any(plan.training is not None for plan in study.plans):
+        return None
     if not study.cells:
         return _first(study)
     for size in sizes_to_buy(study):

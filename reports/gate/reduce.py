@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from reports.analysis.pooling import Pool, machine_facts, pool
+from reports.analysis.series import setting_labels, setting_of
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from results.baseline import Baseline, Exact, Subject
 from results.cell import Cell, StepPolicy
@@ -28,10 +29,12 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
         raise UsageError(
             f"{study.root} has no run yet: run its matrix first ({bench_call('status', study.root)})"
         )
+    settings = setting_labels(_alike(cell) for cell in cells.values())
     subjects: dict[str, Subject] = {}
     for cell in cells.values():
         runs = [result for result in results if result.cell_id == cell.id]
-        subject = _subject(study, pool(cell, runs, planned=len(runs)))
+        own = settings[setting_of(_alike(cell))]
+        subject = _subject(study, pool(cell, runs, planned=len(runs)), own)
         known = subjects.get(subject.key)
         # The same work measured for other lengths: the one with more runs stands for it.
         if known is None or subject.runs > known.runs:
@@ -50,13 +53,19 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
 
 def subject_key(cell: Cell) -> str:
     """The cell's id as it would be with default measuring, and whatever the user's model code is."""
-    plain = msgspec.structs.replace(cell, steps=StepPolicy(), source_hash=None, dataset_hash=None)
-    return plain.id
+    return _alike(cell).id
 
 
-def _subject(study: Study, pooled: Pool) -> Subject:
+def _alike(cell: Cell) -> Cell:
+    return msgspec.structs.replace(cell, steps=StepPolicy(), source_hash=None, dataset_hash=None)
+
+
+def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
+    """`settings` are those in which the cell differs from others of its workload."""
     cell, runs = pooled.cell, pooled.runs
     name = f"{cell.workload}, {label(cell)}, {cell.gpus} x {cell.batch_per_replica}"
+    if settings:
+        name += f", {settings}"
     if not runs:
         lost = pooled.lost[-1] if pooled.lost else None
         why = (

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import reports
@@ -14,6 +15,7 @@ from reports.analysis.next_run import next_run
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import NOTHING, verdict
 from results.outcome import Outcome
+from results.train_order import TrainOrder
 
 NO_FIGURE = "no cell has a figure"
 LONG = 190
@@ -101,6 +103,14 @@ def test_what_is_half_written_is_proposed_again(planted, new_timing) -> None:
     found = next_run(analyse("planted", planted.study.told_plans(), planted.study.results()))
     assert found is not None
     assert (found.kind, found.strategy, found.gpus) == ("failed", "ddp", (2,))
+
+
+def test_a_training_that_never_began_is_not_told_to_be_measured(planted, new_timing) -> None:
+    half_written(planted, new_timing)
+    plans = [
+        msgspec.structs.replace(plan, training=TrainOrder(steps=9)) for plan in planted.study.told_plans()
+    ]
+    assert next_run(analyse("planted", plans, planted.study.results())) is None
 
 
 def test_a_study_without_a_planned_cell_has_no_next_run(planted, new_timing) -> None:

@@ -294,6 +294,14 @@ def test_a_margin_that_is_none_is_refused(text: str) -> None:
         read_margins((text,))
 
 
+def test_subjects_of_other_settings_have_other_names(planted: Any) -> None:
+    for precision in ("fp32", "bf16"):
+        planted.runs(planted.series("weak", "ddp", [2], batch=8, precision=precision)[0], [10.0])
+    planted.plan()
+    names = [one.label for one in reduce_study(planted.study, planted.study.results()).subjects]
+    assert names == ["gpt-nano, ddp, 2 x 8, precision=fp32", "gpt-nano, ddp, 2 x 8, precision=bf16"]
+
+
 def test_a_study_becomes_subjects_with_one_value_a_run(planted: Any, new_timing: Callable[..., Any]) -> None:
     good, bad = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan()
