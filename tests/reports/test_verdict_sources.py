@@ -36,6 +36,13 @@ def test_the_runs_that_it_is_made_from_are_counted(planted) -> None:
     )
 
 
+def test_runs_of_both_scalings_are_said_to_be_of_both(planted) -> None:
+    for kind, batch in (("weak", 8), ("strong", 16)):
+        planted.runs(planted.series(kind, "single", [1], batch=batch)[0], [10.0] * 3)
+    planted.plan()
+    assert made(planted) == "Made from 6 runs of weak and strong scaling."
+
+
 def test_a_failed_run_of_a_cell_that_succeeded_is_named(planted) -> None:
     ddp = planted.series("weak", "ddp", [2], batch=8)[0]
     planted.plan(repeats=1)

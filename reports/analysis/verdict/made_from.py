@@ -19,6 +19,8 @@ class MadeFrom:
 
     cell_runs: tuple[tuple[int, int], ...]
     """Of each cell the counted and the planned runs."""
+    scalings: int
+    """How many kinds of scaling the cells are of."""
     disturbed: int
     """Runs that other processes disturbed."""
     baseline_disturbed: bool
@@ -35,7 +37,8 @@ class MadeFrom:
         """`Made from 18 runs, 14 of them disturbed by other processes.`; None if there is none."""
         if not self.runs:
             return None
-        return f"Made from {self._counted}{self._disturbed}{self._failed}."
+        both = " of weak and strong scaling" if self.scalings > 1 else ""
+        return f"Made from {self._counted}{both}{self._disturbed}{self._failed}."
 
     @property
     def _counted(self) -> str:
@@ -72,6 +75,7 @@ def made_from(study: StudyFigures, workload: str) -> MadeFrom:
     baselines = {claim.baseline.figures.cell.id for claim in claims if claim.baseline}
     return MadeFrom(
         cell_runs=tuple((len(one.runs), one.pool.planned) for one in cells),
+        scalings=len({curve.key.kind for curve in study.curves if curve.key.workload == workload}),
         disturbed=sum(run.disturbed for one in cells for run in one.runs),
         baseline_disturbed=any(one.disturbed for one in cells if one.cell.id in baselines),
         failed=tuple(
