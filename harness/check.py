@@ -31,6 +31,8 @@ LONGEST_S = 600.0
 """All of a check; then its ranks are ended."""
 LONGEST_COUNT_S = 120.0
 """The same, where planning waits for parts alone."""
+LONGEST_LINE = 300
+"""Characters of a printed line that are told."""
 
 Verdict = Literal["proven", "runs", "refused", "failed"]
 
@@ -149,17 +151,22 @@ def check(request: CheckRequest) -> CheckReport:
         Path(folder, "request.json").write_bytes(msgspec.json.encode(request))
         longest_s = LONGEST_COUNT_S if request.parts else LONGEST_S
         code, printed = _run(Path(folder), ranks=RANKS if request.strategies else 1, longest_s=longest_s)
-        ended = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
-        said = printed.strip()[-2000:]
+        ended = _ended(code, longest_s, printed)
         path = Path(folder, "found.json")
         if not path.exists():
-            raise MachineError(f"the check of {request.workload} ended without a result: {said or ended}")
+            raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
         found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
     if found.failure is not None or (code == 0 and (request.parts or found.step_s is not None)):
         return found
     # What was found before the end is no result.
-    failure = f"its check {ended}" + (f"; the last line printed: {said.splitlines()[-1]}" if said else "")
-    return msgspec.structs.replace(found, failure=failure)
+    return msgspec.structs.replace(found, failure=f"its check {ended}")
+
+
+def _ended(code: int | None, longest_s: float, printed: str) -> str:
+    """How it ended, with the last line that was printed."""
+    how = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
+    lines = printed.strip().splitlines()
+    return f"{how}; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else how
 
 
 def _run(folder: Path, *, ranks: int, longest_s: float) -> tuple[int | None, str]:

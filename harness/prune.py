@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,7 +117,9 @@ def remove(root: Path) -> None:
     with study_lock(root):
         gone = root.with_name(f".removed-{root.name}")
         root.rename(gone)
-    shutil.rmtree(gone)
+    # Another process may finish it at the same time.
+    with suppress(FileNotFoundError):
+        shutil.rmtree(gone)
 
 
 def _has_checkpoint(study: Study) -> bool:

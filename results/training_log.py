@@ -265,6 +265,8 @@ class TrainingLogWriter:
         self._path = path
         self._left = b""
         """What there was no room for."""
+        self._told = False
+        """Whether a warning has said that rows wait."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0:
@@ -278,7 +280,6 @@ class TrainingLogWriter:
 
         Raises StoreError for what else goes wrong, and where an `Ended` cannot be written.
         """
-        waited = bool(self._left)
         self._left += msgspec.json.encode(row) + b"\n"
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -291,10 +292,13 @@ class TrainingLogWriter:
                 raise StoreError(
                     f"cannot write {self._path}: {error.strerror}; free some space there"
                 ) from error
-            if not waited:
+            if not self._told:
+                self._told = True
                 warnings.warn(
                     f"{self._path} is not written on: {error.strerror}; training goes on", stacklevel=2
                 )
+        else:
+            self._told = False
 
 
 def rows_of(lines: Sequence[bytes]) -> Iterator[Row]:

@@ -44,9 +44,10 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
     named = named_studies(
         kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
     )
-    found = candidates(folder, keep_s=read_duration_s(keep, "--keep"), named=named)
+    keep_s = read_duration_s(keep, "--keep")
     if yes:
         finish_removals(folder)
+    found = candidates(folder, keep_s=keep_s, named=named)
     rows = []
     for one in found:
         if one.kept is None and yes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from harness.console import ProgressLine, Standing
 from harness.launch.deadline import Deadline
@@ -99,7 +100,11 @@ class _Recent:
         self._saved: SavedCheckpoint | None = None
 
     def read(self) -> None:
-        for row in rows_of(self._tail.lines()):
+        """Take what is new. A log that cannot be read now does not end the training that it tells of."""
+        lines: list[bytes] = []
+        with suppress(OSError):
+            lines = self._tail.lines()
+        for row in rows_of(lines):
             match row:
                 case Started():
                     self._begin(row)

@@ -14,6 +14,9 @@ from results.run import RunResult
 
 Better = Literal["lower", "higher", "neither"]
 
+LARGEST_SHARE = 1.0
+"""The largest margin that can be given, wherever it stands."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedMetric:
@@ -184,18 +187,21 @@ def read_share(value: str, given: str) -> float:
         share = float(number) / 100
     except ValueError:
         share = 0.0
-    if not sign or rest or not 0 < share < 10:
-        raise UsageError(f"{given}: a percentage above 0, such as 5%")
+    if not sign or rest or not 0 < share <= LARGEST_SHARE:
+        raise UsageError(f"{given}: a percentage above 0 and at most {LARGEST_SHARE:.0%}, such as 5%")
     return share
 
 
 def require_margins(margins: Mapping[str, float], where: str) -> None:
-    """Raises UsageError for margins of a file that would judge nothing: of no metric, or above 100 %."""
+    """Raises UsageError for margins of a file that would judge nothing: of no metric, or too large."""
     for name, share in margins.items():
         if name not in TIMED:
             raise UsageError(
                 f"{where}: fail_above has no metric {name!r}{nearest(name, TIMED)}; metrics with a margin: "
                 f"{', '.join(TIMED)}"
             )
-        if not 0 < share <= 1:
-            raise UsageError(f"{where}: fail_above has {name} {share:g}, which is a share: 0.05 is 5 %")
+        if not 0 < share <= LARGEST_SHARE:
+            raise UsageError(
+                f"{where}: fail_above has {name} {share:g}: a share above 0 and at most {LARGEST_SHARE:g}; "
+                "0.05 is 5 %"
+            )

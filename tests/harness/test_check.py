@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import count_own_parts
+from harness.check import check, check_request, count_own_parts
 from harness.cli import run
+from results.errors import MachineError
 from results.unknown import Unknown
 from workloads.catalog import WORKLOADS, facts
 
@@ -120,6 +121,7 @@ def reads():
 
 
 def dies():
+    print("loading vocabulary", "half of it", sep=os.linesep, flush=True)
     os._exit(3)
 """
 
@@ -137,9 +139,25 @@ def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
     assert (known["build"].parameters, known["build"].heads) == (5, ())
     assert "cannot be counted on the meta device: Tensor.item()" in str(known["reads"].parts)
     assert known["reads"].heads == ()
-    assert str(known["dies"].parts).endswith("ended without a result: ended with exit code 3")
+    assert str(known["dies"].parts).endswith(
+        "ended without a result: it ended with exit code 3; the last line printed: half of it"
+    )
     # Whether layers of it can be split is unknown as well: nothing is refused.
     assert isinstance(known["dies"].heads, Unknown)
+
+
+def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "harness.check._run", lambda folder, **given: (None, f"reading\nstep 1{'.' * 900}\n\n")
+    )
+    with pytest.raises(MachineError) as raised:
+        check(check_request("mlp", micro_batch=None, folder=tmp_path))
+    assert str(raised.value) == (
+        "the check of mlp ended without a result: it took longer than 600 s; the last line printed: "
+        f"step 1{'.' * 294}"
+    )
 
 
 CHAIN = """

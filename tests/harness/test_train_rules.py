@@ -194,7 +194,7 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     study = Study(tmp_path)
     path = study.training_log_path("cell")
     writer = TrainingLogWriter(path)
-    clock = iter(range(0, 100, 10))
+    clock = iter(range(0, 200, 10))
     deadline = Deadline(None, "over")
     pace = TrainingPace(Line(), study, {"cell": "mlp"}, deadline=deadline, clock=lambda: next(clock))  # type: ignore[arg-type]
     state = LaunchState(cell_id="cell", started=["r"])
@@ -213,6 +213,13 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     assert shown[-1] == (
         f"mlp: {whole}, val_accuracy 0.875, val_loss 0.5, no checkpoint of step 120: the disk is full"
     )
+    # What cannot be read for a while changes nothing.
+    path.rename(tmp_path / "away")
+    path.mkdir()
+    pace.report(state)
+    assert shown[-1] == shown[-2]
+    path.rmdir()
+    (tmp_path / "away").rename(path)
     # Another launch goes on from step 80, which was not validated.
     state.started.append("next")
     writer.write(_begin("next", 80))

@@ -140,6 +140,20 @@ def test_rows_wait_for_room_on_the_disk(tmp_path: Path) -> None:
     assert TrainingLog.read(path).rows == (*DONE[:2], DONE[-1], DONE[2])
 
 
+def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"event": "st')
+    writer = TrainingLogWriter(path)
+    for row in DONE[:2]:
+        path.unlink()
+        path.symlink_to("/dev/full")
+        with pytest.warns(UserWarning, match="No space left on device; training goes on"):
+            writer.write(row)
+        path.unlink()
+        writer.write(row)
+    assert TrainingLog.read(path).rows == (DONE[1], DONE[1])
+
+
 def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "training" / "log.jsonl"
     assert TrainingLog.read(path) == TrainingLog()

@@ -11,7 +11,7 @@ from reports.analysis.communication import CellCommunication
 from reports.analysis.cost import energy_per_sample
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.memory import CellMemory
-from reports.analysis.outcomes import outcome_words as outcome_words
+from reports.analysis.outcomes import outcome_words
 from reports.analysis.scaling import CurvePoint
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures

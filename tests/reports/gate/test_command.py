@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from harness import nights
 from harness.cli import run
 from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
-from harness.prune import named_studies
+from harness.prune import named_studies, remove
 from results import schemas
 from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
@@ -264,7 +265,12 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
         (
             ["compare", "before", "before", "--fail-above", "step_time=0.05"],
             2,
-            "a percentage above 0, such as 5%",
+            "a percentage above 0 and at most 100%, such as 5%",
+        ),
+        (
+            ["compare", "before", "before", "--fail-above", "step_time=101%"],
+            2,
+            "a percentage above 0 and at most 100%, such as 5%",
         ),
         (["compare", "before", "before", "--format", "junit=/proc/no.xml"], 2, "cannot write /proc/no.xml"),
         (
@@ -275,7 +281,7 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
         (
             ["compare", "percent", "before", "--baselines", "."],
             2,
-            "fail_above has step_time 5, which is a share",
+            "fail_above has step_time 5: a share above 0 and at most 1; 0.05 is 5 %",
         ),
         (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
         (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
@@ -555,6 +561,34 @@ def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
     assert run(["prune", str(tmp_path / "runs"), "--keep", "0s", "--yes"]) == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["kept", "night"]
     assert "removed" in capsys.readouterr().out
+
+
+def test_what_an_interrupted_removal_of_the_last_study_left_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs/.removed-old/cells").mkdir(parents=True)
+    (tmp_path / "baselines").mkdir()
+    words = ["prune", str(tmp_path / "runs"), "--baselines", str(tmp_path / "baselines"), "--keep"]
+    assert run([*words, "soon", "--yes"]) == 2
+    assert list((tmp_path / "runs").iterdir())
+    assert run([*words, "0s", "--yes"]) == 2
+    assert "holds no study" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_another_process_may_finish_a_removal(
+    study: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study("runs/old", [10.0])
+    removed = shutil.rmtree
+
+    def after_another(path: Path) -> None:
+        removed(path)
+        removed(path)
+
+    monkeypatch.setattr("harness.prune.shutil.rmtree", after_another)
+    remove(tmp_path / "runs/old")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_study_is_known_by_its_runs_under_any_name(
