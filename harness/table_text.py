@@ -42,10 +42,10 @@ def fitted_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool], 
     kept, widths = _columns(headers, rows, numeric, width)
     blocks = [_wrapped(row[:kept], widths, numeric) for row in rows]
     body = [line for block in blocks for line in block]
-    lines = iter(table_lines(headers[:kept], body, numeric=numeric[:kept]))
-    heads = max(len(textwrap.wrap(header, wide)) for header, wide in zip(headers, widths, strict=False))
-    for _ in range(heads):
-        yield next(lines)
+    laid_out = table_lines(headers[:kept], body, numeric=numeric[:kept])
+    heads = len(laid_out) - len(body)
+    yield from laid_out[:heads]
+    lines = iter(laid_out[heads:])
     for row, block in zip(rows, blocks, strict=True):
         for _ in block:
             yield next(lines)

@@ -97,6 +97,9 @@ def command(
         else:
             found = _kept(sides, rules, baselines)
         _show(found, targets, every=given["every"])
+    except BrokenPipeError:
+        # Who reads no more has no need of a verdict.
+        raise
     except Exception as error:
         # Whatever it is: a 1 would be read as a regression.
         raise UsageError(_no_verdict(error)) from error

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from builders import a_cell
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from harness.cli import run
 from harness.console import Console, Standing
@@ -61,6 +63,36 @@ def test_columns_that_have_no_room_are_told_below_their_rows() -> None:
         "b       2                  8 ms",
         "    throughput 4 images/s",
     ]
+
+
+_ROW = st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=3), min_size=3, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(_ROW, min_size=2, max_size=4),
+    numeric=st.lists(st.booleans(), min_size=3, max_size=3),
+    width=st.integers(40, 60),
+)
+@example(lengths=[[[9, 9], [4, 9, 3], [9]], [[7], [8, 9], [7, 9]]], numeric=[False] * 3, width=44)
+def test_a_fitted_table_has_every_word_of_its_rows_in_their_order(
+    lengths: list[list[list[int]]], numeric: list[bool], width: int
+) -> None:
+    """`lengths` are those of the words. A word begins with its row (0: the heads), its column, its place."""
+    heads, *rows = [
+        [
+            " ".join(f"{row}{column}{place}".ljust(length, "x") for place, length in enumerate(cell))
+            for column, cell in enumerate(cells)
+        ]
+        for row, cells in enumerate(lengths)
+    ]
+    lines = [*fitted_lines(heads, rows, numeric=numeric, width=width)]
+    assert max(map(len, lines)) <= width
+    printed = [word.rstrip(";") for line in lines for word in line.split() if word[0] != "0"]
+    assert [word[0] for word in printed] == sorted(word[0] for word in printed)
+    for row, cells in enumerate(rows, 1):
+        for column, cell in enumerate(cells):
+            assert [word for word in printed if word.startswith(f"{row}{column}")] == cell.split()
 
 
 def test_a_column_is_as_wide_as_its_widest_cell_or_the_longest_word_of_its_head() -> None:

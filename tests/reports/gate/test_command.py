@@ -313,6 +313,18 @@ def test_bad_input_gets_one_line_with_the_fix(
     assert errors.count("\n") == 1
 
 
+def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(
+    study: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as nobody:
+        monkeypatch.setattr("sys.stdout", nobody)
+        assert run(["compare", before, after]) == 141
+    assert capsys.readouterr().err == ""
+
+
 def test_studies_of_other_work_are_incomparable_in_one_line(
     study: Callable[..., str],
     tmp_path: Path,
