@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
+from results.record import Proof, ProofMethod
+from results.run import RunResult
 from results.store import Study
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from workloads.catalog import MEMBERS
@@ -112,6 +114,65 @@ def test_figures_take_the_largest_batch_that_is_predicted_to_fit(
     assert little[1] is not False
     assert chosen(1) is None
     assert "gpt2-small, batch 1: left out, as it is predicted to need" in capsys.readouterr().out
+
+
+def test_what_is_left_out_is_planned_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    acceptance = load()
+    monkeypatch.setattr(acceptance, "_room", lambda cell: 1)
+    assert list(acceptance.run_part("figures", "cpu", tmp_path, 0)) == []
+    said = capsys.readouterr().out.splitlines()
+    assert len([line for line in said if "left out" in line]) == len(acceptance.CPU.figures)
+
+
+def _result(proof: Proof | None, outcome: Outcome = Outcome.OK, reason: str | None = None) -> RunResult:
+    return RunResult(
+        cell_id="c",
+        run_id="r",
+        launch_id="l",
+        repeat=0,
+        outcome=outcome,
+        reason=reason,
+        evidence=Evidence.MEASURED,
+        started_at=None,
+        ranks_expected=1,
+        ranks_present=1,
+        proof=proof,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "passed", "detail", "wrong", "wrong_of_figures"),
+    [
+        ("serial-simulation", True, "3 steps", [], []),
+        ("serial-simulation", False, "off", ["c: not proven: off"], ["c: not proven: off"]),
+        ("sampled-gradients", True, "1 step", ["c: proven by sampled-gradients alone: 1 step"], []),
+        ("sampled-gradients", False, "off", ["c: not proven: off"], ["c: not proven: off"]),
+        ("replica-agreement", True, "equal", ["c: proven by replica-agreement alone: equal"], []),
+        ("replica-agreement", False, "differ", ["c: not proven: differ"], ["c: not proven: differ"]),
+        # fp16 may overflow in each of the first steps.
+        ("replica-agreement", True, "equal; the loss scaler left out every step of the simulation", [], []),
+    ],
+)
+def test_less_than_a_simulation_proves_the_cells_of_figures_alone(
+    method: ProofMethod, passed: bool, detail: str, wrong: list[str], wrong_of_figures: list[str]
+) -> None:
+    acceptance = load()
+    result = _result(Proof(method=method, passed=passed, detail=detail))
+    assert acceptance._wrong(acceptance._line("correct"), result) == wrong
+    assert acceptance._wrong(acceptance._line("figures", simulated=False), result) == wrong_of_figures
+
+
+def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_memory() -> None:
+    acceptance = load()
+    correct, figures = acceptance._line("correct"), acceptance._line("figures", simulated=False)
+    assert acceptance._wrong(correct, _result(None)) == ["c: not proven: no proof"]
+    too_large = _result(None, Outcome.OUT_OF_MEMORY, "16 GiB")
+    assert acceptance._wrong(correct, too_large) == ["c: out_of_memory: 16 GiB"]
+    assert acceptance._wrong(figures, too_large) == []
+    failed = _result(None, Outcome.CRASHED, "rank 0 ended")
+    assert acceptance._wrong(figures, failed) == ["c: crashed: rank 0 ended"]
 
 
 @pytest.mark.slow
