@@ -23,6 +23,7 @@ from results.baseline import Baseline
 from results.errors import SchemaError, UsageError
 from results.history import read_nights
 from results.job_store import JobStore
+from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study, study_names
 
@@ -78,8 +79,15 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
     attempts = study.attempts() if found and not redact else {}
     if redact:
         found = {cell_id: log.without_words() for cell_id, log in found.items()}
+    lost = (run for pool in figures.pools.values() for run in pool.lost)
+    diverged = {run.run_id for run in lost if run.outcome is Outcome.DIVERGED}
     return {
-        cell_id: TrainedCell(cell=figures.pools[cell_id].cell, log=log, attempts=attempts)
+        cell_id: TrainedCell(
+            cell=figures.pools[cell_id].cell,
+            log=log,
+            attempts=attempts,
+            diverged=bool(log.launches) and log.launches[-1].run_id in diverged,
+        )
         for cell_id, log in found.items()
     }
 

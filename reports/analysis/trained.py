@@ -26,6 +26,13 @@ class TrainedCell:
     log: TrainingLog
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     """The ends of its launches, by the id of the run."""
+    diverged: bool = False
+    """Whether its last launch ended by a loss that was not finite: no launch goes on from there by itself."""
+
+    @property
+    def over(self) -> bool:
+        """Whether its training has come to an end."""
+        return self.diverged or self.log.ended is not None
 
     @property
     def target(self) -> Target | None:
@@ -82,7 +89,7 @@ def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
     return TimeToTarget(
         seed=trained.cell.seed,
         reached=step is not None,
-        ended=log.ended is not None,
+        ended=trained.over,
         seconds=sum(row.seconds for row in until),
         samples=until[-1].samples if until else 0,
     )

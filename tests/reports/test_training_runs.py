@@ -18,10 +18,10 @@ from reports.analysis.study import analyse
 from reports.analysis.trained import Spread, TrainedCell, races, reach, spread
 from reports.page.render import render_figures
 from reports.page.section import Table
-from reports.page.sections.training import accuracy_section
+from reports.page.sections.training import accuracy_section, training_section
 from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence
+from results.outcome import Evidence, Outcome
 from results.plan import Placement
 from results.train_order import TrainOrder
 from results.training_log import (
@@ -324,3 +324,29 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
     assert "Nothing is missing: no run failed" in page
     (redacted,) = read_figures([str(root)], CostFlags(), Console(), redact=True)
     assert str(tmp_path) not in render_figures(redacted)
+
+
+def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted: Any, new_timing: Any) -> None:
+    """Of three seeds one reached the target, and two diverged after step 10; one of these goes on."""
+    fields = {"workload": "mlp", "dataset": "digits"}
+    cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]
+    planted.plan(repeats=1)
+    for cell, diverged in zip(cells, (False, True, True), strict=True):
+        outcome = Outcome.DIVERGED if diverged else Outcome.OK
+        run_id = planted.run(cell, new_timing(step_ms=1.0, outcome=outcome))
+        writer = TrainingLogWriter(planted.study.training_log_path(cell.id))
+        writer.write(msgspec.structs.replace(started(0, "first"), run_id=run_id))
+        writer.write(steps(1, 10))
+        writer.write(validated(2, 10, 0.5 if diverged else 0.93))
+        if not diverged:
+            writer.write(Ended(at=at(3), step=10, why="target", words="the target"))
+        if cell is cells[2]:
+            writer.write(started(60, "second", resumed=10))
+    (figures,) = read_figures([str(planted.study.root)], CostFlags(), Console())
+    (race,) = races(figures.training.values())
+    (way,) = race.ways
+    assert [[run.seed for run in runs] for runs in (way.never, way.unfinished)] == [[1], [2]]
+    section = training_section(figures)
+    assert section is not None
+    overview = next(block for block in section.blocks if isinstance(block, Table))
+    assert [row[-1] for row in overview.data.texts] == ["the target", "diverged", "has not ended"]

@@ -86,9 +86,15 @@ def _overview(runs: Sequence[Named]) -> TextTable:
                 anchor="method-goodput",
                 hint="Time of the steps that count over all time.",
             ),
-            words("end", lambda row: row[1].log.ended.words if row[1].log.ended else "has not ended"),
+            words("end", lambda row: _end(row[1])),
         ],
     )
+
+
+def _end(one: TrainedCell) -> str:
+    if one.log.ended is not None:
+        return one.log.ended.words
+    return "diverged" if one.over else "has not ended"
 
 
 def _last(one: TrainedCell, name: str) -> float | None:
