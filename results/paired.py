@@ -75,3 +75,5 @@ class PairedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     base: PairedSide
     new: PairedSide
+    changes: dict[str, str] = {}
+    """By metric, why its change is accepted, as the last call had them."""

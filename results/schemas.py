@@ -40,6 +40,7 @@ from results.thresholds import Thresholds
 #                             training; gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports and attention of the environment
+#   paired-call -  unreleased  changes
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

@@ -45,6 +45,8 @@ Row = tuple[str, str | None]
 """A subject's key and a metric."""
 MOST_LOST = FEWEST_PAIRS
 """Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
+FINE = frozenset({Verdict.UNCHANGED, Verdict.IMPROVED, Verdict.NEW})
+"""Verdicts of what was judged, and need no acceptance."""
 OWN_OPTIONS = (
     "--out",
     "--repeats",
@@ -184,10 +186,11 @@ class PairedComparison:
     def _warn_of_stale(self, found: Comparison) -> None:
         """An accepted change that is there no more would hide the next one of its metric."""
         for name in sorted(self._rules.accepted):
-            if {f.verdict for f in found.findings if f.metric == name} == {Verdict.UNCHANGED}:
+            verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
+            if verdicts and verdicts <= FINE:
                 self._console.warn(
-                    f"{self._request.base.revision} accepts a change of {name}, which is unchanged: remove "
-                    f"the line, or it hides the next change"
+                    f"{self._request.base.revision} accepts a change of {name}, for which nothing fails any "
+                    f"more: remove the line, or it hides the next change"
                 )
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
@@ -236,19 +239,21 @@ class PairedComparison:
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
     def _claim(self, calls: Mapping[Side, SideCall]) -> None:
-        """Keep what is compared. Raises UsageError if the folder holds another comparison."""
-        call = PairedCall(base=_kept(calls["base"]), new=_kept(calls["new"]))
+        """Keep what is compared, and the changes that are accepted now. Raises UsageError if the folder holds
+        another comparison."""
+        base, new = (_kept(calls[side]) for side in SIDES)
         path = self.folder / "call.json"
         if path.exists():
-            if schemas.PAIRED_CALL.read(path) != call:
+            there = schemas.PAIRED_CALL.read(path)
+            if (there.base, there.new) != (base, new):
                 raise UsageError(f"{self.folder} holds another comparison: name a new folder with --out")
-            return
-        if self.folder.exists() and any(self.folder.iterdir()):
+        elif self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError(
                 f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        files.write_once(path, schemas.PAIRED_CALL.encode(call))
+        call = PairedCall(base=base, new=new, changes=dict(self._rules.accepted))
+        files.replace(path, schemas.PAIRED_CALL.encode(call))
 
 
 def read_pairs(folder: Path) -> list[Pair]:
@@ -257,13 +262,14 @@ def read_pairs(folder: Path) -> list[Pair]:
 
 
 def decide_again(folder: Path, rules: Rules, request: PairedRequest) -> Comparison:
-    """The verdict from the records of a folder. Raises UsageError if it holds no pairs."""
+    """The verdict from the records of a folder, with the changes that its last call accepted. Raises
+    UsageError if it holds no pairs."""
     pairs = read_pairs(folder)
     if not pairs:
         raise UsageError(f"{folder} holds no pairs: name the folder of a bench compare --ab")
     call = schemas.PAIRED_CALL.read(folder / "call.json")
     names: dict[Side, str] = {"base": call.base.revision, "new": call.new.revision}
-    return decide(folder, pairs, rules, request, names)
+    return decide(folder, pairs, replace(rules, accepted=call.changes), request, names)
 
 
 def decide(

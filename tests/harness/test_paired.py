@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,13 @@ from harness.paired.pair import (
     study_of,
 )
 from harness.paired.seat import LostError, Seat, Told
-from harness.paired.sources import Repository, temporary_folder
+from harness.paired.sources import Repository, Source, temporary_folder
 from harness.worker.turns import Turns
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict
 from reports.gate.paired import FEWEST_QUADS
 from results import schemas
 from results.errors import UsageError
+from results.paired import Side
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = """
@@ -338,25 +340,60 @@ def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
     assert told in capsys.readouterr().err
 
 
-def test_an_accepted_change_that_is_there_no_more_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its line would hide the next change; one that cannot be judged, or still changes, stays."""
-    verdicts = {
-        "payload_bytes": Verdict.UNCHANGED,
-        "operations": Verdict.ACCEPTED,
-        "step_time": Verdict.INCONCLUSIVE,
-    }
-    findings = tuple(
-        Finding(subject="c", key="c", metric=metric, verdict=verdict, reason="")
-        for metric, verdict in verdicts.items()
-    )
-    found = Comparison(base="a", new="b", findings=findings, confidence=0.99)
+def accepting(folder: Path, *metrics: str) -> PairedComparison:
+    """A comparison that takes changes of these metrics for right, and has its records in `folder`."""
     side = SideRequest(revision="accepted.yaml")
-    rules = Rules(margins={}, accepted=dict.fromkeys(verdicts, "meant"))
-    PairedComparison(PairedRequest(base=side, new=side, out=tmp_path), rules, Console())._warn_of_stale(found)
-    [warning] = capsys.readouterr().err.splitlines()
-    assert "accepts a change of payload_bytes, which is unchanged: remove the line" in warning
+    rules = Rules(margins={}, accepted=dict.fromkeys(metrics, "meant"))
+    return PairedComparison(PairedRequest(base=side, new=side, out=folder), rules, Console())
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "stale"),
+    [
+        ([Verdict.UNCHANGED, Verdict.UNCHANGED], True),
+        ([Verdict.UNCHANGED, Verdict.IMPROVED], True),
+        ([Verdict.UNCHANGED, Verdict.ACCEPTED], False),
+        # What cannot be judged may still be there.
+        ([Verdict.UNCHANGED, Verdict.INCONCLUSIVE], False),
+        ([Verdict.UNCHANGED, Verdict.SHOWN], False),
+        ([], False),
+    ],
+)
+def test_an_accepted_change_that_is_there_no_more_is_told(
+    verdicts: list[Verdict], stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line would hide the next change. `verdicts` are of the cells."""
+    findings = [
+        Finding(subject=str(number), key=str(number), metric="buckets", verdict=verdict, reason="")
+        for number, verdict in enumerate(verdicts)
+    ]
+    found = Comparison(base="a", new="b", findings=tuple(findings), confidence=0.99)
+    comparison = accepting(tmp_path, "buckets")
+    comparison._warn_of_stale(found)
+    words = "accepts a change of buckets, for which nothing fails any more: remove the line"
+    assert (words in capsys.readouterr().err) == stale
+    # A cell that failed has no finding of the metric.
+    failed = Finding(subject="c", key="c", metric=None, verdict=Verdict.FAILED, reason="")
+    comparison._warn_of_stale(replace(found, findings=(*findings, failed)))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts(tmp_path: Path) -> None:
+    folder = tmp_path / "ab"
+    base, new = (
+        Source(name=name, revision=name, commit=None, folder=tmp_path, tree=tmp_path, python="python")
+        for name in ("BASE", "NEW")
+    )
+    calls: dict[Side, SideCall] = {
+        "base": SideCall(source=base, options=()),
+        "new": SideCall(source=new, options=()),
+    }
+    for metrics in (("buckets", "flops"), ("flops",)):
+        accepting(folder, *metrics)._claim(calls)
+        kept = schemas.PAIRED_CALL.read(folder / "call.json")
+        assert kept.changes == dict.fromkeys(metrics, "meant")
+    with pytest.raises(UsageError, match="holds another comparison"):
+        accepting(folder)._claim({**calls, "new": SideCall(source=new, options=("--gpus", "2"))})
 
 
 def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path: Path) -> None:

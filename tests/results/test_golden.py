@@ -562,6 +562,7 @@ PAIR = Pair(
 PAIRED_CALL = PairedCall(
     base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
     new=PairedSide(revision=".", commit=None, python="/usr/bin/python3", options=()),
+    changes={"payload_bytes": "the second buffer is new"},
 )
 CHECKPOINT = Checkpoint(
     step=200,

@@ -26,6 +26,7 @@ from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
 from results.lock import study_lock
 from results.outcome import Evidence, Outcome
+from results.paired import Pair, PairedCall, PairedCell, PairedSide
 from results.plan import Placement
 from results.store import Study
 
@@ -311,6 +312,39 @@ def test_bad_input_gets_one_line_with_the_fix(
     errors = capsys.readouterr().err
     assert told in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(("changes", "code"), [({}, 1), ({"payload_bytes": "meant"}, 0)])
+def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
+    changes: dict[str, str], code: int, study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One pair of runs, of which that of NEW exchanges more."""
+    names = {
+        "base": study("ab/0001/base", [10.0]),
+        "new": study("ab/0001/new", [10.0], payload_bytes=90_000_000),
+    }
+    found = {side: Study(Path(name)).results()[0] for side, name in names.items()}
+    pair = Pair(
+        number=1,
+        first="base",
+        alternation="launches",
+        started_at="2026-01-02T03:04:05.000Z",
+        ended_at="2026-01-02T03:05:05.000Z",
+        cells=(
+            PairedCell(
+                base_cell=found["base"].cell_id,
+                base_run=found["base"].run_id,
+                new_cell=found["new"].cell_id,
+                new_run=found["new"].run_id,
+            ),
+        ),
+    )
+    Path("ab/0001/pair.json").write_bytes(schemas.PAIR.encode(pair))
+    sides = [PairedSide(revision=name, commit=None, python="python", options=()) for name in names]
+    call = PairedCall(base=sides[0], new=sides[1], changes=changes)
+    Path("ab/call.json").write_bytes(schemas.PAIRED_CALL.encode(call))
+    assert run(["compare", "--again", "ab"]) == code
+    assert ("accepted: meant" in capsys.readouterr().out) == bool(changes)
 
 
 def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(
