@@ -90,16 +90,25 @@ def trainer_norms_round_later(rank: int, size: int) -> Iterator[None]:
         yield
 
 
+def trainer_doubles(rank: int, size: int) -> AbstractContextManager[None]:
+    """Gradients that are trained with have the right direction, and twice the size."""
+    return _multiplied(2)
+
+
+def trainer_climbs(rank: int, size: int) -> AbstractContextManager[None]:
+    """Gradients that are trained with have the right size, and the opposite direction."""
+    return _multiplied(-1)
+
+
 @contextmanager
-def trainer_grows(rank: int, size: int) -> Iterator[None]:
-    """Gradients that are trained with are a hundred times what they must be."""
+def _multiplied(factor: float) -> Iterator[None]:
     original = Trainer.compute_gradients
 
     def other(self: Trainer, batches: Any) -> Tensor:
         loss = original(self, batches)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(100)
+                parameter.grad.mul_(factor)
         return loss
 
     with patch.object(Trainer, "compute_gradients", other):

@@ -181,12 +181,15 @@ ROUNDOFF: Mapping[Precision, float] = MappingProxyType(
 
 
 def rounded_otherwise(start: Mapping[str, Tensor], precision: Precision) -> Iterator[tuple[str, Tensor]]:
-    """The same state, of which every number is off by one rounding, up or down by the same draw each time."""
+    """The same state, of which every number is off by one rounding, up or down by the same draw each time.
+
+    The factor is a double: one plus half a unit in the last place of a number is one in its own type.
+    """
     generator = torch.Generator().manual_seed(0)
     for name, value in start.items():
         if value.is_floating_point():
             up = torch.randint(2, value.shape, generator=generator, dtype=torch.int8) * 2 - 1
-            value = value * (1 + ROUNDOFF[precision] * up)
+            value = (value.double() * (1 + ROUNDOFF[precision] * up.double())).to(value.dtype)
         yield name, value
 
 

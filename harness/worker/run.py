@@ -421,6 +421,8 @@ class RunInProgress:
             last = late.first + late.steps - 1
             words = f"step {last}" if late.steps == 1 else f"steps {late.first} to {last}"
             how = f", sampled: {late.obstacle}" if late.sampled else " as well"
+            if late.obstacle is not None and not late.sampled:
+                how += f", and no further one: {late.obstacle}"
             detail = f"{found.detail}; after the timed blocks {words}{how}"
             self._found["proof"] = msgspec.structs.replace(
                 found, detail=detail, late_first=late.first, late_steps=late.steps

@@ -55,13 +55,19 @@ _ROW = _NORM + 2
 """Projections, elements, their absolute values, the norm, and 1."""
 
 
+def averages_whole_gradients(cell: Cell) -> bool:
+    """Whether a cell's gradients are the mean over all replicas, each of one rank."""
+    promise = STRATEGIES.facts(cell.strategy).promise
+    averages = promise.averages_all_gradients(promise.after) and not cell.compresses
+    return averages and cell.model_parallel == 1
+
+
 def cannot_sample(cell: Cell) -> bool:
     """Whether projections of a cell's gradients say nothing: those of a replica on several ranks lie on
-    several ranks, and not every exchange is a mean over all replicas."""
-    facts = STRATEGIES.facts(cell.strategy)
-    averages = facts.promise.averages_all_gradients(facts.promise.after) and not cell.compresses
+    several ranks, not every exchange is a mean over all replicas, and one replica is its own mean."""
     # The compiler does not call the hooks by which the whole parameters of shards are found.
-    return cell.model_parallel > 1 or not averages or (cell.compile and facts.shards)
+    unseen = cell.compile and STRATEGIES.facts(cell.strategy).shards
+    return not averages_whole_gradients(cell) or cell.replicas == 1 or unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Pro
 
 RESNET: Fields = {
     "workload": "resnet18-32px",
-    "micro_batch": 2,
+    "micro_batch": 8,
     "optimizer": "sgd:lr=0.002",
     "precision": "bf16",
     "strategy": "ddp",
@@ -83,9 +83,29 @@ def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("defect", "size"), [("trainer_doubles", 1), ("trainer_climbs", 2)])
 def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
-    proofs: Proofs, other_rounding: ModuleType
+    proofs: Proofs, other_rounding: ModuleType, defect: str, size: int
 ) -> None:
-    found = proofs(2, RESNET, broken=other_rounding.trainer_grows)[0]
+    cell = RESNET | {"strategy": "single" if size == 1 else "ddp"}
+    found = proofs(size, cell, broken=getattr(other_rounding, defect))[0]
     assert not found["passed"]
     assert "gradient differs from the serial simulation" in found["detail"]
+
+
+@pytest.mark.slow
+def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gradient(
+    proofs: Proofs, other_rounding: ModuleType
+) -> None:
+    alone = RESNET | {"strategy": "single"}
+    [found] = proofs(1, alone, broken=other_rounding.trainer_norms_round_later)
+    assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
+    assert "the norm itself differs by 0.0" in found["detail"], found["detail"]
+
+
+@pytest.mark.slow
+def test_a_compressed_exchange_has_no_exception_for_rounding(
+    proofs: Proofs, other_rounding: ModuleType
+) -> None:
+    cell = RESNET | {"strategy": "scratch-ddp", "compression": "bf16"}
+    assert not proofs(2, cell, broken=other_rounding.trainer_norms_round_later)[0]["passed"]
