@@ -326,13 +326,14 @@ def _simulated_in_100_s(rank: int, size: int) -> Iterator[None]:
 def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checked(whole_runs: Runs) -> None:
     slow = whole_runs(1, MLP, broken=_simulated_in_1200_ms, proved_by="before")[0]
     assert slow["proof"].late_steps >= 1
-    too_slow = whole_runs(1, MLP, broken=_simulated_in_100_s)[0]
+    too_slow = whole_runs(2, MLP, broken=_simulated_in_100_s)[0]
     assert (too_slow["outcome"], too_slow["proof"].method) == ("ok", "sampled-gradients")
     assert too_slow["proof"].late_steps == 1
-    assert re.search(
-        r"; after the timed blocks step \d+, sampled: a serial simulation of a step would take about 100 s$",
-        too_slow["proof"].detail,
-    )
+    why = "a serial simulation of a step would take about 100 s"
+    assert re.search(rf"; after the timed blocks step \d+, sampled: {why}$", too_slow["proof"].detail)
+    alone = whole_runs(1, MLP, broken=_simulated_in_100_s)[0]["proof"]
+    assert (alone.method, alone.late_steps) == ("replica-agreement", 0)
+    assert alone.detail.endswith(f"; no step after the timed blocks: {why}")
 
 
 @contextmanager
