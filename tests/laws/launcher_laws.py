@@ -179,7 +179,7 @@ class CampaignLaws(LauncherLaws):
     @pytest.mark.slow
     def test_an_interrupted_call_ends_its_ranks_and_leaves_its_runs_to_the_next(self) -> None:
         with self.started(*self.words(gpus="2", budget=600)) as bench:
-            self.until(lambda: len(list(self.study.root.glob("cells/*/*"))) == 2, bench)
+            self.until(self.began, bench)
             ranks = bench.children(recursive=True)
             bench.send_signal(signal.SIGTERM)
             assert bench.wait(60) == 130
@@ -188,6 +188,11 @@ class CampaignLaws(LauncherLaws):
         [result] = self.study.results()
         assert (result.outcome, result.reason) == (Outcome.CANCELLED, "interrupted by the user")
         assert "; 1 of 1 run to do" in self.call(gpus="2", budget=600, dry_run=True).out
+
+    def began(self) -> bool:
+        """Whether rank 0, whom the supervisor follows, has begun a run; another rank may be sooner."""
+        logs = self.study.root.glob("launches/*/rank-00000.jsonl")
+        return any('"event": "run"' in log.read_text() for log in logs)
 
     def started(self, *arguments: str) -> Started:
         return Started([*self.command(), *arguments], self.folder, self.variables)
