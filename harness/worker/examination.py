@@ -269,6 +269,7 @@ class Examination:
                 blurred = self._blurred(start, step, gradients, found.reference, findings)
                 found = self._replayed_again(found, start, gradients, history)
         if self._control.from_first(float(blurred is not None)):
+            self._findings += _of_all_else(findings)
             self._update_checked(start, history, found)
             return blurred or ""
         self._findings += findings
@@ -313,6 +314,7 @@ class Examination:
         else:
             findings = compare_buffers(cell, buffers, reference)
         if self._control.largest([float(blurred is not None)])[0]:
+            self._findings += _of_all_else(findings)
             self._update_checked(start, history, found if compares else None)
             return blurred or "on another rank no simulation tells a defect from rounding"
         self._findings += findings
@@ -359,13 +361,16 @@ class Examination:
             simulate_step(self._setup, self._model, begin, what, beat=self.beat).gradients
             for begin in (start.items, partial(rounded_otherwise, start, cell.precision))
         )
-        found = max(finding.difference for finding in wrong) / size_of(reference.gradients)
-        by_rounding = distance([(rounded[name], exact[name]) for name in exact]) / size_of(exact)
+        size, size_of_one = size_of(reference.gradients), size_of(exact)
+        if not size or not size_of_one:
+            return None
+        found = max(finding.difference for finding in wrong) / size
+        by_rounding = distance([(rounded[name], exact[name]) for name in exact]) / size_of_one
         # Of a simulation that is not finite nothing is known.
         if not TOLERANCE[cell.precision] < by_rounding < math.inf or found > MORE_THAN_ROUNDING * by_rounding:
             return None
-        longer = abs(size_of(gradients) / size_of(reference.gradients) - 1)
-        longer_by_rounding = max(TOLERANCE[cell.precision], abs(size_of(rounded) / size_of(exact) - 1))
+        longer = abs(size_of(gradients) / size - 1)
+        longer_by_rounding = max(TOLERANCE[cell.precision], abs(size_of(rounded) / size_of_one - 1))
         if longer > min(MORE_THAN_ROUNDING * longer_by_rounding, LARGEST_CHANGE_OF_NORM):
             return None
         return (
@@ -606,3 +611,8 @@ class Examination:
         none = [0.0] * self._setup.cell.replicas
         expected = self._control.largest(none if found is None else found.reference.buffer_hashes)
         return hash_number(self._trainer.model.named_buffers()) == expected[self._setup.replica]
+
+
+def _of_all_else(findings: Iterable[ProofFinding]) -> list[ProofFinding]:
+    """Those that are not of gradients."""
+    return [finding for finding in findings if finding.of != "gradient"]
