@@ -111,6 +111,8 @@ def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
 def pytest_configure() -> None:
     # Tests that a shell starts in the background ignore SIGINT, and so would all that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes of pytest-xdist have 80, to which tables would be fitted: a test of a width sets its own.
+    os.environ.pop("COLUMNS", None)
 
 
 # First, because xdist reads the marks in the same hook.
