@@ -276,11 +276,20 @@ def belongs(process: psutil.Process, folder: Path) -> bool:
 
 
 def end_processes(chosen: Callable[[psutil.Process], bool]) -> None:
-    """Kill this user's processes that are chosen, never this one."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.uids().real == os.getuid() and chosen(process):
-                process.kill()
+    """Kill this user's processes that are chosen, never this one; they may start others meanwhile."""
+    for _ in range(100):
+        if not sum(_ended(process, chosen) for process in psutil.process_iter()):
+            return
+        time.sleep(0.02)
+
+
+def _ended(process: psutil.Process, chosen: Callable[[psutil.Process], bool]) -> bool:
+    """Whether it was one of them, and lived."""
+    with suppress(psutil.Error, OSError):
+        if process.pid != os.getpid() and process.uids().real == os.getuid() and chosen(process):
+            process.kill()
+            return True
+    return False
 
 
 def sweep() -> None:
