@@ -70,7 +70,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     accumulation: 2
     optimizer: adamw:lr=1e-3
     clip_norm: 1
-    activation_checkpointing: false
+    activation_checkpointing: selective
     selective_checkpointing: true
     memory_limit_mb: 4096
     compile: yes
