@@ -362,8 +362,6 @@ class Examination:
             for begin in (start.items, partial(rounded_otherwise, start, cell.precision))
         )
         size, size_of_one = size_of(reference.gradients), size_of(exact)
-        if not size or not size_of_one:
-            return None
         found = max(finding.difference for finding in wrong) / size
         by_rounding = distance([(rounded[name], exact[name]) for name in exact]) / size_of_one
         # Of a simulation that is not finite nothing is known.
