@@ -172,7 +172,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
         size: int,
         function: Callable[..., object],
         *arguments: object,
-        timeout_s: float = 60,
+        timeout_s: float = 300,
         dying: tuple[int, ...] = (),
         fresh: bool = False,
     ) -> list[Any]:

@@ -175,7 +175,10 @@ def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     at = max(
         series, key=lambda one: (len(asked(one)) + (single(one) is not None), max(asked(one), default=0))
     )
-    why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
+    if picked.open:
+        why = "it is open whether growth pays there" if picked.shown_to else picked.open[0]
+    else:
+        why = f"the answer rests on {count(fewest, 'run')} a size"
     run = _more(study, at, (asked(at), wanted), why)
     return run if (alone := single(at)) is None else _with_single(study, at, run, alone, wanted)
 

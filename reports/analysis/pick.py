@@ -114,7 +114,7 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         candidate=chosen,
         why=stop.text,
         deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
-        open=(f"whether growing {listed(spans)} pays is left open by the runs",) if spans else (),
+        open=(f"it is open whether growing {listed(spans)} pays",) if spans else (),
         shown_to=left_open[0].smaller if left_open else None,
         or_more=stop.at is None,
     )

@@ -222,10 +222,15 @@ def _doubts(picked: Picked, rests_on: RestsOn) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
     told = {
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
-        f"{rests_on.disturbed:,} of {count(rests_on.runs, 'run')} disturbed": rests_on.disturbed,
-        f"{rests_on.dirty:,} of {count(rests_on.runs, 'run')} of code with local changes": rests_on.dirty,
+        f"{_part(rests_on.disturbed, rests_on.runs)} disturbed": rests_on.disturbed,
+        f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
     return (*picked.open, *(text for text, holds in told.items() if holds))
+
+
+def _part(these: int, runs: int) -> str:
+    """`3 of 12 runs`, `all 12 runs`."""
+    return f"all {count(runs, 'run')}" if these == runs > 1 else f"{these:,} of {count(runs, 'run')}"
 
 
 def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str]) -> Confidence:

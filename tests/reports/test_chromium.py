@@ -41,7 +41,7 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
 )
-PATIENCE_S = 60
+PATIENCE_S = 300
 A4_LANDSCAPE = (1032, 703)
 """Pixels (96 an inch) inside of the margins of 12 mm."""
 HOSTILE = "=cmd|'calc'!A1 <script>alert(1)</script> javascript:alert(2) \""

@@ -132,12 +132,12 @@ def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confiden
     # The yield of 2 to 4 is 2 (10.5 / 14) - 1 = 0.5, and its range holds that.
     left_open = bought(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03))
     assert left_open.confidence == "low"
-    assert left_open.doubts == ("whether growing from 2 to 4 pays is left open by the runs",)
+    assert left_open.doubts == ("it is open whether growing from 2 to 4 pays",)
     assert left_open.choice is not None
     assert left_open.choice.text == "2 to 4 GPUs or more with ddp"
     few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
     assert few.confidence == "medium"
-    assert few.doubts == ("3 runs a size (fewer than 6)", "12 of 12 runs disturbed")
+    assert few.doubts == ("3 runs a size (fewer than 6)", "all 12 runs disturbed")
     assert bought(gpus(runs=1)).confidence == "low"
 
 

@@ -28,11 +28,11 @@ def test_the_runs_that_it_is_made_from_are_counted(planted) -> None:
     planted.runs(ddp, [10.0])
     assert made(planted) == "Made from 2 runs (1 of 3 runs a cell)."
     planted.runs(ddp, [10.0], foreign_cpu_cores=1.0)
-    assert made(planted) == "Made from 3 of 6 planned runs, 1 of them disturbed by other processes."
+    assert made(planted) == "Made from 3 of 6 planned runs, 1 disturbed."
     planted.runs(ddp, [10.0])
     planted.runs(single, [10.0] * 2, foreign_cpu_cores=1.0)
     assert made(planted) == (
-        "Made from 6 runs, 3 of them disturbed by other processes (the baseline's among them)."
+        "Made from 6 runs, 3 disturbed (the baseline's too)."
     )
 
 

@@ -132,7 +132,7 @@ def stopwatch(rank: int, folder: str, model: Planted, exchange: ExchangeGroup, s
     data = batches()
     for _ in range(2):
         trainer.step(data)
-    exchange._backend = SleepingTransport(exchange._backend)
+    exchange._mover = SleepingTransport(exchange._mover)
     log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
 
@@ -154,7 +154,7 @@ def exposed(rank: int, folder: str, strategy: str, planted: dict[str, float]) ->
     """On a rank: what quads and a recorded block find, and what was planted in their steps."""
     exchange, model = open_exchange(), Planted(**planted)
     watch = stopwatch(rank, folder, model, exchange, strategy)
-    transport: Any = exchange._backend
+    transport: Any = exchange._mover
     computation = model.computation
     computation.forget()
     quads = watch.measure_exposed(exchange, StepPolicy(block_steps=1, quads=QUADS))

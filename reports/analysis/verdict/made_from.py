@@ -34,7 +34,7 @@ class MadeFrom:
 
     @property
     def sentence(self) -> str | None:
-        """`Made from 18 runs, 14 of them disturbed by other processes.`; None if there is none."""
+        """`Made from 18 runs, 14 disturbed.`; None if there is none."""
         if not self.runs:
             return None
         both = " of weak and strong scaling" if self.scalings > 1 else ""
@@ -54,8 +54,8 @@ class MadeFrom:
     def _disturbed(self) -> str:
         if not self.disturbed:
             return ""
-        which = " (the baseline's among them)" if self.baseline_disturbed else ""
-        return f", {self.disturbed:,} of them disturbed by other processes{which}"
+        which = " (the baseline's too)" if self.baseline_disturbed else ""
+        return f", {self.disturbed:,} disturbed{which}"
 
     @property
     def _failed(self) -> str:
