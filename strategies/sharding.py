@@ -59,7 +59,9 @@ class ShardingFacts(StrategyFacts):
         units = self.units(sizes)
         shard = 0 if self.offloads and cell.device == "cuda" else units.shard
         rest = Footprint(moment="update", parameters=shard, optimizer=sizes.state(shard))
-        if self.by_unit and parts.by_unit:
+        if parts.by_unit:
+            if sizes.groups.tensor > 1:
+                yield Footprint(moment="model built", parameters=sizes.split_by_layer)
             yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
         else:
             yield from built_whole(sizes, units)

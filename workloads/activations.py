@@ -7,7 +7,7 @@ row's sum (Dao et al. 2022, arXiv:2205.14135, section 3.1), cross-entropy the lo
 and the targets. Compare Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, which has the same list for
 half precision, dropout and no fused attention.
 
-In the shapes T is the tokens of a sample, d the width, h the heads, V the vocabulary.
+In the shapes T is the tokens of a sample, d the width, h the heads, V the rows of the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def linear(inputs: int, outputs: int, *, by: Literal["outputs", "inputs"]) -> tu
 
 def text_head(weights: tuple[Weight, ...], shape: TextShape, *, kept: int) -> Part:
     """The last norm, which keeps so many values, the product with the vocabulary, and cross-entropy."""
-    t, logits = shape.seq, shape.seq * shape.vocabulary
+    t, logits = shape.seq, shape.seq * shape.rows
     return Part(
         weights=weights,
         saved=Saved(whole=VALUE_BYTES * (kept + logits) + INDEX_BYTES * t),

@@ -8,6 +8,7 @@ normalisation, activations, pooling, softmax, embedding look-ups and the loss ar
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -103,14 +104,29 @@ class TextShape(Shape):
     context: int
     """Tokens that it was made for."""
     vocabulary: int
+    """Tokens that there are."""
     seq: int
     """Tokens of one sample, at most `context`."""
+    pad_vocabulary: int = 1
 
     @property
     def options(self) -> Mapping[str, Option]:
         text = f"tokens of a sample, at most {self.context}"
-        seq = Option(kind="int", default=self.seq, minimum=1, help=text)
-        return MappingProxyType({"seq": seq})
+        padded = (
+            f"rows of the embedding and of the head: the vocabulary of {self.vocabulary}, rounded up to a "
+            f"multiple of this; 64 suits tensor cores"
+        )
+        return MappingProxyType(
+            {
+                "seq": Option(kind="int", default=self.seq, minimum=1, help=text),
+                "pad_vocabulary": Option(kind="int", default=1, minimum=1, maximum=65536, help=padded),
+            }
+        )
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding and of the head: as many logits a token. No token is of those that pad."""
+        return math.ceil(self.vocabulary / self.pad_vocabulary) * self.pad_vocabulary
 
     def of(self, spec: Spec) -> Self:
         """Raises SpecError for more tokens than the model was made for."""

@@ -31,7 +31,7 @@ def plain_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.opti
     is built by its own facts."""
     name, *options = text.split(":")
     if name not in STATED:
-        kind, arguments = optimizer_call(text)
+        kind, arguments = optimizer_call(text, ())
         return kind(parameters, **arguments)
     kind, stated = STATED[name]
     given = {key: float(value) for key, _, value in (option.partition("=") for option in options)}

@@ -56,6 +56,14 @@ class Sizes:
         copied = max((weight.over(tensor).values for weight in split), default=0) if tensor > 1 else 0
         return VALUE_BYTES * (self.parts.values + copied)
 
+    @property
+    def split_by_layer(self) -> int:
+        """While tensor parallelism splits a model that has no values yet, layer by layer, at most: the parts
+        of what is split, and the largest weight whole."""
+        split = [weight for part in self.parts.parts for weight in part.weights if weight.split]
+        parts = sum(weight.over(self.groups.tensor).values for weight in split)
+        return VALUE_BYTES * (parts + max((weight.values for weight in split), default=0))
+
     def state(self, parameters: int) -> int:
         """Bytes of the optimizer's state for these bytes of parameters."""
         return self._optimizer.state_values * parameters

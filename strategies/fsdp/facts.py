@@ -49,11 +49,6 @@ class Fsdp2Facts(ShardingFacts):
         alike = BlockChoice(reshard=self.spec.flag("reshard"), offload=self.offloads)
         return [alike] * blocks
 
-    @property
-    def by_unit(self) -> bool:
-        # Layers are split before they are sharded, from a model that is whole.
-        return self.spec.integer("tp") == 1
-
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
         parts = self.spec.integer("tp")
         return GroupLayout(shard=quotient(self.spec.text, ranks, parts), tensor=parts)

@@ -21,7 +21,7 @@ On CPU torch waits for each gathering where it begins, so that nothing overlaps,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -49,7 +49,7 @@ from strategies.training.layout_modules import layout_module
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
-from strategies.training.replicas import Buffers, take_from_first
+from strategies.training.replicas import Begin, Buffers, take_from_first, take_values
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Whole parameters in bf16, sums of gradients in full precision."""
@@ -76,16 +76,14 @@ class FsdpModel(ParallelModel):
         _require_shardable(module, layout)
         if facts.gathers_bf16:
             require_bf16_parameters(module, device)
-        begin = partial(_begin, self._link, setting.fill)
+        begin = partial(take_values, self._link, setting.fill)
         self._grid = DeviceGrid(self._link, setting.groups, device)
         self._split = None
         if self._grid.tensor is not None:
-            begin(module.parameters())
-            self._split = TensorSplit(module, layout, self._grid.tensor)
+            self._split = TensorSplit(module, layout, self._grid.tensor, begin)
         choices = _choices(facts, layout)
         _checkpoint(module, choices)
-        whole = begin if self._split is None else _has_begun
-        self._units = _shard(module, choices, facts, self._grid.mesh, whole)
+        self._units = _shard(module, choices, facts, self._grid.mesh, partial(self._begin_unit, begin))
         begin(self._buffers.now())
         self._named = dict(module.named_parameters())
         self._unlike = UnlikeGradients(self._link, device)
@@ -95,6 +93,15 @@ class FsdpModel(ParallelModel):
         ]
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._units, prefetch, device)
+
+    def _begin_unit(self, begin: Begin, unit: str) -> None:
+        """What is not in shards yet gets its values; layers that were split have theirs."""
+        named = self.module.get_submodule(unit).named_parameters(prefix=unit)
+        begin(
+            parameter
+            for name, parameter in named
+            if not isinstance(parameter, DTensor) and not (self._split and self._split.cuts(name))
+        )
 
     def owned(self) -> Iterator[Owned]:
         for name, parameter in self.bare.named_parameters():
@@ -235,30 +242,16 @@ def _checkpoint(module: nn.Module, choices: Mapping[str, BlockChoice]) -> None:
         checkpoint_blocks(module, ModelLayout(blocks=recomputed))
 
 
-Begin = Callable[[Iterable[Tensor]], None]
-
-
-def _begin(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
-    """Give tensors their initial values, those of rank 0; collective."""
-    for tensor in tensors:
-        fill(tensor)
-        take_from_first(link, [tensor])
-
-
-def _has_begun(tensors: Iterable[Tensor]) -> None:
-    """They have their values, of which ranks may have different parts."""
-
-
 def _shard(
     module: nn.Module,
     choices: Mapping[str, BlockChoice],
     facts: Fsdp2Facts,
     mesh: DeviceMesh,
-    begin: Begin,
+    begin_unit: Callable[[str], None],
 ) -> list[FSDPModule]:
     """Shard each block, then what is around them; the blocks in the order of the forward pass.
 
-    The parameters of each get their values by `begin` just before, so that one unit is whole at a time.
+    Each gets its values by `begin_unit` just before, so that one unit is whole at a time.
     """
     policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
     # What is around the blocks is needed again as soon as the backward pass begins.
@@ -267,9 +260,9 @@ def _shard(
         units: list[FSDPModule] = []
         for name, choice in choices.items():
             block = layout_module(module, name)
-            begin(block.parameters())
+            begin_unit(name)
             units.append(fully_shard(block, **_options(choice, mesh), mp_policy=policy))
-        begin([parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)])
+        begin_unit("")
         fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
         # What torch asks of a model, in its words: one data type a unit, say.

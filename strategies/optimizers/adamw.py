@@ -21,11 +21,12 @@ class AdamW(OptimizerFacts):
         }
     )
     kind = "torch.optim:AdamW"
+    fuses = True
 
     @property
     def state_values(self) -> int:
         return 2
 
     def temporaries(self, device: Device) -> int:
-        """The root of the second moment, and on CPU what it divides."""
-        return 2 if device == "cpu" else 1
+        """The root of the second moment and what it divides; a fused update has none."""
+        return 2 if device == "cpu" else 0

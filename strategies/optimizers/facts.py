@@ -14,6 +14,8 @@ class OptimizerFacts(CatalogFacts):
 
     kind: ClassVar[str]
     """`package.module:Class`; imported on a rank alone."""
+    fuses: ClassVar[bool] = False
+    """Whether a GPU updates all parameters by one kernel, which the class is asked for with `fused=True`."""
 
     @property
     @abstractmethod

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 """What torch loads with `weights_only`: numbers, texts, tensors, and lists and dictionaries of them."""
 _FORMAT = 1
+_HOW = frozenset({"fused", "foreach", "capturable"})
+"""Of a group of parameters: by which kernels it is updated, which goes by the trainer's own device."""
 
 
 class Stateful(Protocol):
@@ -245,17 +247,20 @@ def _restore_tensors(trainer: Trainer, state: RankState) -> None:
 def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
     optimizer, local = trainer.optimizer, trainer.model.local_optimizer(trainer.optimizer)
     for group, kept in zip(optimizer.param_groups, state.shared["groups"], strict=True):
-        group.update(_plain(kept))
+        group.update({key: value for key, value in _plain(kept).items() if key not in _HOW})
     kept_state = trainer.model.local_state(optimizer)
     kept_state.clear()
-    updated = {id(parameter) for group in local.param_groups for parameter in group["params"]}
+    fused = {id(each): group.get("fused") for group in local.param_groups for each in group["params"]}
     for owned in trainer.model.owned():
-        if id(owned.parameter) in updated and (found := _state_of(owned, state)):
+        if id(owned.parameter) in fused and (found := _state_of(owned, state)):
+            if fused[id(owned.parameter)] and "step" in found:
+                # Where torch's fused updates look for it, as in torch.optim.Optimizer.load_state_dict.
+                found["step"] = found["step"].to(owned.parameter.device)
             kept_state[owned.parameter] = found
 
 
-def _state_of(owned: Owned, state: RankState) -> dict[str, object]:
-    found: dict[str, object] = {}
+def _state_of(owned: Owned, state: RankState) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key, values in state.optimizer.items():
         there = [(box, view) for box, view in owned.boxes if box in values]
         if there:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from results.cell import Cell
 from results.groups import GroupLayout
 from results.parts import ModelParts
+from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class TensorParallel(StrategyFacts):
-    """As `single`, split layers over p, the rest whole; while it is split, P and a part of the largest split
-    weight."""
+    """As `single`, split layers over p, the rest whole; while they are split one after another, the largest
+    of them whole (of a model that is built whole: P, and a part of it)."""
 
     name = "tp"
     help = "tensor parallelism: every rank computes a part of each layer"
@@ -28,6 +30,10 @@ class TensorParallel(StrategyFacts):
     def shards(self) -> bool:
         return True
 
+    @property
+    def by_unit(self) -> bool:
+        return True
+
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
         return GroupLayout(tensor=ranks)
 
@@ -35,6 +41,13 @@ class TensorParallel(StrategyFacts):
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         if not point.several_nodes:
             yield Proposal(strategy="tp", complexity=(5,))
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        built, *others = super().moments(cell, parts)
+        if parts.by_unit:
+            sizes = self.sizes(cell, parts)
+            built = replace(built, parameters=max(sizes.split_by_layer, sizes.parameters))
+        yield from (built, *others)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         yield activation_sums(cell, parts, cell.gpus)

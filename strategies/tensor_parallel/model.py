@@ -35,7 +35,7 @@ from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.clipping import clip_shards
 from strategies.training.layout_modules import layout_module
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
-from strategies.training.replicas import take_from_first
+from strategies.training.replicas import Begin, take_values
 
 _OTHERWISE = f"{SPLIT}, which splits any model"
 
@@ -83,10 +83,11 @@ class Slicing:
 class TensorSplit:
     """A module whose layers have been split over the ranks of a link, and what is needed to undo it."""
 
-    def __init__(self, module: nn.Module, layout: ModelLayout, link: Link) -> None:
-        """Split `module` in place, equal on all ranks; weights and biases stay parameters of their names.
+    def __init__(self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin) -> None:
+        """Split `module` in place; weights and biases stay parameters of their names.
 
-        Raises UsageError for a model that does not go into so many parts.
+        What is split gets its values by `begin`, equal on all ranks, just before, so that one layer is whole
+        at a time; nothing else gets any. Raises UsageError for a model that does not go into so many parts.
         """
         _require_splittable(module, layout, link.size)
         self.link = link
@@ -95,14 +96,18 @@ class TensorSplit:
             beside = list(run)
             entrance = _Entrance(link, len(beside))
             for split in beside:
-                self._slicings |= _split(module, split, entrance, link)
+                self._slicings |= _split(module, split, entrance, link, begin)
         for name in layout.heads:
             owner, attribute = module.get_submodule(_owner(name)), name.rpartition(".")[2]
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
+    def cuts(self, name: str) -> bool:
+        """Whether each rank has a part of a parameter."""
+        return name in self._slicings
+
     def copies(self, name: str) -> int:
         """How many of the link's ranks have the same of a parameter."""
-        return 1 if name in self._slicings else self.link.size
+        return 1 if self.cuts(name) else self.link.size
 
     def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
         """Where rows of this rank's part of a parameter lie in the whole of it."""
@@ -126,9 +131,10 @@ class TensorParallelModel(ParallelModel):
         super().__init__(module)
         self._device = setting.device
         link = self.decided_over = Link(setting.exchange.group)
-        for tensor in (*module.parameters(), *module.buffers()):
-            take_from_first(link, [tensor])
-        self._split = TensorSplit(module, setting.layout, link)
+        begin = partial(take_values, link, setting.fill)
+        self._split = TensorSplit(module, setting.layout, link, begin)
+        begin(value for name, value in module.named_parameters() if not self._split.cuts(name))
+        begin(module.buffers())
 
     def owned(self) -> Iterator[Owned]:
         for name, parameter in self.bare.named_parameters():
@@ -243,17 +249,21 @@ class _SplitByInputs(nn.Module):
         return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
-def _split(module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link) -> dict[str, Slicing]:
+def _split(
+    module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link, begin: Begin
+) -> dict[str, Slicing]:
     """Put this rank's part in a layer's place. Returns which of its parameters are in parts, and how."""
     owner, _, child = split.name.rpartition(".")
     layer = module.get_submodule(split.name)
     assert isinstance(layer, nn.Linear)
     if split.by == "inputs":
         slicings = {"weight": Slicing(dim=1, parts=split.parts)}
+        begin([layer.weight])
         weight = _part(layer.weight, slicings["weight"], link)
         part: nn.Module = _SplitByInputs(weight, layer.bias, link)
     else:
         slicings = dict.fromkeys(("weight", "bias"), Slicing(dim=0, parts=split.parts))
+        begin(layer.parameters())
         bias = None if layer.bias is None else _part(layer.bias, slicings["bias"], link)
         part = _SplitByOutputs(_part(layer.weight, slicings["weight"], link), bias, entrance)
     setattr(module.get_submodule(owner), child, part)

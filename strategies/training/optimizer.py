@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from results.registry import load
+from strategies.devices import device_of
 from strategies.optimizers.catalog import OPTIMIZERS
 
 
 def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that `text` names (`sgd:lr=0.1`, `adamw:lr=0.0003`) over `parameters`."""
-    kind, options = optimizer_call(text)
-    return kind(parameters, **options)
+    updated = list(parameters)
+    kind, arguments = optimizer_call(text, updated)
+    return kind(updated, **arguments)
 
 
-def optimizer_call(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that `text` names, and what it is given beside the parameters."""
+def optimizer_call(
+    text: str, parameters: Sequence[nn.Parameter]
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class that `text` names, and what it is given beside these parameters.
+
+    On a GPU the update is fused where the class can: torch's default there is some kernels for each list of
+    tensors, with temporaries as large as the parameters.
+    """
     facts = OPTIMIZERS.facts(text)
     kind: type[torch.optim.Optimizer] = load(facts.kind)
-    return kind, facts.arguments
+    fused = (
+        facts.fuses and bool(parameters) and all(device_of(each.device).asynchronous for each in parameters)
+    )
+    return kind, facts.arguments | ({"fused": True} if fused else {})

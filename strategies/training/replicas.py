@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,17 @@ def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
         part = message[offset : offset + tensor.nbytes]
         tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         offset += tensor.nbytes
+
+
+Begin = Callable[[Iterable[Tensor]], None]
+"""Gives parameters of a model their values, before they are split or sharded; collective."""
+
+
+def take_values(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
+    """Give tensors their initial values (`Setting.fill`), those of rank 0, one after another; collective."""
+    for tensor in tensors:
+        fill(tensor)
+        take_from_first(link, [tensor])
 
 
 class Buffers:

@@ -47,13 +47,14 @@ class Zero1Model(DdpModel):
     def build_optimizer(self, text: str) -> torch.optim.Optimizer:
         """The optimizer that a spec text names, over this rank's part; the parameters move into buffers that
         are broadcast whole, one of each rank."""
-        kind, options = optimizer_call(text)
+        updated = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        kind, arguments = optimizer_call(text, updated)
         return _PartOfOptimizer(
-            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            updated,
             optimizer_class=kind,
             process_group=self._link.group,
             parameters_as_bucket_view=True,
-            **options,
+            **arguments,
         )
 
     def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

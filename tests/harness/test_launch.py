@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pynvml
 import pytest
+import torch
 from builders import a_cell, an_environment
 
 from harness import device
@@ -35,6 +36,7 @@ from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import Earlier, LaunchEstimate
 from harness.torch_devices import TorchDevices, ask_torch
 from harness.worker.__main__ import _near
+from harness.worker.environment import device_uuid
 from harness.worker.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
@@ -404,6 +406,19 @@ def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
     [gpu] = device.visible_gpus()
     assert (gpu.name, gpu.memory_bytes) == ("MIG device", None)
     assert Machine.here().devices("cuda") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [("NVIDIA H100 80GB HBM3", "GPU-1234"), ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG-1234")],
+)
+def test_nvml_is_asked_for_a_gpu_or_a_part_of_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, uuid: str
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name=name, uuid="1234")
+    )
+    assert device_uuid(torch.device("cuda", 0)) == uuid
 
 
 def test_xid_and_ecc_errors_of_a_run_are_told_once(

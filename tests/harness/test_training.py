@@ -192,8 +192,8 @@ def test_elastic_training_goes_on_on_the_nodes_that_are_left(links: None, tmp_pa
     assert "goes on on 1 of 2 nodes" in said
     started = [row for row in place.log.rows if isinstance(row, Started)]
     assert [(row.gpus, row.replicas) for row in started] == [(2, 2), (1, 1)]
-    # That of step 10 may not have been written when its ranks were killed: the one before it was, that of step 8
-    # (the best, after the first epoch), since a checkpoint waits for the one before.
+    # That of step 10 may not have been written when its ranks were killed: the one before it was (of step 8,
+    # the best, after the first epoch), since a checkpoint waits for the one before.
     assert started[0].resumed_step is None
     assert started[1].resumed_step in (8, 10)
     # The global batch is kept: as many samples in each step, and the same steps in all.

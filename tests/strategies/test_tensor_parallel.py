@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -65,10 +65,14 @@ def test_under_bf16_autocast_it_learns_alike(ranks: Ranks) -> None:
     assert whole[2] < 0.9 * whole[0]
 
 
+def has_values(tensors: Iterable[torch.Tensor]) -> None:
+    """Nothing is to be done to begin with: all ranks have the same values."""
+
+
 def test_a_layer_gives_what_it_gives_whole_under_autocast(threads: Threads) -> None:
     def output(group: ExchangeGroup) -> torch.dtype:
         module = Layers()
-        TensorSplit(module, ModelLayout(splits=SPLITS), Link(group))
+        TensorSplit(module, ModelLayout(splits=SPLITS), Link(group), has_values)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return module(torch.ones(1, 3)).dtype
 
@@ -233,7 +237,7 @@ def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads: Threa
             module = Beside().double()
             module.load_state_dict(weights)
             if group.size() > 1:
-                TensorSplit(module, layout, Link(group))
+                TensorSplit(module, layout, Link(group), has_values)
             x = torch.arange(8.0).view(2, 4).double().requires_grad_()
             y = x if alike else torch.ones(2, 4).double().requires_grad_()
             outcome = module(x, y)

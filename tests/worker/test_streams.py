@@ -132,12 +132,12 @@ def _run_cell(rank: int, folder: Path, fields: Fields, exchange: Any, control: C
 
 
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 2, "optimizer": "sgd:lr=0.05"}
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 2, "optimizer": "adamw:lr=0.001"}
 CELLS: list[Fields] = [
     MLP | {"strategy": "ddp:bucket_mb=0.05"},
     MLP | {"strategy": "scratch-ddp:bucket_mb=0.05:first_bucket_mb=0.01", "accumulation": 2},
     MLP | {"strategy": "local-sgd:2"},
-    MLP | {"strategy": "zero1"},
+    MLP | {"strategy": "zero1", "optimizer": "adamw:lr=0.001"},
     GPT | {"strategy": "fsdp"},
     GPT | {"strategy": "fsdp:prefetch=1", "accumulation": 2},
     GPT | {"strategy": "zero2"},

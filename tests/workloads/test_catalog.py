@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import pytest
+import torch
 from builders import a_cell
 
 from results.cell import Cell
@@ -40,6 +41,17 @@ def test_a_gpt_counts_its_tokens() -> None:
 def test_seq_above_the_context_is_refused() -> None:
     with pytest.raises(SpecError, match="seq is at most its context of 64, not 65"):
         facts(WORKLOADS.parse("gpt-nano:seq=65"))
+
+
+def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
+    # 50,257 tokens to 786 x 64 = 50,304 rows of width 768.
+    bare, padded = (facts(WORKLOADS.parse(f"gpt2-small{padding}")) for padding in ("", ":pad_vocabulary=64"))
+    assert padded.parameters - bare.parameters == 47 * 768
+    assert padded.forward_flops - bare.forward_flops == 2 * 1024 * 47 * 768
+    workload = build_workload("gpt-nano:pad_vocabulary=96:seq=64")
+    inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 50)
+    assert int(torch.cat([inputs, targets]).max()) == 255
+    assert workload.module(inputs[:1]).shape == (1, 64, 288)
 
 
 def test_options_set_the_measures_of_a_shape() -> None:

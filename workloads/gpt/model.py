@@ -50,7 +50,7 @@ def _layout(shape: GPTShape) -> ModelLayout:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of logits (n, tokens, vocabulary) over all tokens."""
+    """Mean cross-entropy in nats of logits (n, tokens, rows) over all tokens."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -104,11 +104,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (n, seq) to logits (n, seq, vocabulary)."""
+    """Tokens (n, seq) to logits (n, seq, rows)."""
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.wte = nn.Embedding(shape.vocabulary, shape.width)
+        self.wte = nn.Embedding(shape.rows, shape.width)
         self.wpe = nn.Embedding(shape.context, shape.width)
         self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.ln_f = nn.LayerNorm(shape.width)

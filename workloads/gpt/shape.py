@@ -34,7 +34,7 @@ class GPTShape(TextShape):
         A block is qkv 3 d^2 + 3 d, projection d^2 + d, MLP 8 d^2 + 5 d and two norms of 2 d. It keeps
         16 T d + T (h + 4) values, of which 12 T d + T h are split by tensor parallelism.
         """
-        t, d, vocabulary = self.seq, self.width, self.vocabulary
+        t, d, rows = self.seq, self.width, self.rows
         norm = (Weight(rows=d), Weight(rows=d))
         block = Part(
             weights=(
@@ -54,14 +54,14 @@ class GPTShape(TextShape):
         )
         return ModelParts(
             stem=Part(
-                weights=(Weight(rows=vocabulary, columns=d), Weight(rows=self.context, columns=d)),
+                weights=(Weight(rows=rows, columns=d), Weight(rows=self.context, columns=d)),
                 saved=Saved(whole=INDEX_BYTES * t),
                 saved_once=INDEX_BYTES * t,
                 input=INDEX_BYTES * t,
             ),
             blocks=(block,) * self.layers,
             head=text_head(norm, self, kept=2 * t * d + 2 * t),
-            shared_values=vocabulary * d,
-            logits=VALUE_BYTES * t * vocabulary,
+            shared_values=rows * d,
+            logits=VALUE_BYTES * t * rows,
             by_unit=True,
         )

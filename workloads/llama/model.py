@@ -146,14 +146,14 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens (n, seq) to logits (n, seq, vocabulary)."""
+    """Tokens (n, seq) to logits (n, seq, rows)."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.embed_tokens = nn.Embedding(shape.rows, shape.width)
         self.layers = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
-        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.lm_head = nn.Linear(shape.width, shape.rows, bias=False)
         if shape.tied:
             self.lm_head.weight = self.embed_tokens.weight
         initialise(self, layers=shape.layers, added=("o_proj", "down_proj"))

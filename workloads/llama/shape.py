@@ -53,12 +53,12 @@ class LlamaShape(TextShape):
         repeated to the number of queries. What attention mixes is kept twice: its queries lie head by head,
         and so does its result, which is then copied token by token.
         """
-        t, d, k, hidden, vocabulary = self.seq, self.width, self.kv_width, self.hidden, self.vocabulary
-        embedding, norm = Weight(rows=vocabulary, columns=d), Weight(rows=d)
+        t, d, k, hidden, rows = self.seq, self.width, self.kv_width, self.hidden, self.rows
+        embedding, norm = Weight(rows=rows, columns=d), Weight(rows=d)
         block = Part(
             weights=(
                 norm,
-                *(Weight(rows=rows, columns=d, split="rows") for rows in (d, k, k)),
+                *(Weight(rows=outputs, columns=d, split="rows") for outputs in (d, k, k)),
                 Weight(rows=d, columns=d, split="columns"),
                 norm,
                 *(Weight(rows=hidden, columns=d, split="rows") for _ in range(2)),
@@ -76,7 +76,7 @@ class LlamaShape(TextShape):
             stem=Part(weights=(embedding,), saved=Saved(whole=INDEX_BYTES * t), input=INDEX_BYTES * t),
             blocks=(block,) * self.layers,
             head=text_head((norm, *own_head), self, kept=3 * t * d + t),
-            shared_values=vocabulary * d if self.tied else 0,
-            logits=VALUE_BYTES * t * vocabulary,
+            shared_values=rows * d if self.tied else 0,
+            logits=VALUE_BYTES * t * rows,
             by_unit=True,
         )
