@@ -13,7 +13,7 @@ import torch
 
 from results.errors import UsageError
 from workloads.catalog import WORKLOADS, facts, shape_of
-from workloads.recorded import Recorder
+from workloads.recorded import DrawRecorder
 from workloads.shape import Shape
 from workloads.source import module_file, split_positional
 from workloads.workload import Workload
@@ -51,7 +51,7 @@ def build(shape: Shape, *, by_unit: bool = False) -> Workload:
     made: Callable[[Shape], Workload] = getattr(importlib.import_module(module), function)
     if not by_unit or not known.by_unit:
         return made(shape)
-    with torch.device("meta"), Recorder() as recorder:
+    with torch.device("meta"), DrawRecorder() as recorder:
         workload = made(shape)
     return replace(workload, initial=recorder.values_of(workload.module))
 

@@ -66,7 +66,7 @@ class InitialValues:
         swap_tensors(tensor, values)  # type: ignore[no-untyped-call]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records, in a `torch.device("meta")` context, what gives tensors their values.
 
     The CPU's generator is afterwards where it would be had the model been built on the CPU. A builder writes

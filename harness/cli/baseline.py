@@ -88,11 +88,11 @@ def _show(name: str, folder: Path) -> int:
     """Show a baseline: its cells with their figures, and what was accepted with which reason."""
     from harness.console import Console
     from harness.gate import read_side
-    from reports.gate.text import CONTENTS, contents
+    from reports.gate.text import CONTENTS, baseline_rows
 
     kept, console = read_side(name, folder), Console()
     console.result(f"{kept.name}: commit {kept.commit or 'unknown'}, measured {kept.measured_at}")
-    console.table(CONTENTS, contents(kept), numeric=[False, False, True, True])
+    console.table(CONTENTS, baseline_rows(kept), numeric=[False, False, True, True])
     for one in kept.accepted:
         changes = "; ".join(f"{name} {change}" for name, change in one.changes.items())
         console.result(

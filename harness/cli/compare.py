@@ -189,7 +189,7 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
     """On stdout the form that has no file, else for people."""
     from harness.console import Console
     from reports.gate.faces import FACES
-    from reports.gate.text import HEADS, headline, method, rows, sentence
+    from reports.gate.text import HEADS, comparison_headline, finding_rows, finding_sentence, method_text
     from results import files
 
     console = Console()
@@ -200,13 +200,13 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
             files.replace(path, FACES[form](found).encode())
     if any(path is None for _, path in targets):
         return
-    console.sentence(headline(found))
-    if shown := rows(found, every=every):
+    console.sentence(comparison_headline(found))
+    if shown := finding_rows(found, every=every):
         console.table(HEADS, shown, numeric=[head in ("BASE", "NEW", "change") for head in HEADS])
     for finding in found.findings:
         if finding.reason:
-            console.sentence(sentence(finding))
-    console.sentence(method(found))
+            console.sentence(finding_sentence(finding))
+    console.sentence(method_text(found))
 
 
 def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:

@@ -11,7 +11,13 @@ from xml.etree import ElementTree
 import msgspec
 
 from reports.gate.comparison import FAILING, Comparison, Finding, Verdict
-from reports.gate.text import headline, markdown, name, sentence, step_sentence
+from reports.gate.text import (
+    comparison_headline,
+    comparison_markdown,
+    finding_name,
+    finding_sentence,
+    step_sentence,
+)
 from reports.gate.trends import Step, Trend
 
 MOST_ANNOTATIONS = 10
@@ -73,11 +79,11 @@ def junit(comparison: Comparison) -> str:
             suite, "testcase", classname=_xml(finding.subject), name=finding.metric or "cell"
         )
         if finding.verdict in FAILING:
-            told = _xml(sentence(finding))
+            told = _xml(finding_sentence(finding))
             failure = ElementTree.SubElement(case, "failure", type=finding.verdict, message=told)
             failure.text = told
         elif finding.verdict in _SKIPPED:
-            ElementTree.SubElement(case, "skipped", message=_xml(sentence(finding)))
+            ElementTree.SubElement(case, "skipped", message=_xml(finding_sentence(finding)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -88,11 +94,12 @@ def github(comparison: Comparison) -> str:
     for level, verdicts in (("error", FAILING), ("warning", _SKIPPED)):
         found = [finding for finding in comparison.findings if finding.verdict in verdicts]
         for finding in found[:MOST_ANNOTATIONS]:
-            title = _escaped(f"{finding.verdict}: {name(finding)}").replace(":", "%3A").replace(",", "%2C")
-            lines.append(f"::{level} title={title}::{_escaped(sentence(finding))}")
+            title = _escaped(f"{finding.verdict}: {finding_name(finding)}")
+            title = title.replace(":", "%3A").replace(",", "%2C")
+            lines.append(f"::{level} title={title}::{_escaped(finding_sentence(finding))}")
         if len(found) > MOST_ANNOTATIONS:
             lines.append(f"::{level}::{len(found) - MOST_ANNOTATIONS} more, in the summary")
-    lines.append(f"::notice::{_escaped(headline(comparison))}")
+    lines.append(f"::notice::{_escaped(comparison_headline(comparison))}")
     return "\n".join(lines) + "\n"
 
 
@@ -110,10 +117,10 @@ def github_action_benchmark(comparison: Comparison) -> str:
     return _json(
         [
             {
-                "name": name(finding),
+                "name": finding_name(finding),
                 "unit": finding.timed.unit,
                 "value": finding.new[0],
-                "extra": sentence(finding),
+                "extra": finding_sentence(finding),
             }
             for finding in comparison.findings
             if finding.timed and finding.new and finding.timed.better == "lower"
@@ -124,7 +131,7 @@ def github_action_benchmark(comparison: Comparison) -> str:
 _SKIPPED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE)
 FACES: Mapping[str, Callable[[Comparison], str]] = MappingProxyType(
     {
-        "markdown": markdown,
+        "markdown": comparison_markdown,
         "json": json_text,
         "junit": junit,
         "github": github,

@@ -18,62 +18,64 @@ MOST_ROWS = 100
 QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
-def headline(comparison: Comparison) -> str:
+def comparison_headline(comparison: Comparison) -> str:
     """`2 regressed, 1 improved, 14 unchanged: NEW against BASE`."""
     counts = Counter(finding.verdict for finding in comparison.findings)
     told = [f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict]]
     return f"{', '.join(told) or 'nothing to compare'}: {comparison.new} against {comparison.base}"
 
 
-def rows(comparison: Comparison, *, every: bool) -> list[tuple[str, ...]]:
+def finding_rows(comparison: Comparison, *, every: bool) -> list[tuple[str, ...]]:
     """By `HEADS`; without `every`, only what changed or could not be judged."""
     return [_row(finding) for finding in comparison.findings if every or finding.verdict not in QUIET]
 
 
-def sentence(finding: Finding) -> str:
+def finding_sentence(finding: Finding) -> str:
     """`step time of mlp, ddp, 2 x 32: regressed, +12.1 % (8.3 to 16.0 %), 4.10 ms to 4.60 ms`."""
     parts: list[str] = [str(finding.verdict)]
     if finding.effect is not None:
-        parts.append(f"{change(finding)} ({interval(finding)})")
+        parts.append(f"{change_text(finding)} ({interval_text(finding)})")
     if finding.base and finding.new:
         parts.append(f"{_values(finding, finding.base)} to {_values(finding, finding.new)}")
     if finding.reason:
         parts.append(finding.reason)
-    return f"{name(finding)}: {', '.join(parts)}"
+    return f"{finding_name(finding)}: {', '.join(parts)}"
 
 
-def name(finding: Finding) -> str:
+def finding_name(finding: Finding) -> str:
     """`step time of mlp, ddp, 2 x 32`."""
-    return finding.subject if finding.metric is None else f"{title(finding.metric)} of {finding.subject}"
+    return (
+        finding.subject if finding.metric is None else f"{metric_title(finding.metric)} of {finding.subject}"
+    )
 
 
-def title(metric: str) -> str:
+def metric_title(metric: str) -> str:
     """The metric as a reader calls it."""
     return TIMED[metric].title if metric in TIMED else EXACT[metric].title
 
 
-def change(finding: Finding) -> str:
+def change_text(finding: Finding) -> str:
     """The effect with its sign: `+12.1 %`."""
     return NOTHING if finding.effect is None else _signed(finding.effect.value)
 
 
-def interval(finding: Finding) -> str:
+def interval_text(finding: Finding) -> str:
     """Its ends: `+8.3 % to +16.0 %`."""
     effect = finding.effect
     return NOTHING if effect is None else f"{_signed(effect.low)} to {_signed(effect.high)}"
 
 
-def markdown(comparison: Comparison, *, every: bool = False) -> str:
+def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
     """A summary for a job or a comment: the headline, a table, and how to read it."""
-    lines = [f"### {headline(comparison)}", ""]
-    shown = rows(comparison, every=every)
+    lines = [f"### {comparison_headline(comparison)}", ""]
+    shown = finding_rows(comparison, every=every)
     if shown:
         lines += [_markdown_row(HEADS), _markdown_row(("---",) * len(HEADS))]
         lines += [_markdown_row(row) for row in shown[:MOST_ROWS]]
         lines.append("")
     reasons = list(
         dict.fromkeys(
-            f"- {_plain(f'{name(finding)}: {finding.reason}')}"
+            f"- {_plain(f'{finding_name(finding)}: {finding.reason}')}"
             for finding in comparison.findings
             if finding.reason
         )
@@ -81,11 +83,11 @@ def markdown(comparison: Comparison, *, every: bool = False) -> str:
     lines += [*reasons[:MOST_ROWS], ""] if reasons else []
     if max(len(shown), len(reasons)) > MOST_ROWS:
         lines += [f"The first {MOST_ROWS} of {count(len(shown), 'verdict')} are shown; JSON has all.", ""]
-    lines.append(method(comparison))
+    lines.append(method_text(comparison))
     return "\n".join(lines) + "\n"
 
 
-def method(comparison: Comparison) -> str:
+def method_text(comparison: Comparison) -> str:
     """How the verdicts came about, in one sentence."""
     judged = sum(finding.margin is not None for finding in comparison.findings)
     return (
@@ -94,17 +96,17 @@ def method(comparison: Comparison) -> str:
     )
 
 
-def contents(kept: Baseline) -> list[tuple[str, ...]]:
+def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
     """What a baseline holds, by `CONTENTS`: counters and the means of timed metrics."""
     found: list[tuple[str, ...]] = []
     for subject in kept.subjects:
         if subject.failed is not None:
             found.append((subject.label, NOTHING, subject.failed, "0"))
         for metric, values in subject.exact.items():
-            found.append((subject.label, title(metric), exact_text(values), str(subject.runs)))
+            found.append((subject.label, metric_title(metric), exact_text(values), str(subject.runs)))
         for metric, runs in subject.timed.items():
-            text = figure(TIMED[metric], sum(runs) / len(runs))
-            found.append((subject.label, title(metric), text, str(len(runs))))
+            text = figure_text(TIMED[metric], sum(runs) / len(runs))
+            found.append((subject.label, metric_title(metric), text, str(len(runs))))
     return found
 
 
@@ -116,8 +118,8 @@ def trend_row(trend: Trend) -> tuple[str, ...]:
         trend.label,
         trend.metric.title,
         f"{len(trend.nights):,}",
-        figure(trend.metric, first.value),
-        figure(trend.metric, last.value),
+        figure_text(trend.metric, first.value),
+        figure_text(trend.metric, last.value),
     )
 
 
@@ -146,21 +148,21 @@ def _row(finding: Finding) -> tuple[str, ...]:
     return (
         str(finding.verdict),
         finding.subject,
-        NOTHING if finding.metric is None else title(finding.metric),
+        NOTHING if finding.metric is None else metric_title(finding.metric),
         _values(finding, finding.base),
         _values(finding, finding.new),
-        change(finding),
-        interval(finding),
+        change_text(finding),
+        interval_text(finding),
     )
 
 
 def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
     if finding.timed is None or not values:
         return exact_text(values) if values else NOTHING
-    return figure(finding.timed, float(values[0]))
+    return figure_text(finding.timed, float(values[0]))
 
 
-def figure(metric: TimedMetric, value: float) -> str:
+def figure_text(metric: TimedMetric, value: float) -> str:
     """In the metric's unit."""
     forms = {"ns": duration, "bytes": size}
     return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}".rstrip()

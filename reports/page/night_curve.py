@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median
 
-from reports.gate.text import figure, step_sentence
+from reports.gate.text import figure_text, step_sentence
 from reports.gate.trends import Trend
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.drawing import Drawing
@@ -47,7 +47,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
             high=None,
             runs=(),
             label=f"{night.measured_at[:10]}, {(night.commit or 'unknown')[:7]}: "
-            f"{figure(trend.metric, night.value)}",
+            f"{figure_text(trend.metric, night.value)}",
             href="",
         )
         for day, night in zip(days, trend.nights, strict=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from results.errors import BenchError
-from workloads.recorded import InitialValues, Recorder
+from workloads.recorded import DrawRecorder, InitialValues
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ class Held(nn.Module):
 
 
 def recorded(make: Callable[[], nn.Module]) -> tuple[nn.Module, InitialValues]:
-    with torch.device("meta"), Recorder() as recorder:
+    with torch.device("meta"), DrawRecorder() as recorder:
         module = make()
     return module, recorder.values_of(module)
 

@@ -12,7 +12,7 @@ import pytest
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict, compare
 from reports.gate.metrics import read_margins
 from reports.gate.reduce import reduce_study, subject_key
-from reports.gate.text import sentence
+from reports.gate.text import finding_sentence
 from results.baseline import Baseline, Subject
 from results.cell import StepPolicy
 from results.errors import UsageError
@@ -164,7 +164,7 @@ def test_a_hash_is_not_compared_across_what_changes_bits() -> None:
 
 def test_a_lost_overlap_is_told_in_words() -> None:
     found = held(subject(exact={"early_buckets": (3.0,)}), subject(exact={"early_buckets": (0.0,)}))
-    assert sentence(found.findings[0]) == (
+    assert finding_sentence(found.findings[0]) == (
         "buckets that start before the backward pass ends of mlp, ddp, 2 x 32: regressed, 3 to 0, buckets "
         "now wait for the last gradient that once started before it, so that less of their exchange hides "
         "behind the backward pass"

@@ -13,7 +13,7 @@ import pytest
 
 from reports.gate.comparison import Comparison, Rules, compare
 from reports.gate.faces import FACES, MOST_ANNOTATIONS
-from reports.gate.text import MOST_ROWS, headline, markdown, rows
+from reports.gate.text import MOST_ROWS, comparison_headline, comparison_markdown, finding_rows
 from results.baseline import Baseline, Subject
 
 STEP = (100e6, 100.1e6, 99.9e6)
@@ -38,10 +38,10 @@ def slower() -> Comparison:
 
 
 def test_the_summary_has_a_table_of_what_changed(slower: Comparison) -> None:
-    assert headline(slower) == "1 regressed, 1 unchanged: after against before"
-    assert len(rows(slower, every=False)) == 1
-    assert len(rows(slower, every=True)) == 2
-    text = markdown(slower)
+    assert comparison_headline(slower) == "1 regressed, 1 unchanged: after against before"
+    assert len(finding_rows(slower, every=False)) == 1
+    assert len(finding_rows(slower, every=True)) == 2
+    text = comparison_markdown(slower)
     assert "| regressed | mlp, ddp \\| 0 | step time | 100 ms | 110 ms | +10.0 % |" in text
     assert "Intervals of 98.0 %, corrected for 1 comparison" in text
 
@@ -170,6 +170,6 @@ def test_annotations_and_markdown_keep_a_reason_on_one_line(mixed: Comparison) -
 
 
 def test_markdown_fits_a_comment_however_many_cells_changed() -> None:
-    text = markdown(compare(side("before", 1, 900), side("after", 1.1, 900), Rules(margins={})))
+    text = comparison_markdown(compare(side("before", 1, 900), side("after", 1.1, 900), Rules(margins={})))
     assert len(text) < 65_536
     assert f"The first {MOST_ROWS} of 900 verdicts are shown" in text
