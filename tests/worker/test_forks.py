@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import os, sys, threading
-from harness.worker.forks import STOPPED, obstacle, run_of_this_process
+from harness.worker.forks import STOPPED, fork_obstacle, run_of_this_process
 from harness.worker.usage import _starter
 
 def codes(*asked):
@@ -22,12 +22,12 @@ def codes(*asked):
     print("rank", mine, flush=True)
 
 rank, starter = os.getpid(), os.getppid()
-print(obstacle())
+print(fork_obstacle())
 codes(0, 0)
 codes(0, STOPPED, 0)
 codes(7, 0)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-print(obstacle(), flush=True)
+print(fork_obstacle(), flush=True)
 codes(-9, 0)
 """
 
