@@ -193,9 +193,10 @@ def test_all_that_is_offered_on_gpus_has_a_cell() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks: Ranks, tmp_path: Path) -> None:
     """With recorder and quads, and in one start of workers: what one cell leaves behind meets the next."""
-    results = ranks(2, run_cells, str(tmp_path), CELLS, timeout_s=400)
+    results = ranks(2, run_cells, str(tmp_path), CELLS, timeout_s=1200)
     for rank, records in enumerate(results):
         for fields, record in zip(CELLS, records, strict=False):
             assert (record["outcome"], record["reason"]) == ("ok", None), (rank, fields)
