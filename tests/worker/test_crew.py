@@ -50,7 +50,7 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
     with (
         patch.dict("os.environ", meeting),
         patch("torch.cuda.set_device"),
-        patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="0")),
+        patch("torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H200", uuid="0")),
         patch("torch.accelerator.current_accelerator", lambda: torch.device("cuda")),
         patch("torch.accelerator.device_count", lambda: 1),
     ):

@@ -411,7 +411,7 @@ def test_a_field_that_nvml_refuses_by_itself_is_absent(
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, uuid: str) -> torch.device:
-    properties = SimpleNamespace(uuid=uuid.removeprefix("GPU-"))
+    properties = SimpleNamespace(name="NVIDIA H200", uuid=uuid.removeprefix("GPU-"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return torch.device("cuda", 0)
 
