@@ -61,7 +61,9 @@ class ShardingFacts(StrategyFacts):
         rest = Footprint(moment="update", parameters=shard, optimizer=sizes.state(shard))
         if parts.by_unit:
             if sizes.groups.tensor > 1:
-                yield Footprint(moment="model built", parameters=sizes.split_by_layer)
+                # As torch shards the first block, its parts are there until all of it is in shards.
+                first = units.full_block // sizes.groups.shard
+                yield Footprint(moment="model built", parameters=sizes.split_by_layer(beside=first))
             yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
         else:
             yield from built_whole(sizes, units)

@@ -129,11 +129,16 @@ class TextShape(Shape):
         return math.ceil(self.vocabulary / self.pad_vocabulary) * self.pad_vocabulary
 
     def of(self, spec: Spec) -> Self:
-        """Raises SpecError for more tokens than the model was made for."""
+        """Raises SpecError for more tokens than the model was made for, and for padding that adds nothing."""
         shape = super().of(spec)
         if shape.seq > self.context:
             raise SpecError(
                 f"workload {spec.name}: seq is at most its context of {self.context}, not {shape.seq}"
+            )
+        if shape.pad_vocabulary > 1 and shape.rows == shape.vocabulary:
+            raise SpecError(
+                f"workload {spec.name}: its vocabulary of {shape.vocabulary} is a multiple of "
+                f"{shape.pad_vocabulary} as it is: leave pad_vocabulary out"
             )
         return shape
 

@@ -56,13 +56,13 @@ class Sizes:
         copied = max((weight.over(tensor).values for weight in split), default=0) if tensor > 1 else 0
         return VALUE_BYTES * (self.parts.values + copied)
 
-    @property
-    def split_by_layer(self) -> int:
-        """While tensor parallelism splits a model that has no values yet, layer by layer, at most: the parts
-        of what is split, and the largest weight whole."""
+    def split_by_layer(self, *, beside: int = 0) -> int:
+        """When tensor parallelism has split a model that has no values yet, layer by layer: the parts of what
+        is split, and the largest weight whole; or so many bytes beside them, if these are more."""
         split = [weight for part in self.parts.parts for weight in part.weights if weight.split]
         parts = sum(weight.over(self.groups.tensor).values for weight in split)
-        return VALUE_BYTES * (parts + max((weight.values for weight in split), default=0))
+        largest = max((weight.values for weight in split), default=0)
+        return VALUE_BYTES * parts + max(VALUE_BYTES * largest, beside)
 
     def state(self, parameters: int) -> int:
         """Bytes of the optimizer's state for these bytes of parameters."""
@@ -75,7 +75,7 @@ class Sizes:
         """
         on_cpu = self.cell.device == "cpu"
         at_once = VALUE_BYTES * self.parts.largest_weight if on_cpu else parameters
-        return min(parameters, at_once) * self._optimizer.temporaries(self.cell.device)
+        return min(parameters, at_once) * self._optimizer.temporaries(self.cell)
 
     def checkpointing(self, block: int) -> Checkpointing:
         """What is computed again of a block in its backward pass."""

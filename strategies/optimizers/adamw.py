@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from results.cell import Device
+from results.cell import Cell
 from results.spec import Option
 from strategies.optimizers.facts import OptimizerFacts
 
@@ -27,6 +27,8 @@ class AdamW(OptimizerFacts):
     def state_values(self) -> int:
         return 2
 
-    def temporaries(self, device: Device) -> int:
-        """The root of the second moment and what it divides; a fused update has none."""
-        return 2 if device == "cpu" else 0
+    def temporaries(self, cell: Cell) -> int:
+        """The root of the second moment, and on CPU what it divides; a fused update has none."""
+        if cell.device == "cpu":
+            return 2
+        return 0 if cell.memory_format == "contiguous" else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from results.cell import Device
+from results.cell import Cell
 from results.registry import CatalogFacts
 
 
@@ -23,7 +23,7 @@ class OptimizerFacts(CatalogFacts):
         """Values that it keeps for each parameter."""
 
     @abstractmethod
-    def temporaries(self, device: Device) -> int:
+    def temporaries(self, cell: Cell) -> int:
         """Copies of what is updated at once that an update computes in between."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from results.cell import Device
+from results.cell import Cell
 from results.spec import Option
 from strategies.optimizers.facts import OptimizerFacts
 
@@ -27,6 +27,6 @@ class Sgd(OptimizerFacts):
     def state_values(self) -> int:
         return int(self.spec.number("momentum") > 0)
 
-    def temporaries(self, device: Device) -> int:
+    def temporaries(self, cell: Cell) -> int:
         """The gradient with its decay."""
         return int(self.spec.number("weight_decay") > 0)

@@ -255,7 +255,7 @@ def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
         if id(owned.parameter) in fused and (found := _state_of(owned, state)):
             if fused[id(owned.parameter)] and "step" in found:
                 # Where torch's fused updates look for it, as in torch.optim.Optimizer.load_state_dict.
-                found["step"] = found["step"].to(owned.parameter.device)
+                found["step"] = found["step"].to(owned.parameter.device, torch.float32)
             kept_state[owned.parameter] = found
 
 

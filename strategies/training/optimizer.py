@@ -26,11 +26,15 @@ def optimizer_call(
     """The class that `text` names, and what it is given beside these parameters.
 
     On a GPU the update is fused where the class can: torch's default there is some kernels for each list of
-    tensors, with temporaries as large as the parameters.
+    tensors, with temporaries as large as the parameters. The fused kernel takes real numbers, and gradients
+    that lie as their parameters do, which those of an exchange do not where a parameter is not row by row.
     """
     facts = OPTIMIZERS.facts(text)
     kind: type[torch.optim.Optimizer] = load(facts.kind)
-    fused = (
-        facts.fuses and bool(parameters) and all(device_of(each.device).asynchronous for each in parameters)
-    )
+    fused = facts.fuses and bool(parameters) and all(map(_fuses, parameters))
     return kind, facts.arguments | ({"fused": True} if fused else {})
+
+
+def _fuses(parameter: nn.Parameter) -> bool:
+    plain = parameter.is_floating_point() and parameter.is_contiguous()
+    return plain and device_of(parameter.device).asynchronous

@@ -148,6 +148,10 @@ class Trainer:
             _compile(self.model.bare)
         self.optimizer = self.model.build_optimizer(settings.optimizer)
         self.scaler = loss_scaler(settings.precision, device, self.model.decided_over)
+        if self.scaler.is_enabled():
+            # The scaler itself unscales, and leaves out a step whose gradients overflow. A fused update that
+            # did so would be called all the same, count as one, and have a state after it.
+            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         self._feedback = ScaledFeedback(self.model.gradient_exchange, self.scaler)
 
     def step(self, batches: Iterator[Batch]) -> Tensor:

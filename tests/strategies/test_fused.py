@@ -1,9 +1,11 @@
-"""A fused update on a device with streams: which optimizers, and a state that goes on in either way."""
+"""A fused update on a device with streams: of which parameters, a state that goes on in either way, and steps
+that a loss scaler leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from strategies import Trainer, TrainSettings
 from strategies.devices import KINDS, Host
+from strategies.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -27,10 +30,10 @@ def batches(first: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.randn(8, 3, generator=generator), torch.randn(8, 2, generator=generator)
 
 
-def trainer(optimizer: str) -> Trainer:
+def trainer(optimizer: str, **others: Any) -> Trainer:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    settings = TrainSettings(strategy="single", optimizer=optimizer)
+    settings = TrainSettings(**{"strategy": "single", "optimizer": optimizer, **others})
     return Trainer(model, nn.functional.mse_loss, device=CPU, settings=settings)
 
 
@@ -70,3 +73,51 @@ def test_training_goes_on_from_a_state_of_the_other_kind_of_update(
         found.model.bare.named_parameters(), expected.model.bare.named_parameters(), strict=True
     ):
         torch.testing.assert_close(mine, its, rtol=0, atol=6 * 0.01 * 16 * 2**-24 + 6 * 2**-24, msg=name)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.zeros(2, 3).t(),
+        torch.zeros(1, 4, 2, 2).to(memory_format=torch.channels_last),
+        torch.zeros(2, dtype=torch.cfloat),
+    ],
+    ids=["transposed", "channels last", "complex"],
+)
+def test_the_kernel_is_given_real_numbers_row_by_row(monkeypatch: pytest.MonkeyPatch, odd: Tensor) -> None:
+    monkeypatch.setitem(KINDS, "cpu", Queues)
+    plain = nn.Parameter(torch.zeros(3))
+    assert fused(build_optimizer("adamw", [plain])) == [True]
+    assert fused(build_optimizer("adamw", [plain, nn.Parameter(odd)])) == [None]
+
+
+def overflowing(rank: int, strategy: str) -> list[tuple[float, dict[str, Tensor], int]]:
+    """On a rank: scale, parameters and updates so far after each of three steps, of which the first overflows
+    on rank 1 alone."""
+    found: list[tuple[float, dict[str, Tensor], int]] = []
+    with patch.dict(KINDS, cpu=Queues):
+        trained = trainer("adamw:lr=0.01", strategy=strategy, precision="fp16")
+        trained.scaler.load_state_dict(trained.scaler.state_dict() | {"scale": 1024.0})
+        data = batches(50 * rank)
+        for step in range(3):
+            inputs, targets = next(data)
+            if rank == 1 and step == 0:
+                inputs[0, 0] = torch.inf
+            trained.step(iter([(inputs, targets)]))
+            state = trained.model.local_state(trained.optimizer).values()
+            done = max((int(each["step"]) for each in state if "step" in each), default=0)
+            parameters = {name: value.detach().clone() for name, value in trained.model.named_parameters()}
+            found.append((trained.scaler.get_scale(), parameters, done))
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-ddp"])
+def test_a_step_that_a_scaler_leaves_out_is_no_update(ranks: Callable[..., list[Any]], strategy: str) -> None:
+    start = dict(trainer("adamw").model.named_parameters())
+    for first, second, third in ranks(2, overflowing, strategy):
+        assert (first[0], second[0], third[0]) == (512.0, 512.0, 512.0)
+        assert (first[2], second[2], third[2]) == (0, 1, 2)
+        for name, value in first[1].items():
+            assert torch.equal(value, start[name]), name
+            assert third[1][name].isfinite().all()
+            assert not torch.equal(third[1][name], value)

@@ -54,6 +54,11 @@ def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
     assert workload.module(inputs[:1]).shape == (1, 64, 288)
 
 
+def test_padding_that_adds_nothing_is_refused() -> None:
+    with pytest.raises(SpecError, match="256 is a multiple of 64 as it is: leave pad_vocabulary out"):
+        facts(WORKLOADS.parse("gpt-nano:pad_vocabulary=64"))
+
+
 def test_options_set_the_measures_of_a_shape() -> None:
     shape = shape_of(WORKLOADS.parse("resnet18:px=96:classes=12"))
     assert shape == replace(MEMBERS["resnet18"].shape, px=96, classes=12)

@@ -54,7 +54,7 @@ class MadeFrom:
     def _disturbed(self) -> str:
         if not self.disturbed:
             return ""
-        which = " (the baseline's too)" if self.baseline_disturbed else ""
+        which = " (some of the baseline)" if self.baseline_disturbed else ""
         return f", {self.disturbed:,} disturbed{which}"
 
     @property
