@@ -44,9 +44,9 @@ def finding_sentence(finding: Finding) -> str:
 
 def finding_name(finding: Finding) -> str:
     """`step time of mlp, ddp, 2 x 32`."""
-    return (
-        finding.subject if finding.metric is None else f"{metric_title(finding.metric)} of {finding.subject}"
-    )
+    if finding.metric is None:
+        return finding.subject
+    return f"{metric_title(finding.metric)} of {finding.subject}"
 
 
 def metric_title(metric: str) -> str:

@@ -25,9 +25,10 @@ def optimizer_call(
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class that `text` names, and what it is given beside these parameters.
 
-    On a GPU the update is fused where the class can: torch's default there is some kernels for each list of
-    tensors, with temporaries as large as the parameters. The fused kernel takes real numbers, and gradients
-    that lie as their parameters do, which those of an exchange do not where a parameter is not row by row.
+    On a GPU the update is fused where the class can. torch's default there launches several kernels for each
+    list of tensors, and has temporaries as large as the parameters. The fused kernel takes real numbers, and
+    gradients with the strides of their parameters. An exchange may give gradients that are row by row, so
+    parameters have to be as well.
     """
     facts = OPTIMIZERS.facts(text)
     kind: type[torch.optim.Optimizer] = load(facts.kind)
