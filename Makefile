@@ -6,9 +6,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
-# Processes that run groups of tests beside each other (tests/conftest.py): one more than the two cores that CI
+# Processes that run groups of tests beside each other (tests/conftest.py): two more than the two cores that CI
 # has, because tests of Slurm and of launches mostly wait.
-WORKERS ?= 3
+WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 

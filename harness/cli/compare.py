@@ -22,7 +22,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
 @click.option("--new-python", metavar="PATH", help="with --ab: interpreter of NEW, instead of this one")
-@click.option("--looks", type=click.IntRange(1, 4), default=4, help="with --ab: most looks, 4 pairs each; 4")
+@click.option("--looks", type=click.IntRange(1, 4), default=4, help="with --ab: most looks, 6 pairs each; 4")
 @click.option(
     "--alternate",
     type=click.Choice(("blocks", "launches")),

@@ -22,6 +22,7 @@ from reports.gate.metrics import EXACT, TIMED
 from reports.gate.paired import (
     FEWEST_PAIRS,
     LOOKS,
+    PAIRS_A_LOOK,
     SPOILED_ABOVE,
     PairedSample,
     merged_side,
@@ -129,7 +130,7 @@ class PairedComparison:
                 for side, source, request in zip(SIDES, (base, new), named, strict=True)
             }
             self._claim(calls)
-            most = self._request.looks * FEWEST_PAIRS + MOST_LOST + 1
+            most = self._request.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
                 sides=calls,
                 folder=self.folder,
@@ -206,11 +207,11 @@ class PairedComparison:
             # Neither counters nor failures vary.
             return True
         counted = min(len(sample.logs) for sample in samples)
-        if counted % FEWEST_PAIRS or not counted:
+        if counted % PAIRS_A_LOOK or not counted:
             return False
         times = [f for f in found.findings if f.metric == "step_time"]
         open_ = [f for f in times if f.verdict is Verdict.INCONCLUSIVE]
-        return not open_ or counted >= self._request.looks * FEWEST_PAIRS
+        return not open_ or counted >= self._request.looks * PAIRS_A_LOOK
 
     def _add_pair(self, source: Pairs) -> None:
         number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1

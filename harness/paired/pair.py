@@ -32,7 +32,7 @@ from results.store import Study, utc_now
 BLOCK_S = 0.25
 """About the length of a block: long against the kernel's ticks of CPU time, short against a drift."""
 MOST_QUADS = 16
-QUADS_S = 12.0
+QUADS_S = 8.0
 """After which a pair begins no further quad of a cell, beyond the fewest."""
 ENOUGH = 0.008
 """The standard error of a pair's quads at which more of them tell little: half the deviation between pairs of

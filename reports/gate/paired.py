@@ -29,8 +29,10 @@ from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 V = TypeVar("V")
 
 LOOKS = 4
+PAIRS_A_LOOK = 6
+"""Before the first look, and between two (docs/gate.md has what other numbers find, and take)."""
 FEWEST_PAIRS = 4
-"""Before the first look, and between two: three give a t of 2 degrees of freedom."""
+"""For an interval: three give a t of 2 degrees of freedom."""
 FEWEST_QUADS = 4
 """Of a pair that counts, after those that others have spoiled are left out."""
 SPOILED_ABOVE = 0.25

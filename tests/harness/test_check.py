@@ -64,6 +64,7 @@ def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(
     assert "auto" not in said
 
 
+@pytest.mark.slow
 def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "typo.py").write_text(TYPO)
     done = bench("check", "py:typo:step", "--strategy", "ddp")
@@ -78,6 +79,7 @@ def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Benc
     assert "py-typo-build" in dry.stdout
 
 
+@pytest.mark.slow
 def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def dies():
 """
 
 
+@pytest.mark.slow
 def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

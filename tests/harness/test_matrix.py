@@ -152,6 +152,7 @@ def _close(value: float) -> object:
     return pytest.approx(value, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_several_settings_are_run_beside_each_other_and_told_apart(
     bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from harness.paired.seat import LostError, Seat, Told
 from harness.paired.sources import Repository, Source, temporary_folder
 from harness.worker.turns import Turns
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict
-from reports.gate.paired import FEWEST_QUADS
+from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK
 from results import schemas
 from results.errors import UsageError
 from results.paired import Side
@@ -88,10 +89,12 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def temporary_folders() -> set[Path]:
-    import tempfile
-
-    return set(Path(tempfile.gettempdir()).glob("bench-ab-*"))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this test's comparisons make their folders; with a short name, as sockets lie in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> None:
@@ -101,10 +104,17 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> N
         time.sleep(0.02)
 
 
+def test_the_help_says_how_many_pairs_a_look_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"most looks, {PAIRS_A_LOOK} pairs each; {LOOKS}" in told
+
+
 @pytest.mark.slow
 def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_changed(
     bench: Bench,
     repository: Path,
+    temporary: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -112,7 +122,7 @@ def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_chan
     commit(repository, {"model.py": "this is no Python"})
     bad = commit(repository, {"model.py": MODEL.format(layers=TWO)})
     first = Repository(repository).title(git(repository, "rev-parse", "main~2"))
-    before, there = everything(repository), temporary_folders()
+    before = everything(repository)
     out = tmp_path / "bisect"
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
@@ -146,7 +156,7 @@ def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_chan
     # A counter decides at once; the user's repository is as it was, and no work tree is left.
     assert not (folder / "0002").exists()
     assert everything(repository) == before
-    assert temporary_folders() <= there
+    assert list(temporary.iterdir()) == []
     again = bench("compare", "--again", str(folder), cwd=repository)
     assert again.returncode == 1
     assert "parameters of py:model:build, ddp, 2 x 8: changed, 17 to 289" in again.stdout

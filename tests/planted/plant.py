@@ -16,7 +16,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -94,14 +94,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class Outcome:
     """What the named tests did: one word each, by the name that pytest gives them."""
 
-    words: tuple[tuple[str, str], ...]
+    words: Mapping[str, str]
     output: str
 
     def other_than(self, expected: str) -> str:
         """The tests that did something else than expected, in one line; empty if all did."""
         if not self.words:
             return f"no test ran: {self.output.strip()[-400:]}"
-        return ", ".join(f"{name} {word}" for name, word in self.words if word != expected)
+        return ", ".join(f"{name} {word}" for name, word in self.words.items() if word != expected)
 
 
 class Copy:
@@ -151,14 +151,19 @@ class Copy:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        return Outcome(tuple(_words(self._report)) if self._report.exists() else (), done.stdout)
+        return Outcome(_words(self._report) if self._report.exists() else {}, done.stdout)
 
 
-def _words(report: Path) -> Iterable[tuple[str, str]]:
+def _words(report: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         tags = [child.tag for child in case]
         word = next((tag for tag in ("error", "failure", "skipped") if tag in tags), "passed")
-        yield case.get("name", ""), {"failure": "failed"}.get(word, word)
+        name = case.get("name", "")
+        # What a test that has failed leaves behind may be an error in its teardown, too.
+        if found.get(name) != "failed":
+            found[name] = {"failure": "failed"}.get(word, word)
+    return found
 
 
 class Copies:
@@ -209,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", help="plant those with one of these in their name or file")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="defects at once (all cores)")
+    # One more than cores: tests of ranks and of launches mostly wait.
+    parser.add_argument(
+        "--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="defects at once (cores and one)"
+    )
     given = parser.parse_args(arguments)
     chosen = [
         defect

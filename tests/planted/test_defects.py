@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -67,9 +68,20 @@ def test_a_defect_is_planted_in_a_copy_and_judged_by_what_its_tests_do(tmp_path:
     assert (tmp_path / "code.py").read_text() == "one = 3\ntwo = 2\n"
     with pytest.raises(ValueError, match=r"occurs 0 times in code\.py"):
         defect.plant(tmp_path)
-    outcome = plant.Outcome((("test_a", "failed"), ("test_b", "passed"), ("test_c", "error")), "")
+    outcome = plant.Outcome({"test_a": "failed", "test_b": "passed", "test_c": "error"}, "")
     assert outcome.other_than("failed") == "test_b passed, test_c error"
-    assert plant.Outcome((), "ERROR: not found").other_than("failed") == "no test ran: ERROR: not found"
+    assert plant.Outcome({}, "ERROR: not found").other_than("failed") == "no test ran: ERROR: not found"
+
+
+def test_a_test_that_fails_is_no_error_because_what_it_leaves_behind_is_one(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n\n@pytest.fixture\ndef left():\n    yield\n    raise OSError\n\n\n"
+        "def test_both(left):\n    assert False\n\n\ndef test_left(left):\n    pass\n"
+    )
+    report = tmp_path / "report.xml"
+    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    subprocess.run(call, cwd=tmp_path, capture_output=True, check=False)
+    assert plant._words(report) == {"test_both": "failed", "test_left": "error"}
 
 
 def test_a_name_means_a_test_with_all_of_its_parameters_or_with_those_that_it_has() -> None:

@@ -401,6 +401,7 @@ def test_a_torchrun_that_says_twice_that_it_was_asked_to_end_is_one(tmp_path: Pa
 # What people do
 
 
+@pytest.mark.slow
 def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
     scene: Scene, lab: Any, deaf: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +458,7 @@ def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expecte
     scene.must_be_whole(expected)
 
 
+@pytest.mark.slow
 def test_a_submission_without_an_answer_is_found_again(
     scene: Scene, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +494,7 @@ def deaf() -> Iterator[pytest.MonkeyPatch]:
     patch.undo()
 
 
+@pytest.mark.slow
 def test_a_job_that_the_scheduler_never_took_is_submitted_again(
     scene: Scene, deaf: pytest.MonkeyPatch
 ) -> None:

@@ -67,11 +67,15 @@ def test_words_are_multiplied_by_odd_numbers_and_added_up_modulo_2_to_the_64(
 
 
 def test_what_the_process_has_imported_is_in_no_later_collection() -> None:
+    # As a worker has it while it imports.
+    gc.disable()
     keep_imports()
     try:
+        assert gc.isenabled()
         assert gc.get_freeze_count() > 100_000 > len(gc.get_objects())
         assert "torch._dynamo" in sys.modules
     finally:
+        gc.enable()
         gc.unfreeze()
 
 

@@ -46,7 +46,7 @@ Ranks = Callable[..., list[Any]]
 Fields = dict[str, Any]
 DEVICE = torch.device("cpu", 0)
 """`streams` says why."""
-POLICY = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
+POLICY = StepPolicy(block_steps=1, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
 
 
 def streams() -> ModuleType:
