@@ -29,7 +29,7 @@ from results import files, schemas
 from results.cell import Cell
 from results.derivation.run_result import derive
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
-from results.launch import Attempt, Launch
+from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan
 from results.rebuild import rebuilt_plan
@@ -159,6 +159,10 @@ class Study:
             self.run_folder(cell_id, run_id).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot write in {self.cell_folder(cell_id)}: {error.strerror}") from error
+
+    def begun_slots(self, launch: Launch) -> list[Slot]:
+        """The slots of a launch whose run any of its ranks has begun."""
+        return [slot for slot in launch.slots if self.run_folder(slot.cell_id, slot.run_id).exists()]
 
     def add_cell(self, cell: Cell) -> None:
         path = self.cell_folder(cell.id) / "cell.json"

@@ -54,11 +54,10 @@ def open_launches(study: Study, job_id: str | None) -> list[Launch]:
 
 def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | None) -> Attempt:
     folder = study.launch_folder(launch.launch_id)
-    begun = [slot for slot in launch.slots if study.run_folder(slot.cell_id, slot.run_id).exists()]
     ranks = range(launch.placement.gpus)
     unfinished = [
         slot.run_id
-        for slot in begun
+        for slot in study.begun_slots(launch)
         if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
     ]
     return Attempt(

@@ -199,6 +199,9 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
+        # Another rank may have begun one that rank 0 had not come to.
+        begun = {*self._state.started, *(slot.run_id for slot in self._study.begun_slots(self._launch))}
+        self._state.started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
         logs = self._logs()
         exits, kills = rank_exits(logs), self._out_of_memory_kills(logs)
         signs = Signs(

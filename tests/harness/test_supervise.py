@@ -22,6 +22,7 @@ from harness.launch.supervise import Interrupted, Supervisor, Watch
 from harness.launchers.slurm.starter import SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
+from results.launch_files import rank_log_path
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
 from results.store import Study
@@ -87,6 +88,34 @@ def _until(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.01)
+
+
+def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does(tmp_path: Path) -> None:
+    """Rank 0 has recorded the first run; rank 1 has made the folder of the second when Ctrl-C comes."""
+    study = Study(tmp_path)
+    slots = [Slot(cell_id=cell, run_id=f"run-{cell}", repeat=1) for cell in "abc"]
+    launch = msgspec.structs.replace(_launch(), slots=tuple(slots))
+    folder, begun = study.launch_folder(launch.launch_id), study.run_folder("b", "run-b")
+    first = study.run_folder("a", "run-a")
+    script = f"""
+        mkdir -p {first} {begun}; touch {first}/rank-00000.json {first}/rank-00001.json
+        echo '{{"event": "ready"}}' > {rank_log_path(folder, 0)}
+        echo '{{"event": "run", "run": "run-a", "cell": "a"}}' >> {rank_log_path(folder, 0)}
+        touch {folder}/begun; sleep 60
+    """
+
+    def interrupt() -> None:
+        _until(folder / "begun")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted, match="interrupted by the user"):
+        _supervisor(tmp_path, launch, Shell(script)).run()
+    thread.join()
+    attempt = study.attempts()["run-b"]
+    assert attempt.outcomes == {"run-b": Outcome.CANCELLED}
+    assert attempt.reasons == {"run-b": "interrupted by the user"}
 
 
 def test_no_worker_outlives_its_launch(tmp_path: Path) -> None:
