@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -106,10 +106,18 @@ def save(name: str, side: Baseline, folder: Path = FOLDER) -> Path:
     return path
 
 
-def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder: Path = FOLDER) -> Path:
+def promote(
+    name: str,
+    side: Baseline,
+    reason: str,
+    only: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    folder: Path = FOLDER,
+) -> Path:
     """Put the figures of `side` in the place of the baseline's, with the reason.
 
-    `only` are words that a subject's label must hold, one of them at least; none: all subjects. Raises
+    `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
+    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. Raises
     UsageError without a reason, or where no subject is meant, or for one without figures.
     """
     path = _path(name, folder)
@@ -126,12 +134,13 @@ def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder:
         if subject.failed is not None:
             raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
     before = {subject.key: subject for subject in kept.subjects}
+    removed = _removed(kept, side, tuple(remove))
+    changes = [(subject, _changes(before, subject)) for subject in chosen.values()]
+    changes += [(subject, {"cell": "removed"}) for subject in removed]
     at = utc_now()
     accepted = tuple(
-        Acceptance(
-            subject=subject.label, reason=reason, at=at, commit=side.commit, changes=_changes(before, subject)
-        )
-        for subject in chosen.values()
+        Acceptance(subject=subject.label, reason=reason, at=at, commit=side.commit, changes=changed)
+        for subject, changed in changes
     )
     merged = msgspec.structs.replace(
         kept,
@@ -139,11 +148,27 @@ def promote(name: str, side: Baseline, reason: str, only: Iterable[str], folder:
         study=side.study,
         commit=side.commit,
         dirty=side.dirty,
-        subjects=tuple((before | chosen).values()),
+        subjects=tuple(subject for subject in (before | chosen).values() if subject not in removed),
         accepted=(*kept.accepted, *accepted),
     )
     _write(path, merged)
     return path
+
+
+def _removed(kept: Baseline, side: Baseline, words: Sequence[str]) -> list[Subject]:
+    """The baseline's subjects that `side` lacks and that have one of the words in their label.
+
+    Raises UsageError for words that none of them has.
+    """
+    measured = {subject.key for subject in side.subjects}
+    missing = [subject for subject in kept.subjects if subject.key not in measured]
+    for word in words:
+        if not any(word in subject.label for subject in missing):
+            labels = "; ".join(subject.label for subject in missing) or "none is missing"
+            raise UsageError(
+                f"--remove {word}: {side.name} lacks no cell of {kept.name} with that in its name: {labels}"
+            )
+    return [subject for subject in missing if any(word in subject.label for word in words)]
 
 
 def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:

@@ -108,14 +108,25 @@ def _show(name: str, folder: Path) -> int:
 @click.option(
     "--cell", "cells", multiple=True, metavar="WORDS", help="only cells with these words in their name"
 )
+@click.option(
+    "--remove",
+    multiple=True,
+    metavar="WORDS",
+    help="remove the baseline's cells with these words that STUDY does not have",
+)
 @_FOLDER
-def _promote(name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...]) -> int:
-    """Accept the figures of STUDY: they take the place of the baseline's."""
+def _promote(
+    name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...], remove: tuple[str, ...]
+) -> int:
+    """Accept the figures of STUDY: they take the place of the baseline's.
+
+    Cells of the baseline that STUDY does not have stay, unless --remove names them.
+    """
     from harness.console import Console
     from harness.gate import promote, read_side
 
     console = Console()
     accepted = read_side(side, folder, console)
-    console.result(str(promote(name, accepted, reason, cells, folder)))
+    console.result(str(promote(name, accepted, reason, cells, remove, folder)))
     _warn_of_edits(accepted)
     return 0

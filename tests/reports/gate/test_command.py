@@ -189,6 +189,31 @@ def test_a_baseline_is_kept_shown_compared_and_promoted(
     assert "main" in capsys.readouterr().out
 
 
+def test_a_cell_that_is_no_longer_measured_is_removed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(1, 4):
+        benchmark_file(tmp_path / "before" / f"run{number}.json", 1.0 + number / 1000)
+        benchmark_file(tmp_path / "after" / f"run{number}.json", 1.0 + number / 1000)
+    for path in (tmp_path / "after").iterdir():
+        path.write_text(path.read_text().replace("test_sum", "test_new_sum"))
+    promotion = ["baseline", "promote", "perf", "after", "--reason", "renamed"]
+    assert run(["baseline", "save", "perf", "before"]) == 0
+    assert run(promotion) == 0
+    # Nothing that stopped running goes unnoticed.
+    assert run(["compare", "perf", "after"]) == 1
+    capsys.readouterr()
+    assert run([*promotion, "--remove", "test_new_sum"]) == 2
+    said = "--remove test_new_sum: after lacks no cell of perf with that in its name: test_a.py::test_sum"
+    assert said in capsys.readouterr().err
+    assert run([*promotion, "--remove", "test_sum"]) == 0
+    assert run(["compare", "perf", "after"]) == 0
+    capsys.readouterr()
+    assert run(["baseline", "show", "perf"]) == 0
+    assert "test_a.py::test_sum: renamed (cell removed)" in capsys.readouterr().out
+
+
 def test_files_of_pytest_benchmark_are_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
