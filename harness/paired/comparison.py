@@ -209,8 +209,7 @@ class PairedComparison:
         counted = min(len(sample.logs) for sample in samples)
         if counted % PAIRS_A_LOOK or not counted:
             return False
-        times = [f for f in found.findings if f.metric == "step_time"]
-        open_ = [f for f in times if f.verdict is Verdict.INCONCLUSIVE]
+        open_ = any(finding.is_open for finding in found.findings)
         return not open_ or counted >= self._request.looks * PAIRS_A_LOOK
 
     def _add_pair(self, source: Pairs) -> None:

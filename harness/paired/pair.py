@@ -29,9 +29,9 @@ from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 from results.run import RunResult
 from results.store import Study, utc_now
 
-BLOCK_S = 0.25
-"""About the length of a block: long against the kernel's ticks of CPU time, short against a drift."""
-MOST_QUADS = 16
+BLOCK_S = 0.05
+"""About the length of a block, and one step at least. The speed of a machine stays alike for about 0.1 s, and
+what two blocks share of it cancels if one follows the other at once (docs/gate.md has other lengths)."""
 QUADS_S = 8.0
 """After which a pair begins no further quad of a cell, beyond the fewest."""
 ENOUGH = 0.008
@@ -238,7 +238,7 @@ def _take_turns(
         quads: list[list[PairedBlock]] = []
         began = time.monotonic()
         while not _are_enough(quads, spoiled_above, time.monotonic() - began):
-            quads.append([_block(seats[side], side, steps, cores) for side in (*order, *order[::-1])])
+            quads.append(_quad(seats, order, steps, cores))
     except LostError:
         return []
     return [block for quad in quads for block in quad]
@@ -246,21 +246,24 @@ def _take_turns(
 
 def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
     """Whether the pair begins no further quad: of a steady cell after a few, of another one after a while."""
+    if len(quads) < FEWEST_QUADS:
+        return False
     logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
-    if len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH:
-        return True
-    return len(quads) >= MOST_QUADS or (len(quads) >= FEWEST_QUADS and spent_s > QUADS_S)
+    steady = len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH
+    return steady or spent_s > QUADS_S
 
 
-def _block(seat: Seat, side: Side, steps: int, cores: Sequence[int]) -> PairedBlock:
+def _quad(
+    seats: Mapping[Side, Seat], order: tuple[Side, Side], steps: int, cores: Sequence[int]
+) -> list[PairedBlock]:
+    """Blocks A B B A, with what others used of the cores; a block alone is a few of the kernel's ticks."""
     foreign = ForeignCpu(cores, psutil.Process())
-    told: list[Told] = seat.go(steps)
-    return PairedBlock(
-        side=side,
-        steps=told[0]["steps"],
-        ns=max(rank["ns"] for rank in told),
-        foreign=foreign.cores_used() / len(cores),
-    )
+    blocks: list[tuple[Side, list[Told]]] = [(side, seats[side].go(steps)) for side in (*order, *order[::-1])]
+    share = foreign.cores_used() / len(cores)
+    return [
+        PairedBlock(side=side, steps=told[0]["steps"], ns=max(rank["ns"] for rank in told), foreign=share)
+        for side, told in blocks
+    ]
 
 
 def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:

@@ -75,6 +75,17 @@ class Finding:
         """The metric of a figure with noise; None for a counter and for a whole subject."""
         return TIMED.get(self.metric or "")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether further pairs are worth their time: a step time is not judged, or another metric, such as
+        memory, looks worse by more than its margin and is not judged."""
+        if self.verdict is not Verdict.INCONCLUSIVE or self.metric == "step_time":
+            return self.verdict is Verdict.INCONCLUSIVE
+        if self.effect is None or self.timed is None or self.margin is None:
+            return False
+        worse = self.effect.value if self.timed.better == "lower" else -self.effect.value
+        return worse > self.margin
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

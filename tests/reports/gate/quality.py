@@ -43,7 +43,7 @@ from scipy.stats import beta
 
 from harness.device import cpu_model
 from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
-from harness.paired.pair import BLOCK_S, ENOUGH, MOST_QUADS, QUADS_S, PairContext, Pairs, SideCall
+from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
 from harness.paired.sources import Repository, temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (
@@ -458,7 +458,7 @@ def _simulated(
     """One call: what it says, its pairs, and its seconds."""
     logs: list[float] = []
     change, seconds = Change.INCONCLUSIVE, LAUNCH_S
-    most = min(MOST_QUADS, int(quads_s / (4 * BLOCK_S)))
+    most = int(quads_s / (4 * BLOCK_S))
     while change is Change.INCONCLUSIVE and len(logs) < LOOKS * pairs_a_look:
         for _ in range(pairs_a_look):
             values = rng.normal(rng.normal(shift, PAIR), quad, most)
@@ -468,8 +468,7 @@ def _simulated(
                 for n in range(FEWEST_QUADS, most + 1)
                 if n == most or values[:n].std(ddof=1) / math.sqrt(n) < ENOUGH
             )
-            found, cut = np.sort(values[:taken]), taken // 4
-            logs.append(float(found[cut : taken - cut].mean()))
+            logs.append(float(values[:taken].mean()))
             seconds += BESIDE_S + 4 * BLOCK_S * taken
         effect = paired_effect(logs, ALPHA / LOOKS / JUDGED)
         assert effect is not None

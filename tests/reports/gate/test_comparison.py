@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from reports.gate.comparison import Comparison, Finding, Rules, Verdict, compare
+from reports.gate.effect import Effect
 from reports.gate.metrics import read_margins
 from reports.gate.reduce import reduce_study, subject_key
 from reports.gate.text import finding_sentence
@@ -325,3 +326,29 @@ def test_a_study_without_a_run_is_refused(planted: Any) -> None:
     planted.plan()
     with pytest.raises(UsageError, match="has no run yet"):
         reduce_study(planted.study, [])
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "verdict", "expected"),
+    [
+        ("step_time", 0.0, Verdict.INCONCLUSIVE, True),
+        ("step_time", 0.06, Verdict.REGRESSED, False),
+        ("peak_memory", 0.06, Verdict.INCONCLUSIVE, True),
+        ("peak_memory", 0.04, Verdict.INCONCLUSIVE, False),
+        ("peak_memory", -0.06, Verdict.INCONCLUSIVE, False),
+        ("throughput", -0.06, Verdict.INCONCLUSIVE, True),
+        ("throughput", 0.06, Verdict.INCONCLUSIVE, False),
+        # Different values of a counter in the runs of one side: more of them say no more.
+        ("operations", None, Verdict.INCONCLUSIVE, False),
+    ],
+)
+def test_further_pairs_are_for_step_times_and_for_what_looks_worse(
+    metric: str, change: float | None, verdict: Verdict, *, expected: bool
+) -> None:
+    effect = None
+    if change is not None:
+        effect = Effect(value=change, low=change - 0.1, high=change + 0.1, error=0.05, runs=(6, 6))
+    finding = Finding(
+        subject="mlp", key="k", metric=metric, verdict=verdict, reason="", effect=effect, margin=0.05
+    )
+    assert finding.is_open is expected

@@ -62,10 +62,10 @@ def test_a_linear_drift_cancels_in_a_quad() -> None:
     assert found == pytest.approx((9 - 5) / 4 * 0.002**2, rel=0.02)
 
 
-def test_bursts_in_a_quarter_of_the_quads_leave_the_pair_alone() -> None:
-    burst = (block("base", 1e9), block("new", 9e9), block("new", 1e9), block("base", 1e9))
-    found = pair_log(cell(burst, *[quad(1e9, 1.1e9)] * 6, burst), "blocks")
-    assert found == pytest.approx(math.log(1.1))
+def test_a_stall_in_few_of_the_quads_counts() -> None:
+    stall = (block("base", 1e9), block("new", 3e9), block("new", 1e9), block("base", 1e9))
+    found = pair_log(cell(stall, *[quad(1e9, 1.1e9)] * 9), "blocks")
+    assert found == pytest.approx((math.log(3) / 2 + 9 * math.log(1.1)) / 10)
 
 
 def test_quads_that_others_spoiled_are_left_out_and_too_few_leave_no_value() -> None:
