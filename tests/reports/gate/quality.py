@@ -8,13 +8,13 @@
 `collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
 and the share of the cores that others took. LEDGER is `ledger.jsonl` beside this script unless another is
 named; that one is tracked, so commit what was collected. After `--minutes` it interrupts the call that is
-under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` continues
-it, with new launches. Otherwise it goes on with the kind that is furthest behind its target. All calls are
-the default, on a clone of HEAD; with `--any-load` no block is left out because of others. `report` prints
-the tables of docs/gate.md, of the calls while others took at most `--others-above` of the cores; thousands
-of further calls are drawn from the recorded pairs. `cost` times pairs that are forked and pairs that are
-launched, in turns. `simulate` says what a default call takes and finds, by the deviation of a quad in its
-pair.
+under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
+commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its
+target. All calls are the default, on a clone of HEAD; with `--any-load` no block is left out because of
+others. `report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above`
+of the cores; thousands of further calls are drawn from the recorded pairs. `cost` times pairs that are forked
+and pairs that are launched, in turns. `simulate` says what a default call takes and finds, by the deviation
+of a quad in its pair.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ CANARY = (
 MARGIN = 0.05
 JUDGED = 2
 """Timed metrics that share the error rate: step time and peak memory."""
-PAIR, LAUNCH_S, BESIDE_S = 0.018, 12.0, 2.5
-"""Of simulated calls: the deviation between pairs that quads do not explain, as 20 pairs on a quiet machine
+PAIR, LAUNCH_S, BESIDE_S = 0.01, 12.0, 2.5
+"""Of simulated calls: the deviation between pairs that quads do not explain, as 378 pairs on a quiet machine
 of two cores had it; seconds of the launches; and of a pair beside its quads."""
 DRAWN = 5000
 """Calls that are drawn from recorded pairs."""
@@ -165,29 +165,33 @@ def cloned() -> Iterator[Path]:
 
 def collect(ledger: Path, names: Sequence[str], minutes: float, *, any_load: bool) -> None:
     """Make calls until the time is over."""
-    going = ledger.with_suffix(".going")
     end = time.monotonic() + 60 * minutes
     if ledger.exists() and ledger.stat().st_size and not ledger.read_bytes().endswith(b"\n"):
         # The last line was cut off: the next one must not continue it.
         with ledger.open("a") as file:
             file.write("\n")
     with cloned() as clone:
+        commit = git(clone, "rev-parse", "plain")
+        going = ledger.with_suffix(".going") / commit
+        for other in going.parent.glob("*"):
+            if other != going:
+                shutil.rmtree(other)
         while time.monotonic() < end:
             done = Counter(call["kind"] for call in read(ledger))
             name = min(names, key=lambda each: done[each] / KINDS[each].target)
             name = next((path.name for path in going.glob("*")), name)
-            line = made(name, clone, going / name, end, any_load=any_load)
+            line = made(name, clone, commit, going / name, end, any_load=any_load)
             if line is None:
                 print(f"{name}: interrupted, {len(read_pairs(going / name / 'ab'))} pairs so far")
                 break
             with ledger.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             shown = line["verdicts"].get(KINDS[name].metric)
-            shutil.rmtree(going)
+            shutil.rmtree(going / name)
             print(f"{name}: {shown}, {len(line['logs'])} pairs, others {line['others']:.0%}", flush=True)
 
 
-def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) -> Call | None:
+def made(name: str, clone: Path, commit: str, folder: Path, end: float, *, any_load: bool) -> Call | None:
     """One call, kept in `folder` until it is over; None if it was interrupted because the time was.
 
     Raises RuntimeError if it fails.
@@ -196,6 +200,7 @@ def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) ->
     continued = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     out, found = folder / "ab", folder / "found.json"
+    found.unlink(missing_ok=True)
     words = ["compare", "--ab", "plain", "plain" if kind.edit is None else name, *kind.options]
     words += ["--base-options", "--workload py:waiting_model:plain"]
     words += ["--new-options", f"--workload py:waiting_model:{kind.workload}"]
@@ -216,7 +221,7 @@ def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) ->
         call.send_signal(signal.SIGINT)
         call.communicate()
         return None
-    if not found.exists():
+    if call.returncode not in (0, 1) or not found.exists():
         raise RuntimeError(f"{name}: {told[-2000:]}")
     pairs, side = read_pairs(out), SideRequest(revision="plain")
     request = PairedRequest(base=side, new=side, spoiled_above=above)
@@ -225,7 +230,7 @@ def made(name: str, clone: Path, folder: Path, end: float, *, any_load: bool) ->
         "at": utc_now(),
         "kind": name,
         "cell": CELL,
-        "commit": git(clone, "rev-parse", "plain"),
+        "commit": commit,
         "machine": f"{cpu_model()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "seconds": None if continued else round(time.monotonic() - began, 1),
         "load_before": round(load, 1),
@@ -441,7 +446,7 @@ def simulate(calls: int, pairs_a_look: int, quads_s: float) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     rng = np.random.default_rng(1)
-    for quad in (0.002, 0.01, 0.02, 0.045, 0.07, 0.1):
+    for quad in (0.01, 0.045, 0.07, 0.1, 0.15, 0.2):
         row = f"| {100 * quad:g} % "
         for shift in (0.0, math.log1p(0.05)):
             made = [_simulated(rng, quad, shift, pairs_a_look, quads_s) for _ in range(calls)]
