@@ -23,7 +23,7 @@ class PairedBlock(msgspec.Struct, frozen=True, kw_only=True):
     ns: int
     """Wall time until the last rank has finished."""
     foreign: float | None = None
-    """The share of the launch's cores that neither side used; None: not known."""
+    """The share of the launch's cores that neither side used in its quad; None: not known."""
 
     @property
     def step_ns(self) -> float:

@@ -33,7 +33,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     "--others-above",
     metavar="PERCENT",
     default="25%",
-    help="with --ab: leave out blocks in which others took more of the cores; 25%",
+    help="with --ab: leave out quads in which others took more of the cores; 25%",
 )
 @click.option("--max-time", metavar="TIME", help="with --ab: begin no further pair after this, such as 3m")
 @click.option(

@@ -35,8 +35,8 @@ what two blocks share of it cancels if one follows the other at once (docs/gate.
 QUADS_S = 8.0
 """After which a pair begins no further quad of a cell, beyond the fewest."""
 ENOUGH = 0.008
-"""The standard error of a pair's quads at which more of them tell little: half the deviation between pairs of
-identical code (1.6 %), which they cannot lower."""
+"""The standard error of a pair's quads at which more of them tell little: about the deviation between process
+groups of identical code (0.9 %, docs/gate.md), which they cannot lower."""
 GRACE_S = 30.0
 """For a side that is asked to end: its `bench` ends its workers first."""
 POLL_S = 0.1
@@ -63,7 +63,7 @@ class PairContext:
     held: int
     """Descriptor that every process inherits which works in `temporary`."""
     spoiled_above: float
-    """The share of the cores that others may take in a block that counts."""
+    """The share of the cores that others may take in a quad that counts."""
     repeats: int
     """Pairs that may be forked from one launch of each side; 1: a side cannot fork."""
     always_recorded: bool = False

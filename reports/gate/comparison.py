@@ -79,8 +79,10 @@ class Finding:
     def is_open(self) -> bool:
         """Whether further pairs are worth their time: a step time is not judged, or another metric, such as
         memory, looks worse by more than its margin and is not judged."""
-        if self.verdict is not Verdict.INCONCLUSIVE or self.metric == "step_time":
-            return self.verdict is Verdict.INCONCLUSIVE
+        if self.verdict is not Verdict.INCONCLUSIVE:
+            return False
+        if self.metric == "step_time":
+            return True
         if self.effect is None or self.timed is None or self.margin is None:
             return False
         worse = self.effect.value if self.timed.better == "lower" else -self.effect.value

@@ -36,7 +36,7 @@ FEWEST_PAIRS = 4
 FEWEST_QUADS = 4
 """Of a pair that counts, after those that others have spoiled are left out."""
 SPOILED_ABOVE = 0.25
-"""The share of the launch's cores that others may take in a block."""
+"""The share of the launch's cores that others may take in a quad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -332,8 +332,7 @@ class Soak:
     def _has_come(self, strike: Strike, launch: Launch) -> bool:
         """Whether a launch has come to what the moment is counted from."""
         if strike.anchor == "run":
-            begun = [s for s in launch.slots if self.study.run_folder(s.cell_id, s.run_id).exists()]
-            return len(begun) >= min(strike.run, len(launch.slots))
+            return len(self.study.begun_slots(launch)) >= min(strike.run, len(launch.slots))
         return strike.anchor in ("call", "start") or self._recorded(launch) == len(launch.slots)
 
     def _recorded(self, launch: Launch) -> int:

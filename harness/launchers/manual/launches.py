@@ -60,9 +60,13 @@ def typed_line(launch: Launch, path: Path) -> str:
 
 
 def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:
-    begun = any(study.run_folder(slot.cell_id, slot.run_id).exists() for slot in launch.slots)
     kept, asked = (launch.trace, launch.tensorboard), (options.trace, options.tensorboard)
-    return launch.supervisor_pid is None and launch.code == code and kept == asked and not begun
+    return (
+        launch.supervisor_pid is None
+        and launch.code == code
+        and kept == asked
+        and not study.begun_slots(launch)
+    )
 
 
 def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch | None:

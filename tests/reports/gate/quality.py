@@ -10,7 +10,7 @@ and the share of the cores that others took. LEDGER is `ledger.jsonl` beside thi
 named; that one is tracked, so commit what was collected. After `--minutes` it interrupts the call that is
 under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
 commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its
-target. All calls are the default, on a clone of HEAD; with `--any-load` no block is left out because of
+target. All calls are the default, on a clone of HEAD; with `--any-load` no quad is left out because of
 others. `report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above`
 of the cores; thousands of further calls are drawn from the recorded pairs. `cost` times pairs that are forked
 and pairs that are launched, in turns. `simulate` says what a default call takes and finds, by the deviation
@@ -490,7 +490,7 @@ def main() -> None:
     collecting.add_argument("ledger", type=Path, nargs="?", default=LEDGER)
     collecting.add_argument("--minutes", type=float, default=60)
     collecting.add_argument("--kinds", default=",".join(KINDS))
-    collecting.add_argument("--any-load", action="store_true", help="no block is left out because of others")
+    collecting.add_argument("--any-load", action="store_true", help="no quad is left out because of others")
     reporting = commands.add_parser("report")
     reporting.add_argument("ledger", type=Path, nargs="?", default=LEDGER)
     reporting.add_argument("--others-above", type=float, default=0.25, help="a share of the cores")

@@ -28,7 +28,7 @@ from results.paired import Pair, PairedBlock, PairedCell, Side
 
 MARGIN = 0.05
 PAIR_SD = 0.022
-"""Of pairs with identical code on a quiet machine of two cores (docs/gate.md)."""
+"""A little above that of pairs with identical code on a quiet machine of two cores (2.0 %, docs/gate.md)."""
 
 
 def block(side: Side, ns: float, foreign: float | None = 0.0) -> PairedBlock:
