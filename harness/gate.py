@@ -89,6 +89,14 @@ def require_figures(side: Baseline) -> None:
         raise UsageError(f"{side.name} has no cell with a figure ({failed}): name a measurement that ran")
 
 
+def warn_of_edits(side: Baseline, console: Console) -> None:
+    """Say of what is kept that its commit does not reproduce it."""
+    if side.dirty:
+        console.warn(
+            f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
+        )
+
+
 def baseline_paths(folder: Path = FOLDER) -> list[Path]:
     return sorted(folder.glob("*.json"))
 

@@ -64,12 +64,14 @@ def set_off(command: str, verdict: str) -> str | None:
 
     BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
     """
-    with tempfile.NamedTemporaryFile("w", prefix="bench-verdict-", suffix=".json") as file:
-        file.write(verdict)
-        file.flush()
-        done = subprocess.run(
-            ["sh", "-c", command], env={**os.environ, "BENCH_VERDICT": file.name}, check=False
-        )
-    if done.returncode == 0:
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="bench-verdict-", suffix=".json") as file:
+            file.write(verdict)
+            file.flush()
+            variables = {**os.environ, "BENCH_VERDICT": file.name}
+            code = subprocess.run(["sh", "-c", command], env=variables, check=False).returncode
+    except OSError as error:
+        return f"--on-regression {command!r} was not run: {error}; the verdict stands"
+    if code == 0:
         return None
-    return f"--on-regression {command!r} ended with exit code {done.returncode}; the verdict stands"
+    return f"--on-regression {command!r} ended with exit code {code}; the verdict stands"

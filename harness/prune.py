@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,9 @@ from results.lock import study_lock
 from results.store import Study
 
 DAY_S = 86_400.0
-_CALLS = ("call.json", "*/call.json")
-"""Of a comparison, and of each comparison of a bisection."""
-_SIDES = ("[0-9]*/base", "[0-9]*/new", "*/[0-9]*/base", "*/[0-9]*/new")
-"""The studies of their pairs."""
+_CALL = "call.json"
+"""In the folder of a paired comparison."""
+_COMMIT = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +52,38 @@ class PruneCandidate:
 
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
     """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
-    within = {root: _studies(root) for root in sorted(folder.glob("*")) if not root.name.startswith(".")}
+    within = {root: _comparisons(root) for root in _folders(folder)}
     now = time.time()
     found = [
-        _candidate(root, now, keep_s, named, studies)
-        for root, studies in within.items()
-        if studies or _globbed(root, _CALLS)
+        _candidate(root, now, keep_s, named, comparisons)
+        for root, comparisons in within.items()
+        if comparisons or Study(root).plan_paths()
     ]
     if not found:
         raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
     return sorted(found, key=lambda one: one.age_s, reverse=True)
 
 
-def _studies(root: Path) -> list[Study]:
-    """A study itself, or those of a comparison or bisection."""
-    sides = _globbed(root, _SIDES) if _globbed(root, _CALLS) else []
+def _folders(root: Path) -> list[Path]:
+    return [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+
+
+def _comparisons(root: Path) -> list[Path]:
+    """The paired comparison that a folder is, or those of a bisection; none if it is another folder.
+
+    A bisection holds comparisons, named by commits, and no other folder: a removal takes all that is in it.
+    """
+    if (root / _CALL).is_file():
+        return [root]
+    within = _folders(root)
+    are_commits = all(_COMMIT.fullmatch(path.name) and (path / _CALL).is_file() for path in within)
+    return within if within and are_commits else []
+
+
+def _studies(root: Path, comparisons: Sequence[Path]) -> list[Study]:
+    """A study itself, or those of the pairs of comparisons."""
+    sides = [path for one in comparisons for side in ("base", "new") for path in one.glob(f"[0-9]*/{side}")]
     return [Study(path) for path in (root, *sides) if Study(path).plan_paths()]
-
-
-def _globbed(root: Path, patterns: Sequence[str]) -> list[Path]:
-    return [path for pattern in patterns for path in root.glob(pattern)]
 
 
 def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
@@ -127,9 +139,10 @@ def _has_checkpoint(study: Study) -> bool:
 
 
 def _candidate(
-    root: Path, now: float, keep_s: float, named: Origins, studies: Sequence[Study]
+    root: Path, now: float, keep_s: float, named: Origins, comparisons: Sequence[Path]
 ) -> PruneCandidate:
-    written = _globbed(root, _CALLS)
+    studies = _studies(root, comparisons)
+    written = [one / _CALL for one in comparisons]
     for study in studies:
         written += [*study.plan_paths(), *study.root.glob("launches/*")]
     age_s = now - max(path.stat().st_mtime for path in written)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -39,7 +41,9 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
         raise UsageError(f"{night.name} has no cell with a figure: there is nothing to add")
     name = re.sub(r"\.\d+|[-:]", "", night.measured_at)
     paths = {one: folder / one / f"{name}.json" for one in machines}
-    known = [path for path in paths.values() if path.exists()]
+    runs = {run for subject in night.subjects for run in subject.run_ids}
+    known = [path for one in machines for path in _nights_with(runs, folder / one)]
+    known += [path for path in paths.values() if path.exists()]
     if known:
         raise UsageError(
             f"{known[0]} is there already: this night was added before; bench matrix --fresh measures another"
@@ -62,10 +66,18 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
             nights.setdefault(path.parent.name, []).append(schemas.BASELINE.read(path))
         except SchemaError as error:
             damaged.append(str(error))
-    if not nights:
+    if not nights and not damaged:
         raise UsageError(f"{folder}/ holds no night; add one with bench history add STUDY")
     ordered = {one: sorted(found, key=lambda night: night.measured_at) for one, found in nights.items()}
     return ordered, damaged
+
+
+def _nights_with(runs: Set[str], folder: Path) -> Iterator[Path]:
+    """The nights of a machine that one of these runs is in; what is damaged is told where it is read."""
+    for path in sorted(folder.glob("*.json")):
+        with suppress(SchemaError):
+            if any(not runs.isdisjoint(subject.run_ids) for subject in schemas.BASELINE.read(path).subjects):
+                yield path
 
 
 def later_nights(path: Path) -> list[Path]:

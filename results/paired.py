@@ -68,12 +68,21 @@ class PairedSide(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     options: tuple[str, ...]
     """Of its `bench matrix`."""
+    files: str | None = None
+    """Of the working tree: a hash of its files; None for a commit, and where it was not kept."""
 
 
 class PairedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared; pairs of one folder all are of one call."""
+    """What is compared, and how the last call judged it; all pairs of a folder are of the same sides."""
 
     base: PairedSide
     new: PairedSide
     changes: dict[str, str] = {}
-    """By metric, why its change is accepted, as the last call had them."""
+    """By metric, why its change is accepted."""
+    fail_above: dict[str, float] = {}
+    """Margins by metric, as shares, that differ from the metric's own."""
+    across: tuple[str, ...] = ()
+    """Facts that may differ."""
+    looks: int = 4
+    others_above: float = 0.25
+    """The share of the cores that others may take in a quad that counts."""

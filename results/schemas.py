@@ -40,7 +40,7 @@ from results.thresholds import Thresholds
 #                             training; gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports and attention of the environment
-#   paired-call -  unreleased  changes
+#   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)

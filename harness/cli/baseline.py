@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from results.baseline import Baseline
 
 _FOLDER = click.option(
     "--baselines",
@@ -34,22 +30,13 @@ def command() -> None:
 def _save(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
     from harness.console import Console
-    from harness.gate import read_side, save
+    from harness.gate import read_side, save, warn_of_edits
 
     console = Console()
     kept = read_side(side, folder, console)
     console.result(str(save(name, kept, folder)))
-    _warn_of_edits(kept)
+    warn_of_edits(kept, console)
     return 0
-
-
-def _warn_of_edits(side: Baseline) -> None:
-    from harness.console import Console
-
-    if side.dirty:
-        Console().warn(
-            f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
-        )
 
 
 @command.command(name="list")
@@ -123,10 +110,10 @@ def _promote(
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """
     from harness.console import Console
-    from harness.gate import promote, read_side
+    from harness.gate import promote, read_side, warn_of_edits
 
     console = Console()
     accepted = read_side(side, folder, console)
     console.result(str(promote(name, accepted, reason, cells, remove, folder)))
-    _warn_of_edits(accepted)
+    warn_of_edits(accepted, console)
     return 0

@@ -22,7 +22,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
 @click.option("--new-python", metavar="PATH", help="with --ab: interpreter of NEW, instead of this one")
-@click.option("--looks", type=click.IntRange(1, 4), default=4, help="with --ab: most looks, 6 pairs each; 4")
+@click.option("--looks", type=click.IntRange(1, 4), help="with --ab: most looks, 6 pairs each; 4 if left out")
 @click.option(
     "--alternate",
     type=click.Choice(("blocks", "launches")),
@@ -32,8 +32,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option(
     "--others-above",
     metavar="PERCENT",
-    default="25%",
-    help="with --ab: leave out quads in which others took more of the cores; 25%",
+    help="with --ab: leave out quads in which others took more of the cores; 25% if left out",
 )
 @click.option("--max-time", metavar="TIME", help="with --ab: begin no further pair after this, such as 3m")
 @click.option(
@@ -42,7 +41,9 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     help="with --ab: folder of the records; runs/ab-TIME if left out",
 )
 @click.option(
-    "--again", type=click.Path(path_type=Path), help="decide again from the records of a --ab; runs nothing"
+    "--again",
+    type=click.Path(path_type=Path),
+    help="decide again from the records of a --ab, as its last call did unless told; runs nothing",
 )
 @click.option(
     "--fail-above",
@@ -81,6 +82,8 @@ def command(
     Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 there is no
     verdict: the call is wrong or a file is damaged, 3 nothing regressed and something is incomparable.
     """
+    from dataclasses import replace
+
     from harness.console import Console
     from harness.nights import set_off
     from reports.gate.comparison import Rules
@@ -96,6 +99,7 @@ def command(
             found = _paired(sides, rules, given)
         else:
             found = _kept(sides, rules, baselines)
+        found = replace(found, strict=given["strict"])
         _show(found, targets, every=given["every"])
     except BrokenPipeError:
         # Who reads no more has no need of a verdict.
@@ -103,12 +107,11 @@ def command(
     except Exception as error:
         # Whatever it is: a 1 would be read as a regression.
         raise UsageError(_no_verdict(error)) from error
-    code = found.exit_code(strict=given["strict"])
-    if code == 1 and given["on_regression"] is not None:
+    if found.exit_code == 1 and given["on_regression"] is not None:
         wrong = set_off(given["on_regression"], json_text(found))
         if wrong:
             Console().warn(wrong)
-    return code
+    return found.exit_code
 
 
 def _no_verdict(error: Exception) -> str:
@@ -153,11 +156,16 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
     from harness.plan.options import read_duration_s
     from reports.gate.metrics import read_share
+    from reports.gate.paired import LOOKS, SPOILED_ABOVE
     from results.errors import UsageError
 
-    if given["again"] is None and len(words) < 2:
+    above = given["others_above"]
+    spoiled_above = None if above is None else read_share(above, f"--others-above {above}")
+    if given["again"] is not None:
+        return decide_again(given["again"], rules, looks=given["looks"], spoiled_above=spoiled_above)
+    if len(words) < 2:
         raise UsageError("--ab takes two revisions: bench compare --ab BASE NEW -- MATRIX OPTIONS")
-    base, new, options = [*words, "", ""][0], [*words, "", ""][1], tuple(words[2:])
+    base, new, *options = words
     request = PairedRequest(
         base=SideRequest(
             revision=base,
@@ -167,14 +175,12 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         new=SideRequest(
             revision=new, python=given["new_python"], options=(*options, *split(given["new_options"]))
         ),
-        looks=given["looks"],
+        looks=given["looks"] or LOOKS,
         alternation=given["alternate"],
-        spoiled_above=read_share(given["others_above"], f"--others-above {given['others_above']}"),
+        spoiled_above=spoiled_above or SPOILED_ABOVE,
         max_time_s=None if given["max_time"] is None else read_duration_s(given["max_time"], "--max-time"),
         out=given["out"],
     )
-    if given["again"] is not None:
-        return decide_again(given["again"], rules, request)
     console = Console()
     if not given["bisect"]:
         return PairedComparison(request, rules, console).run()

@@ -30,7 +30,7 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
     """
     from harness.console import Console
-    from harness.gate import latest, read_side
+    from harness.gate import latest, read_side, warn_of_edits
     from harness.nights import require_ended, set_off
     from reports.gate.faces import changes_json
     from reports.gate.text import step_sentence
@@ -43,12 +43,13 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
         require_ended(Path(side))
     night = read_side(side, console=console)
     added = add_night(night, folder)
+    warn_of_edits(night, console)
     for path in added:
         console.result(str(path))
         for later in later_nights(path)[:1]:
             console.warn(
-                f"{later} was measured after this night and is there already: if the clock went back, remove "
-                f"{path} and set the clock; nights are ordered by it"
+                f"{later} was measured after this night and is there already, and nights are ordered by the "
+                f"clock: if the clock went back, remove {path}; if it was ahead then, remove {later}"
             )
     nights, damaged = read_nights(folder)
     for sentence in damaged:

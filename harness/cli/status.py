@@ -19,7 +19,7 @@ from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
 from harness.packages import with_packages
 from harness.studies import warn_of_losses
-from results.errors import SchedulerError
+from results.errors import BenchError, SchedulerError, UsageError
 from results.job_store import JobStore
 from results.store import Study
 
@@ -37,12 +37,14 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
 
     The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
     counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
-    STUDY may be a folder of studies, such as runs/: a line for each.
+    STUDY may be a folder of studies, such as runs/: a line for each, or with --json a list.
     """
     console = Console()
-    below = [Study(path) for path in sorted(Path(study).glob("*")) if Study(path).plan_paths()]
+    below = [Study(path) for path in sorted(Path(study).glob("[!.]*")) if Study(path).plan_paths()]
     if below:
-        return _list(below, console)
+        if watch:
+            raise UsageError(f"--watch follows one study: name one in {study}, such as {below[-1].root}")
+        return _list(below, console, as_json=as_json)
     folder = Study.existing(Path(study))
     warn_of_losses(folder, console)
     while True:
@@ -58,17 +60,34 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
         console.result()
 
 
-def _list(studies: list[Study], console: Console) -> int:
-    """A line a study, by what is written down: no scheduler is asked."""
-    rows = []
+def _list(studies: list[Study], console: Console, *, as_json: bool) -> int:
+    """A line a study, by what is written down: no scheduler is asked. One that cannot be read is named."""
+    rows: list[dict[str, Any]] = []
+    damaged = 0
     for study in studies:
-        cells = progress(study, study.told_plans(), _conditions(study), kept_job_statuses(study))
-        states = Counter(cell.state for cell in cells)
-        told = ", ".join(f"{number} {state}" for state, number in states.items())
-        rows.append((study.name, sum(cell.ok for cell in cells), sum(cell.planned for cell in cells), told))
-    texts = [(name, str(ok), str(planned), told) for name, ok, planned, told in rows]
-    console.table(("study", "ok", "planned", "cells"), texts, numeric=[False, True, True, False])
-    return int(any(ok < planned for _, ok, planned, _ in rows))
+        try:
+            cells = progress(study, study.told_plans(), _conditions(study), kept_job_statuses(study))
+        except BenchError as error:
+            console.warn(f"{study.root}: {error}")
+            damaged += 1
+            continue
+        states = Counter(str(cell.state) for cell in cells)
+        ok, planned = sum(cell.ok for cell in cells), sum(cell.planned for cell in cells)
+        rows.append({"study": study.name, "ok": ok, "planned": planned, "cells": states})
+    if as_json:
+        console.result(json.dumps(rows))
+    else:
+        texts = [
+            (
+                row["study"],
+                str(row["ok"]),
+                str(row["planned"]),
+                ", ".join(f"{number} {state}" for state, number in row["cells"].items()),
+            )
+            for row in rows
+        ]
+        console.table(("study", "ok", "planned", "cells"), texts, numeric=[False, True, True, False])
+    return int(damaged > 0 or any(row["ok"] < row["planned"] for row in rows))
 
 
 def _jobs(study: Study, console: Console) -> list[JobStatus]:

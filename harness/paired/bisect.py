@@ -8,8 +8,9 @@ from pathlib import Path
 
 from harness.console import Console
 from harness.matrix import RUNS
+from harness.paired.accepted import resolve_base
 from harness.paired.comparison import PairedComparison, PairedRequest, Row
-from harness.paired.sources import Repository
+from harness.paired.sources import IncomparableError, Repository
 from reports.gate.comparison import FAILING, Comparison, Rules, Verdict
 from reports.text import count
 from results.errors import MachineError, UsageError
@@ -33,7 +34,11 @@ def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
     not tell is skipped. Raises UsageError if GOOD is no ancestor of BAD.
     """
     repository = Repository(Path.cwd())
-    good, bad = (repository.commit(side.revision) for side in (request.base, request.new))
+    try:
+        revision, rules = resolve_base(request.base.revision, rules, repository, console)
+    except IncomparableError as error:
+        raise UsageError(str(error)) from error
+    good, bad = (repository.commit(one) for one in (revision, request.new.revision))
     if not repository.is_ancestor(good, bad):
         raise UsageError(f"{request.base.revision} is no ancestor of {request.new.revision}: give GOOD first")
     folder = request.out or RUNS / f"bisect-{new_id()}"
@@ -41,19 +46,22 @@ def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
     def compared(commit: str, asked: frozenset[Row] | None = None) -> Comparison:
         console.note(f"commit {repository.title(commit)}")
         new = replace(request.new, revision=commit)
-        base = replace(request.base, revision=good)
         out = folder / commit[:12]
-        return PairedComparison(
-            replace(request, base=base, new=new, out=out, asked=asked), rules, console
-        ).run()
+        one = replace(request, base=replace(request.base, revision=good), new=new, out=out, asked=asked)
+        return PairedComparison(one, rules, console).run()
 
     with study_lock(folder):
         found = compared(bad)
         wanted = _failing(found)
         if not wanted:
-            return Culprit(
-                comparison=found, sentence=f"{request.new.revision} is not worse: there is no culprit"
+            untold = found.count(Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE)
+            what = (
+                f"it is not certain that {request.new.revision} is worse: {count(untold, 'verdict')} could "
+                f"not be reached, so that no commit is sought"
+                if untold
+                else f"{request.new.revision} is not worse: there is no culprit"
             )
+            return Culprit(comparison=found, sentence=what)
         goods, skipped = [good], list[str]()
         while candidates := repository.between(goods, bad, skipped):
             try:

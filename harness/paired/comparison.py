@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +13,13 @@ import msgspec
 from harness.console import Console
 from harness.gate import require_figures
 from harness.matrix import RUNS, signals_are_ctrl_c
-from harness.paired.accepted import ACCEPTED
+from harness.paired.accepted import is_accepted_file, resolve_base
 from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
 from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
 from harness.studies import read_results
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.metrics import EXACT, TIMED
+from reports.gate.metrics import EXACT
 from reports.gate.paired import (
-    FEWEST_PAIRS,
     LOOKS,
     PAIRS_A_LOOK,
     SPOILED_ABOVE,
@@ -44,7 +43,7 @@ from results.store import new_id
 SIDES: tuple[Side, Side] = ("base", "new")
 Row = tuple[str, str | None]
 """A subject's key and a metric."""
-MOST_LOST = FEWEST_PAIRS
+MOST_LOST = 4
 """Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
 FINE = frozenset({Verdict.UNCHANGED, Verdict.IMPROVED, Verdict.NEW})
 """Verdicts of what was judged, and need no acceptance."""
@@ -112,24 +111,29 @@ class PairedComparison:
         """
         repository = Repository(Path.cwd())
         try:
-            named = (self._base(repository), self._request.new)
+            revision, self._rules = resolve_base(
+                self._request.base.revision, self._rules, repository, self._console
+            )
         except IncomparableError as error:
             return _incomparable(self._request.base.revision, self._request.new.revision, str(error))
+        named = (replace(self._request.base, revision=revision), self._request.new)
         revisions = [side.revision for side in named]
         if WORKING_TREE not in revisions:
             repository.require_committed({revision: repository.commit(revision) for revision in revisions})
         with signals_are_ctrl_c(), temporary_folder() as (temporary, held):
-            base = repository.source("BASE", named[0].revision, named[0].python, temporary)
-            new = repository.source("NEW", named[1].revision, named[1].python, temporary)
+            sources = [
+                repository.source(side.upper(), request.revision, request.python, temporary)
+                for side, request in zip(SIDES, named, strict=True)
+            ]
             try:
-                fork = [base.require_protocol(), new.require_protocol()]
+                fork = [source.require_protocol() for source in sources]
             except IncomparableError as error:
-                return _incomparable(str(base), str(new), str(error))
+                return _incomparable(str(sources[0]), str(sources[1]), str(error))
             calls = {
                 side: SideCall(source=source, options=request.options)
-                for side, source, request in zip(SIDES, (base, new), named, strict=True)
+                for side, source, request in zip(SIDES, sources, named, strict=True)
             }
-            self._claim(calls)
+            self._require_own_folder()
             most = self._request.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
                 sides=calls,
@@ -141,27 +145,8 @@ class PairedComparison:
                 always_recorded=not {"exposed", "wait"}.isdisjoint(self._rules.margins),
             )
             with study_lock(self.folder), closing(Pairs(context)) as source:
+                self._claim(calls)
                 return self._run_pairs(context, source)
-
-    def _base(self, repository: Repository) -> SideRequest:
-        """BASE; where it is the file of the accepted commit, that commit, or else the last tag.
-
-        Raises IncomparableError if this clone has neither.
-        """
-        base = self._request.base
-        path = Path(base.revision)
-        if path.suffix not in (".yaml", ".yml") or not path.is_file():
-            return base
-        accepted = ACCEPTED.read(path)
-        self._rules = replace(self._rules, accepted=accepted.changes)
-        try:
-            return replace(base, revision=repository.commit(accepted.commit))
-        except UsageError as error:
-            tag = repository.last_tag()
-            if tag is None:
-                raise IncomparableError(f"{error}; {path} names it, and there is no tag either") from error
-            self._console.warn(f"{error}; {path} names it: BASE is the last tag, {tag}")
-            return replace(base, revision=tag)
 
     def _run_pairs(self, context: PairContext, source: Pairs) -> Comparison:
         self._console.note(f"records: {self.folder}")
@@ -186,6 +171,8 @@ class PairedComparison:
 
     def _warn_of_stale(self, found: Comparison) -> None:
         """An accepted change that is there no more would hide the next one of its metric."""
+        if not is_accepted_file(self._request.base.revision):
+            return
         for name in sorted(self._rules.accepted):
             verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
             if verdicts and verdicts <= FINE:
@@ -206,8 +193,11 @@ class PairedComparison:
         if asked is not None and all(metric is None or metric in EXACT for _, metric in asked):
             # Neither counters nor failures vary.
             return True
-        counted = min(len(sample.logs) for sample in samples)
+        counted = _counted(samples)
         if counted % PAIRS_A_LOOK or not counted:
+            return False
+        if counted == _counted(paired_samples(self.folder, pairs[:-1], self._request).values()):
+            # Another cell had a pair more; this number was looked at.
             return False
         open_ = any(finding.is_open for finding in found.findings)
         return not open_ or counted >= self._request.looks * PAIRS_A_LOOK
@@ -238,21 +228,37 @@ class PairedComparison:
             what = "no value" if log is None else f"{log:+.2%}"
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
+    def _require_own_folder(self) -> None:
+        """Raises UsageError if the folder holds something that is no comparison."""
+        there = {path.name for path in self.folder.glob("*")} - {".lock"}
+        if there and "call.json" not in there:
+            raise UsageError(
+                f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
+            )
+
     def _claim(self, calls: Mapping[Side, SideCall]) -> None:
-        """Keep what is compared, and the changes that are accepted now. Raises UsageError if the folder holds
-        another comparison."""
+        """Keep what is compared, and how it is judged now.
+
+        Raises UsageError if the folder holds another comparison.
+        """
         base, new = (_kept(calls[side]) for side in SIDES)
         path = self.folder / "call.json"
         if path.exists():
             there = schemas.PAIRED_CALL.read(path)
             if (there.base, there.new) != (base, new):
-                raise UsageError(f"{self.folder} holds another comparison: name a new folder with --out")
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise UsageError(
-                f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
-            )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        call = PairedCall(base=base, new=new, changes=dict(self._rules.accepted))
+                raise UsageError(
+                    f"{self.folder} holds another comparison, or one of files that were edited since: name a "
+                    f"new folder with --out"
+                )
+        call = PairedCall(
+            base=base,
+            new=new,
+            changes=dict(self._rules.accepted),
+            fail_above=dict(self._rules.margins),
+            across=tuple(sorted(self._rules.across)),
+            looks=self._request.looks,
+            others_above=self._request.spoiled_above,
+        )
         files.replace(path, schemas.PAIRED_CALL.encode(call))
 
 
@@ -261,15 +267,31 @@ def read_pairs(folder: Path) -> list[Pair]:
     return [schemas.PAIR.read(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]/pair.json"))]
 
 
-def decide_again(folder: Path, rules: Rules, request: PairedRequest) -> Comparison:
-    """The verdict from the records of a folder, with the changes that its last call accepted. Raises
-    UsageError if it holds no pairs."""
+def decide_again(
+    folder: Path, rules: Rules, *, looks: int | None = None, spoiled_above: float | None = None
+) -> Comparison:
+    """The verdict from the records of a folder, as its last call judged them unless told otherwise.
+
+    Raises UsageError if it holds no pairs.
+    """
     pairs = read_pairs(folder)
     if not pairs:
         raise UsageError(f"{folder} holds no pairs: name the folder of a bench compare --ab")
     call = schemas.PAIRED_CALL.read(folder / "call.json")
+    request = PairedRequest(
+        base=SideRequest(revision=call.base.revision),
+        new=SideRequest(revision=call.new.revision),
+        looks=looks or call.looks,
+        spoiled_above=spoiled_above or call.others_above,
+    )
+    rules = replace(
+        rules,
+        accepted=call.changes,
+        margins=call.fail_above | dict(rules.margins),
+        across=rules.across | frozenset(call.across),
+    )
     names: dict[Side, str] = {"base": call.base.revision, "new": call.new.revision}
-    return decide(folder, pairs, replace(rules, accepted=call.changes), request, names)
+    return decide(folder, pairs, rules, request, names)
 
 
 def decide(
@@ -280,7 +302,7 @@ def decide(
     Raises UsageError if no run of BASE has figures.
     """
     samples = paired_samples(folder, pairs, request)
-    renamed = _counterparts(folder, pairs)
+    renamed = _renamed(folder, pairs)
     parts = {side: _parts(folder, pairs, side) for side in SIDES}
     parts["new"] = [
         msgspec.structs.replace(
@@ -294,12 +316,7 @@ def decide(
     ]
     sides = {side: merged_side(names[side], parts[side], any_failure=side == "new") for side in SIDES}
     require_figures(sides["base"])
-    rules = replace(rules, paired=samples, looks=request.looks)
-    if any(pair.forked for pair in pairs):
-        # One start-up of each side is shown, and too few to be judged.
-        of_launch = {metric.name for metric in TIMED.values() if metric.of_launch}
-        rules = replace(rules, margins={n: m for n, m in rules.margins.items() if n not in of_launch})
-    return compare(sides["base"], sides["new"], rules)
+    return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
 
 
 def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
@@ -327,7 +344,12 @@ def paired_samples(folder: Path, pairs: Sequence[Pair], request: PairedRequest) 
     return {key: sample for key, sample in samples.items() if sample is not None}
 
 
-def _counterparts(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
+def _counted(samples: Iterable[PairedSample]) -> int:
+    """Pairs that every cell has."""
+    return min((len(sample.logs) for sample in samples), default=0)
+
+
+def _renamed(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
     """BASE's key by NEW's: they differ where the sides have other options.
 
     Raises MachineError if one cell was held against two: the sides run their cells in different orders.
@@ -350,7 +372,11 @@ def _counterparts(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
 def _kept(call: SideCall) -> PairedSide:
     source = call.source
     return PairedSide(
-        revision=source.revision, commit=source.commit, python=source.python, options=call.options
+        revision=source.revision,
+        commit=source.commit,
+        python=source.python,
+        options=call.options,
+        files=source.files,
     )
 
 

@@ -18,6 +18,7 @@ import psutil
 from msgspec.structs import replace
 
 from harness.launch.guarded import Guarded
+from harness.paired.counterparts import counterparts
 from harness.paired.seat import LostError, Seat, Told
 from harness.paired.sources import Source
 from harness.worker.turns import VARIABLE
@@ -80,8 +81,15 @@ class Pairs:
     def run(self, number: int, alternation: Alternation) -> Pair:
         """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
 
-        Raises UsageError if a side refuses its options, MachineError if one ends without a run.
+        Raises UsageError if a side refuses its options or its files were edited meanwhile, MachineError if
+        one ends without a run.
         """
+        pair = self._run(number, alternation)
+        for call in self._context.sides.values():
+            call.source.require_unedited()
+        return pair
+
+    def _run(self, number: int, alternation: Alternation) -> Pair:
         first: Side = "base" if number % 2 else "new"
         order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
         started = utc_now()
@@ -157,6 +165,8 @@ class Session:
             self._stack = stack.pop_all()
         self._next: dict[Side, Told | None] = {}
         """The run of a side that waits for its turn; None: it has no further one."""
+        self._counterparts: dict[str, str] | None = None
+        """NEW's cell by BASE's; None until both have planned theirs."""
 
     @property
     def goes_on(self) -> bool:
@@ -177,6 +187,14 @@ class Session:
         forked: list[bool] = []
         while len(begun := self._begun(order)) == len(order):
             base, new = begun["base"], begun["new"]
+            if self._counterparts is None:
+                self._counterparts = _counterparts(self._context, self.number)
+            if self._counterparts.get(base["cell"]) != new["cell"]:
+                alone = without_counterpart(self._counterparts, base["cell"], new["cell"])
+                if not alone:
+                    self._require_failure(begun)
+                self._end(alone or order)
+                continue
             wanted = self._repeat > 1 and not self._context.always_recorded
             only_timed = wanted and both_can_be_only_timed(begun)
             blocks = _take_turns(
@@ -211,6 +229,21 @@ class Session:
         here = {side: told for side, told in self._next.items() if told is not None}
         return {side: told for side, told in here.items() if told.get("repeat", 1) == self._repeat}
 
+    def _require_failure(self, begun: Mapping[Side, Told]) -> None:
+        """Accept that the sides have come to different cells because a run has failed: its side then leaves
+        out cells that cannot run either.
+
+        Raises MachineError if no run has failed.
+        """
+        for side, told in begun.items():
+            results = _study(self._context.folder, self.number, side).results()
+            self._lost |= any(run.outcome is not Outcome.OK for run in results if run.run_id != told["run"])
+        if not self._lost:
+            cells = ", ".join(told["cell"] for told in begun.values())
+            raise MachineError(
+                f"the sides run their cells in different orders ({cells}): compare one cell at a time"
+            )
+
     def _end(self, sides: Sequence[Side]) -> None:
         for side in sides:
             self._seats[side].end()
@@ -221,6 +254,16 @@ def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
     """Whether both sides leave out what comes after the timed blocks if told to, by what their runs began
     with: one that did so alone would be timed after fewer steps of warm-up than the other."""
     return all(told.get("only_timed", False) for told in begun.values())
+
+
+def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) -> tuple[Side, ...]:
+    """The sides whose cell the other one does not plan."""
+    alone: list[Side] = []
+    if base not in counterparts:
+        alone.append("base")
+    if new not in counterparts.values():
+        alone.append("new")
+    return tuple(alone)
 
 
 def _take_turns(
@@ -277,11 +320,21 @@ def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) ->
         {result.cell_id: result for result in _study(context.folder, number, side).results()}
         for side in ("base", "new")
     )
-    # In the order of the ids: where the sides have other options, cells correspond by their place.
     return [
         _launched_pair({"base": base[one], "new": new[other]}, order)
-        for one, other in zip(sorted(base), sorted(new), strict=False)
+        for one, other in sorted(_counterparts(context, number).items())
+        if one in base and other in new
     ]
+
+
+def _counterparts(context: PairContext, number: int) -> dict[str, str]:
+    """NEW's cell by BASE's, of what the sides of a pair have planned."""
+    base, new = (
+        [cell for plan in _study(context.folder, number, side).plans() for cell in plan.cells]
+        for side in ("base", "new")
+    )
+    alike = context.sides["base"].options == context.sides["new"].options
+    return counterparts(base, new, same_options=alike)
 
 
 def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
@@ -328,6 +381,8 @@ def _launched(
         "--out",
         str(study.root.resolve()),
         "--no-report",
+        # A study file may name another one, whose jobs nobody would wait for.
+        *("--launcher", "local"),
     ]
     with _log_path(context, number, side).open("wb") as log:
         launched = Guarded(

@@ -7,6 +7,7 @@ be left behind in it. It also works in a shallow clone, as long as the commit it
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from results.errors import UsageError
 
 WORKING_TREE = "."
 """What names the working tree as it is, in place of a revision."""
+IMPORT_S = 120.0
+"""For the import of a side's `bench`."""
 _PROBE = (
     "from harness.worker import turns; import harness.matrix; "
     "print(turns.PROTOCOL, int(getattr(turns, 'FORKS', False)))"
@@ -45,6 +48,8 @@ class Source:
     """Where its `bench` is called: the place of the user's working folder in its tree."""
     tree: Path
     python: str
+    files: str | None = None
+    """A hash of the working tree's files when the comparison began; None for a commit."""
 
     def environment(self) -> dict[str, str]:
         """Variables with which its own `bench` is found, where its tree is one; else the installed one."""
@@ -66,10 +71,12 @@ class Source:
                 env=self.environment(),
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=IMPORT_S,
             )
         except OSError as error:
             raise UsageError(f"{self}: cannot start {self.python}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise UsageError(f"{self} was not imported by {self.python} within {IMPORT_S:.0f} s") from error
         told = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         if done.returncode and any(words in told for words in _WITHOUT):
             raise IncomparableError(f"{self} is older than the paired mode: its ranks take no turns")
@@ -84,6 +91,14 @@ class Source:
                 f"{self} takes turns by protocol {protocol}, this bench by protocol {PROTOCOL}"
             )
         return forks == "1"
+
+    def require_unedited(self) -> None:
+        """Raises UsageError if the working tree is another one than when the comparison began."""
+        if self.files is not None and Repository(self.folder).files_hash() != self.files:
+            raise UsageError(
+                f"files in {self.tree} were edited while they were compared: begin a new comparison, or "
+                f"compare commits"
+            )
 
     def __str__(self) -> str:
         short = "the working tree" if self.commit is None else self.commit[:12]
@@ -138,6 +153,32 @@ class Repository:
                     f"{WORKING_TREE} in the place of {revision} to measure the tree as it is"
                 )
 
+    def files_hash(self) -> str:
+        """16 hex digits over the tracked files of the working tree, and over its Python and YAML files.
+
+        They stay where what is there is staged or committed. A submodule counts by its commit.
+        """
+        staged = self._names("ls-files", "--stage")
+        blobs = {name: words.split()[1] for words, _, name in (line.partition("\t") for line in staged)}
+        edited = self._names("diff", "--name-only")
+        untracked = self._names("ls-files", "--others", "--exclude-standard", "--", "*.py", "*.yaml", "*.yml")
+        for name in edited:
+            blobs.pop(name, None)
+        kind = self._git("rev-parse", "--show-object-format")
+        for name in (*edited, *untracked):
+            path = self.root / name
+            if path.is_symlink() or path.is_file():
+                data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+                # The name of its blob in git, where no filter changes what is committed.
+                blobs[name] = hashlib.new(kind, b"blob %d\0" % len(data) + data).hexdigest()
+        whole = "\0".join(f"{name}\0{blobs[name]}" for name in sorted(blobs))
+        return hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()[:16]
+
+    def _names(self, *arguments: str) -> list[str]:
+        """What git lists of the whole working tree."""
+        command, *rest = arguments
+        return self._git("-C", str(self.root), command, "-z", *rest).split("\0")[:-1]
+
     def between(self, goods: Sequence[str], bad: str, skipped: Sequence[str] = ()) -> list[str]:
         """The commits that `git bisect` would try, the most telling first; those skipped are left out."""
         listed = self._git("rev-list", "--bisect-all", bad, *(f"^{good}" for good in goods)).splitlines()
@@ -161,7 +202,13 @@ class Repository:
         place = self._folder.resolve().relative_to(self.root.resolve())
         if revision == WORKING_TREE:
             return Source(
-                name=name, revision=revision, commit=None, folder=self._folder, tree=self.root, python=python
+                name=name,
+                revision=revision,
+                commit=None,
+                folder=self._folder,
+                tree=self.root,
+                python=python,
+                files=self.files_hash(),
             )
         commit = self.commit(revision)
         tree = under / f"{name.lower()}-{commit[:12]}"
@@ -190,9 +237,16 @@ class Repository:
         # In a hook these name the user's repository, whatever folder git is called in.
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         done = subprocess.run(
-            ["git", *arguments], cwd=self._folder, env=variables, capture_output=True, text=True, check=True
+            ["git", *arguments],
+            cwd=self._folder,
+            # Without it `git diff` may write the index.
+            env=variables | {"GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=True,
         )
-        return done.stdout.strip()
+        return done.stdout.rstrip("\n")
 
 
 @contextmanager

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from results.cell import Backend, Cell, Device
+from msgspec.structs import replace as with_fields
+
+from results.cell import Backend, Cell, Device, StepPolicy
 from results.job import Isolation
 from results.plan import Placement, has_virtual_nodes, placement_of
 
-_Groups = list[list[Cell]]
+_Groups = dict[str, list[tuple[str, Cell]]]
+"""Cells that may share a launch, each with the name of its work, by the words of what they share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,8 @@ def schedule(
 
     Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even
     repeat after it goes through the same order backwards, so that a steady drift of the machine cancels.
-    The order does not depend on what is done, so an interrupted study goes on as it would have.
+    The order of two cells depends neither on what is done, so an interrupted study goes on as it would have,
+    nor on the others: two revisions of a study have it, too.
     A cell with k runs that ended well is in the repeats after k. Raises UsageError if a cell's workers do
     not fill whole nodes.
     """
@@ -101,21 +105,35 @@ def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:
 
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
     """Cells that may share a launch: what is bound to the process agrees."""
-    groups: dict[tuple[Placement, Device, Backend, float, int], list[Cell]] = {}
+    groups: _Groups = {}
     for cell in sorted(cells, key=lambda cell: cell.id):
         placement = placement_of(cell, gpus_per_node)
         # A limit on memory changes how the process takes it, and not back.
-        bound = (cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
-        groups.setdefault((placement, cell.device, *bound), []).append(cell)
-    return [groups[key] for key in sorted(groups)]
+        bound = (cell.device, cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
+        words = (placement.nodes, placement.gpus_per_node, *bound)
+        groups.setdefault(" ".join(map(str, words)), []).append((_work(cell), cell))
+    return groups
 
 
-def _ordered(groups: _Groups, *, seed: int, repeat: int) -> _Groups:
-    pair = (repeat - 1) // 2
-    # A text as seed is hashed by `random` itself, the same way on every machine and in every process.
-    draw = random.Random(f"{seed}:{pair}")
-    shuffled = [draw.sample(group, len(group)) for group in draw.sample(groups, len(groups))]
-    return shuffled if repeat % 2 else [group[::-1] for group in shuffled[::-1]]
+def _ordered(groups: _Groups, *, seed: int, repeat: int) -> list[list[Cell]]:
+    """Each cell and each group has a place of its own, so that another cell changes the order of none."""
+    draw = f"{seed}:{(repeat - 1) // 2}"
+
+    def place(name: str) -> bytes:
+        return hashlib.sha256(f"{draw}:{name}".encode()).digest()
+
+    named = [sorted(groups[name], key=lambda named: place(named[0])) for name in sorted(groups, key=place)]
+    drawn = [[cell for _, cell in group] for group in named]
+    return drawn if repeat % 2 else [group[::-1] for group in drawn[::-1]]
+
+
+def _work(cell: Cell) -> str:
+    """Its id, but for the content of the user's own files and how long it is measured: two revisions of them
+    have one order."""
+    steps = StepPolicy()
+    if cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps:
+        return cell.id
+    return with_fields(cell, source_hash=None, dataset_hash=None, steps=steps).id
 
 
 def _launches(

@@ -78,8 +78,10 @@ def _change(logs: Floats, start: int, now: int) -> ChangePoint | None:
             best = errors, first, step
     if best is None or best[0] < THRESHOLD or abs(math.expm1(best[2])) < SMALLEST:
         return None
-    place = _place(logs, max(start, best[1] - BEFORE), best[1], now)
-    step = float(np.median(logs[place : now + 1]) - np.median(logs[start:place]))
+    begin = max(start, best[1] - BEFORE)
+    place = _place(logs, begin, best[1], now)
+    # Not since `start`: slow drift before these nights could turn its sign.
+    step = float(np.median(logs[place : now + 1]) - np.median(logs[begin:place]))
     return ChangePoint(at=place, seen_at=now, effect=math.expm1(step))
 
 

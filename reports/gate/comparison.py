@@ -19,7 +19,15 @@ from reports.gate.effect import (
     runs_that_tell,
 )
 from reports.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
-from reports.gate.paired import FEWEST_PAIRS, PairedSample, judge_pairs, paired_effect
+from reports.gate.paired import (
+    FEWEST_PAIRS,
+    LOOKS,
+    PAIRS_A_LOOK,
+    PairedSample,
+    judge_pairs,
+    paired_effect,
+    pairs_that_tell,
+)
 from reports.text import count
 from results.baseline import Baseline, Exact, Subject
 
@@ -102,7 +110,8 @@ class Rules:
     looks: int = 1
     """How often the same comparison is made while its runs come in."""
     accepted: Mapping[str, str] = field(default_factory=dict)
-    """By metric, why its change is right: a verdict that would fail becomes `accepted`."""
+    """By metric, why its change is right: a verdict that would fail becomes `accepted`. `missing` is for
+    cells that NEW does not plan."""
 
     def margin(self, metric: TimedMetric) -> float | None:
         return self.margins.get(metric.name, metric.margin)
@@ -119,13 +128,16 @@ class Comparison:
     """Of each interval, after the correction for their number."""
     sample: str = "the run is the sample"
     """What is independent of each other, a clause."""
+    strict: bool = False
+    """Whether what is inconclusive fails, too."""
 
     def count(self, *verdicts: Verdict) -> int:
         return sum(finding.verdict in verdicts for finding in self.findings)
 
-    def exit_code(self, *, strict: bool = False) -> int:
+    @property
+    def exit_code(self) -> int:
         """1 regressed, changed, missing or failed; 3 incomparable; else 0, inconclusive too unless strict."""
-        if self.count(*FAILING) or (strict and self.count(Verdict.INCONCLUSIVE)):
+        if self.count(*FAILING) or (self.strict and self.count(Verdict.INCONCLUSIVE)):
             return 1
         return 3 if self.count(Verdict.INCOMPARABLE) else 0
 
@@ -159,7 +171,7 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 
 def _unless_accepted(finding: Finding, rules: Rules) -> Finding:
-    why = rules.accepted.get(finding.metric or "")
+    why = rules.accepted.get(finding.metric or str(finding.verdict))
     if why is None or finding.verdict not in FAILING:
         return finding
     reason = f"{finding.reason}; accepted: {why}" if finding.reason else f"accepted: {why}"
@@ -223,7 +235,7 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
         if metric.name == "step_time" and base.key in rules.paired:
             yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)
         elif metric.name in base.timed and metric.name in new.timed:
-            yield _timed(metric, base, new, rules.margin(metric), alpha)
+            yield _timed(metric, base, new, rules, alpha)
         elif _is_asked(metric, base, new, rules):
             yield _without(metric, base, new)
 
@@ -289,11 +301,11 @@ def _exact_verdict(
         return Verdict.NEW, "BASE has no figure of it: it was not counted there"
     if not after:
         return Verdict.MISSING, "BASE has a figure of it and NEW has none, so that it is checked no more"
-    if len(before) != 1 or len(after) != 1:
-        side = "BASE" if len(before) != 1 else "NEW"
-        values = before if side == "BASE" else after
-        told = f"{len(values)} different values"
-        return Verdict.INCONCLUSIVE, f"the runs of {side} have {told} of a counter that should have one"
+    if len(before) > 1:
+        told = f"the runs of BASE have {len(before)} different values of a counter that should have one"
+        return Verdict.INCONCLUSIVE, told
+    if len(after) > 1:
+        return Verdict.CHANGED, f"the runs of NEW have {len(after)} different values, those of BASE one"
     first, second = before[0], after[0]
     if metric.better == "neither" or isinstance(first, str) or isinstance(second, str):
         return Verdict.CHANGED, "the counter differs"
@@ -316,7 +328,8 @@ def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
     return ""
 
 
-def _timed(metric: TimedMetric, base: Subject, new: Subject, margin: float | None, alpha: float) -> Finding:
+def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha: float) -> Finding:
+    margin = rules.margin(metric)
     before, after = base.timed[metric.name], new.timed[metric.name]
     if metric.of_step:
         step = base.timed.get("step_time", ())
@@ -325,6 +338,8 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, margin: float | Non
     else:
         effect = relative_effect(before, after, alpha)
     verdict, reason = _timed_verdict(metric, effect, margin, alpha)
+    if effect is None and margin is not None:
+        reason = _wanted(metric, rules)
     return Finding(
         subject=new.label,
         key=new.key,
@@ -347,7 +362,7 @@ def _paired(
     if effect is not None:
         verdict, reason = Verdict(judge_pairs(effect, margin).value), ""
         if verdict is Verdict.INCONCLUSIVE:
-            reason = f"{len(sample.logs)} pairs do not tell: the machine is too noisy for {margin:.0%}"
+            reason = f"{len(sample.logs)} pairs do not tell; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
         spoiled = f"not counted, because others used the cores: {count(sample.spoiled, 'pair')}"
         reason = f"{reason}; {spoiled}" if reason else spoiled
@@ -362,6 +377,24 @@ def _paired(
         effect=effect,
         margin=margin,
     )
+
+
+def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
+    """How many pairs would tell, a clause."""
+    pairs, most = pairs_that_tell(effect, margin, alpha), LOOKS * PAIRS_A_LOOK
+    if pairs is not None and pairs <= most:
+        return f"about {pairs} would"
+    told = "no number of them would" if pairs is None else f"about {pairs} would, and a comparison has {most}"
+    return f"{told}: measure on a quieter machine"
+
+
+def _wanted(metric: TimedMetric, rules: Rules) -> str:
+    """What an interval needs that has too few figures."""
+    if not rules.paired:
+        return f"an interval needs {FEWEST_RUNS} runs on each side (--repeats)"
+    if metric.of_launch:
+        return f"an interval needs {FEWEST_RUNS} launches on each side (--alternate launches)"
+    return f"an interval needs {FEWEST_RUNS} pairs"
 
 
 def _without(metric: TimedMetric, base: Subject, new: Subject) -> Finding:
@@ -381,7 +414,7 @@ def _timed_verdict(
     if margin is None:
         return Verdict.SHOWN, ""
     if effect is None:
-        return Verdict.INCONCLUSIVE, f"an interval needs {FEWEST_RUNS} runs on each side (--repeats)"
+        return Verdict.INCONCLUSIVE, ""
     change = judge(effect, margin, lower_is_better=metric.better == "lower")
     if change is not Change.INCONCLUSIVE:
         return Verdict(change.value), ""

@@ -19,6 +19,7 @@ from reports.gate.text import (
     step_sentence,
 )
 from reports.gate.trends import Step, Trend
+from results.foreign_text import visible
 
 MOST_ANNOTATIONS = 10
 """GitHub shows ten a step and level."""
@@ -31,7 +32,7 @@ def json_text(comparison: Comparison) -> str:
             "base": comparison.base,
             "new": comparison.new,
             "confidence": comparison.confidence,
-            "exit_code": comparison.exit_code(),
+            "exit_code": comparison.exit_code,
             "findings": [msgspec.to_builtins(finding) for finding in comparison.findings],
         }
     )
@@ -93,12 +94,13 @@ def github(comparison: Comparison) -> str:
     lines = []
     for level, verdicts in (("error", FAILING), ("warning", _SKIPPED)):
         found = [finding for finding in comparison.findings if finding.verdict in verdicts]
-        for finding in found[:MOST_ANNOTATIONS]:
+        shown = found if len(found) <= MOST_ANNOTATIONS else found[: MOST_ANNOTATIONS - 1]
+        for finding in shown:
             title = _escaped(f"{finding.verdict}: {finding_name(finding)}")
             title = title.replace(":", "%3A").replace(",", "%2C")
             lines.append(f"::{level} title={title}::{_escaped(finding_sentence(finding))}")
-        if len(found) > MOST_ANNOTATIONS:
-            lines.append(f"::{level}::{len(found) - MOST_ANNOTATIONS} more, in the summary")
+        if len(shown) < len(found):
+            lines.append(f"::{level}::{len(found) - len(shown)} more, in the summary")
     lines.append(f"::notice::{_escaped(comparison_headline(comparison))}")
     return "\n".join(lines) + "\n"
 
@@ -118,7 +120,8 @@ def github_action_benchmark(comparison: Comparison) -> str:
         [
             {
                 "name": finding_name(finding),
-                "unit": finding.timed.unit,
+                # Its schema wants one.
+                "unit": finding.timed.unit or finding.timed.name,
                 "value": finding.new[0],
                 "extra": finding_sentence(finding),
             }
@@ -159,5 +162,5 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _escaped(text: str) -> str:
-    """As the data of a workflow command."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """As the data of a workflow command; the log that shows it is a terminal."""
+    return visible(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))

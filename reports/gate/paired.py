@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
-from reports.gate.effect import QUIET, Change, Effect, judge
+from reports.gate.effect import MOST_RUNS, QUIET, Change, Effect, judge
 from reports.gate.metrics import TIMED
 from results.baseline import Baseline, Subject
 from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
@@ -117,6 +117,15 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
         error=error,
         runs=(len(logs), len(logs)),
     )
+
+
+def pairs_that_tell(effect: Effect, margin: float, alpha: float) -> int | None:
+    """Pairs with which any effect can be judged, as `runs_that_tell`; None: more than `MOST_RUNS`."""
+    wanted = (1 - QUIET) * margin / 2
+    for pairs in range(FEWEST_PAIRS, MOST_RUNS + 1):
+        if float(stdtrit(pairs - 1, 1 - alpha)) * effect.error / math.sqrt(pairs) <= wanted:
+            return pairs
+    return None
 
 
 def judge_pairs(effect: Effect, margin: float) -> Change:

@@ -9,12 +9,14 @@ from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from reports.gate.trends import Step, Trend
 from reports.text import NOTHING, count, duration, number, percent, size
 from results.baseline import Baseline, Exact, exact_text
+from results.foreign_text import shortened, visible
 
 HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
 TRENDS = ("machine", "cell", "metric", "nights", "first", "last")
 CONTENTS = ("cell", "metric", "figure", "runs")
 MOST_ROWS = 100
-"""In Markdown: a comment on GitHub holds 65,536 characters."""
+MOST_CHARACTERS = 300
+"""Of a reason. Both in Markdown: a comment on GitHub holds 65,536 characters."""
 QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
@@ -75,7 +77,7 @@ def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
         lines.append("")
     reasons = list(
         dict.fromkeys(
-            f"- {_plain(f'{finding_name(finding)}: {finding.reason}')}"
+            f"- {_plain(f'{finding_name(finding)}: {shortened(finding.reason, MOST_CHARACTERS)}')}"
             for finding in comparison.findings
             if finding.reason
         )
@@ -140,8 +142,8 @@ def _markdown_row(cells: tuple[str, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line and without HTML: a reason may be the words of a crashed program."""
-    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    """On one line, without HTML and acting characters: a reason may be the words of a crashed program."""
+    return visible(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

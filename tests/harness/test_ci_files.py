@@ -92,7 +92,8 @@ def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> Non
         (step,) = [step["run"] for step in github_steps(job) if ".sh" in step["run"]]
         ours = [re.sub(r'"(origin/)?\$\w+"', "BASE", line) for line in step.strip().splitlines()]
         assert ours == [re.sub(r'"\$\w+"', "BASE", line) for line in gitlab_script(job)]
-    assert gitlab_script("night")[0] in (CI / "scrontab").read_text()
+    (night,) = [line.partition(" ||")[0] for line in gitlab_script("night") if ".sh" in line]
+    assert night in (CI / "scrontab").read_text()
     assert read_study_file(CI / "nightly.yaml").repeats == 5
 
 
@@ -169,8 +170,8 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Callable[[str, int], subprocess.CompletedProcess[str]]:
-    """`canary(text, code)` runs .ci/canary in a clone with this accepted.yaml; its bench ends with `code`."""
+def canary(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
+    """`canary(text, script)` runs .ci/canary in a clone with this accepted.yaml; its bench is `script`."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     git("init", "--quiet", str(origin))
     for number in range(3):
@@ -180,34 +181,42 @@ def canary(tmp_path: Path) -> Callable[[str, int], subprocess.CompletedProcess[s
         (clone / folder).mkdir(parents=True)
     shutil.copy(CI.parents[1] / ".ci" / "canary", clone / ".ci")
 
-    def ran(text: str, code: int) -> subprocess.CompletedProcess[str]:
+    def ran(text: str, script: str) -> subprocess.CompletedProcess[str]:
         (clone / "baselines/accepted.yaml").write_text(text)
-        (clone / ".venv/bin/bench").write_text(f"#!/bin/sh\nexit {code}\n")
+        (clone / ".venv/bin/bench").write_text(f"#!/bin/sh\n{script}\n")
         (clone / ".venv/bin/bench").chmod(0o755)
         return subprocess.run([clone / ".ci/canary"], capture_output=True, text=True)
 
     return ran
 
 
+MADE_A_PAIR = """
+while [ "$1" != --out ]; do shift; done
+mkdir -p "$2/0001"
+touch "$2/0001/pair.json"
+"""
+
+
 @pytest.mark.parametrize(
-    ("quote", "code", "ends", "told"),
+    ("quote", "script", "ends", "told"),
     [
-        ('"', 0, 0, ""),
-        ("'", 1, 1, "this tree trains worse, or otherwise, than commit 0123456789ab: see"),
-        ("", 2, 2, ""),
-        ("", 3, 0, "the accepted commit cannot be compared with, which is no failure"),
+        ('"', "exit 0", 0, ""),
+        ("'", "exit 1", 1, "this tree trains worse, or otherwise, than commit 0123456789ab: see"),
+        ("", "exit 2", 2, ""),
+        ("", "exit 3", 0, "the accepted commit cannot be compared with, which is no failure"),
+        ("", f"{MADE_A_PAIR}exit 3", 3, "a fact differs between this tree and commit 0123456789ab: see"),
     ],
-    ids=["green", "red", "no verdict", "incomparable"],
+    ids=["green", "red", "no verdict", "incomparable", "another fact"],
 )
 def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_history(
-    canary: Callable[[str, int], subprocess.CompletedProcess[str]],
+    canary: Callable[[str, str], subprocess.CompletedProcess[str]],
     tmp_path: Path,
     quote: str,
-    code: int,
+    script: str,
     ends: int,
     told: str,
 ) -> None:
-    done = canary(f"# The commit.\ncommit: {quote}{'0123456789abcdef' * 2}01234567{quote}\n", code)
+    done = canary(f"# The commit.\ncommit: {quote}{'0123456789abcdef' * 2}01234567{quote}\n", script)
     assert (done.returncode, done.stderr) == (ends, "")
     assert told in done.stdout
     assert bool(done.stdout) == bool(told)
@@ -230,6 +239,26 @@ def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project: Path
     assert json.loads(Path("gate/verdict.json").read_text())["exit_code"] == 1
     for name in ("junit.xml", "bencher.json", "benchmark.json"):
         assert Path("gate", name).stat().st_size
+
+
+@pytest.mark.slow
+def test_a_night_of_failures_alone_is_red_and_tells_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its study's name is not the plain one, and the verdicts of the night before are there."""
+    study = project / "docs/ci/my_night.yml"
+    study.write_text(STUDY)
+    assert shell(f"bench matrix {study} --out runs/ok && bench baseline save main runs/ok").returncode == 0
+    Path("runs/my_night.md").write_text("all is well")
+    broken = MODEL.format(layers="nn.Linear(16, 1)").replace("nn.functional.mse_loss", "lambda *_: 1 / 0")
+    (project / "docs/ci/model.py").write_text(broken)
+    git("commit", "--quiet", "--all", "--message", "broken")
+    monkeypatch.setenv("ON_REGRESSION", "cp $BENCH_VERDICT told.json")
+    done = shell(f"docs/ci/night.sh {study} main")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(Path("told.json").read_text())["findings"][0]["verdict"] == "failed"
+    assert "| failed |" in Path("runs/my_night.md").read_text()
+    assert not Path("history").exists()
 
 
 @pytest.mark.slow

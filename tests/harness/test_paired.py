@@ -10,17 +10,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli import run
 from harness.console import Console
 from harness.paired.bisect import bisect
-from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest
+from harness.paired.comparison import SIDES, PairedComparison, PairedRequest, SideRequest, decide
 from harness.paired.pair import (
     PairContext,
     Pairs,
@@ -32,11 +33,13 @@ from harness.paired.pair import (
 from harness.paired.seat import LostError, Seat, Told
 from harness.paired.sources import Repository, Source, temporary_folder
 from harness.worker.turns import Turns
-from reports.gate.comparison import Comparison, Finding, Rules, Verdict
-from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK
+from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
+from reports.gate.effect import Effect
+from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, PairedSample
 from results import schemas
 from results.errors import UsageError
-from results.paired import Side
+from results.outcome import Outcome
+from results.paired import Pair, Side
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = """
@@ -232,6 +235,88 @@ def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
     assert [result.exchange_operations for result in results] == [results[0].exchange_operations] * 2
 
 
+STUDY = """
+workload: py:model:build
+strategy: {strategies}
+gpus: 2
+device: cpu
+batch_size: 8
+warmup_steps: 10
+block_steps: 5
+quads: 0
+oversubscribe: true
+launcher: slurm
+"""
+
+
+def run_pairs(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, count: int) -> list[Pair]:
+    """The first pairs of `main~1` and `main`, which both plan what their study.yaml says."""
+    monkeypatch.chdir(repository)
+    # The fewest quads: what they say is not the subject.
+    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    with temporary_folder() as (temporary, held):
+        user = Repository(repository)
+        calls: dict[Side, SideCall] = {
+            side: SideCall(source=user.source(name, revision, None, temporary), options=("study.yaml",))
+            for side, name, revision in (("base", "BASE", "main~1"), ("new", "NEW", "main"))
+        }
+        context = PairContext(
+            sides=calls, folder=folder, temporary=temporary, held=held, spoiled_above=1.0, repeats=2
+        )
+        with closing(Pairs(context)) as running:
+            return [running.run(number, "blocks") for number in range(1, count + 1)]
+
+
+@pytest.mark.slow
+def test_a_cell_that_a_change_adds_runs_alone_and_the_others_are_held_against_their_own(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for strategies in ("[ddp, zero1]", "[ddp, fsdp, zero1]"):
+        commit(repository, {"study.yaml": STUDY.format(strategies=strategies)})
+    folder = tmp_path / "ab"
+    pairs = run_pairs(repository, folder, monkeypatch, count=2)
+    study = study_of(folder, pairs[0], "new")
+    for pair in pairs:
+        assert all(cell.base_cell == cell.new_cell and cell.blocks for cell in pair.cells)
+        assert {study.cell(cell.new_cell).strategy for cell in pair.cells} == {"ddp", "zero1"}
+    ran = sorted(study.cell(result.cell_id).strategy for result in study.results())
+    assert ran == ["ddp", "ddp", "fsdp", "fsdp", "zero1", "zero1"]
+    request = PairedRequest(base=SideRequest(revision="a"), new=SideRequest(revision="b"))
+    found = decide(folder, pairs, Rules(margins={}), request, {"base": "a", "new": "b"})
+    verdicts = {(finding.subject, finding.metric): finding.verdict for finding in found.findings}
+    assert verdicts["py:model:build, fsdp, 2 x 8", None] is Verdict.NEW
+    assert not set(FAILING).intersection(verdicts.values())
+
+
+NO_MEMORY = """
+def loss(outputs, targets):
+    if len(outputs) >= 4:
+        raise torch.OutOfMemoryError("planted")
+    return nn.functional.mse_loss(outputs, targets)
+
+"""
+
+
+@pytest.mark.slow
+def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NEW has no memory for four samples, and then does not try more; BASE comes to all of its cells."""
+    limited = MODEL.format(layers=TWO).replace("\ndef build", f"{NO_MEMORY}\ndef build")
+    limited = limited.replace("loss=nn.functional.mse_loss", "loss=loss")
+    study = STUDY.format(strategies="ddp").replace("batch_size: 8", "batch_size: [2, 4, 8, 16, 32, 64]")
+    commit(repository, {"study.yaml": study})
+    commit(repository, {"model.py": limited})
+    folder = tmp_path / "ab"
+    [pair] = run_pairs(repository, folder, monkeypatch, count=1)
+    outcomes = {
+        side: [result.outcome for result in runs_of(pair, study_of(folder, pair, side).results())]
+        for side in SIDES
+    }
+    assert Outcome.OUT_OF_MEMORY in outcomes["new"]
+    assert outcomes["base"] == [Outcome.OK] * 6
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -269,6 +354,32 @@ def test_no_repository_a_shallow_one_and_a_dirty_tree_are_refused_with_the_fix(
     with pytest.raises(UsageError, match=r"has changes that main lacks, such as in model.py: commit them"):
         user.require_committed({"main": head})
     user.require_committed({"main~1": user.commit("main~1")})
+
+
+def test_the_working_tree_is_known_by_its_files(repository: Path) -> None:
+    user = Repository(repository)
+    first = user.files_hash()
+    before = everything(repository)
+    (repository / "model.py").write_text("# edited")
+    (repository / "new.py").write_text("# new")
+    (repository / "notes.txt").write_text("no code")
+    edited = user.files_hash()
+    assert edited != first
+    source = user.source("NEW", ".", None, repository)
+    # What is staged or committed is the same code, and where the comparison began does not matter.
+    git(repository, "add", "model.py", "new.py")
+    assert Repository(repository).files_hash() == edited
+    git(repository, "commit", "--quiet", "--message", "change")
+    source.require_unedited()
+    (repository / "deep").mkdir()
+    assert Repository(repository / "deep").files_hash() == edited
+    (repository / "new.py").unlink()
+    with pytest.raises(UsageError, match="were edited while they were compared: begin a new comparison"):
+        source.require_unedited()
+    git(repository, "reset", "--quiet", "--hard", "HEAD~1")
+    (repository / "notes.txt").unlink()
+    assert user.files_hash() == first
+    assert before.keys() - everything(repository).keys() == set()
 
 
 def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_users(
@@ -334,8 +445,13 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
             "there is no metric 'operation' (did you mean 'operations'?)",
         ),
         ("commit: main\nchanges: {operations: ' '}", "operations has no reason: say why the change is meant"),
+        (
+            "commit: main\nfail_above: {step_tim: 3%}",
+            "there is no metric 'step_tim' (did you mean 'step_time'?)",
+        ),
+        ("commit: main\nfail_above: {step_time: '0.03'}", "step_time 0.03: a percentage above 0"),
     ],
-    ids=["no such key", "no such metric", "no reason"],
+    ids=["no such key", "no such metric", "no reason", "a margin of no metric", "no percentage"],
 )
 def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
     text: str,
@@ -352,7 +468,9 @@ def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
 
 def accepting(folder: Path, *metrics: str) -> PairedComparison:
     """A comparison that takes changes of these metrics for right, and has its records in `folder`."""
-    side = SideRequest(revision="accepted.yaml")
+    file = folder.with_suffix(".yaml")
+    file.write_text("commit: main\n")
+    side = SideRequest(revision=str(file))
     rules = Rules(margins={}, accepted=dict.fromkeys(metrics, "meant"))
     return PairedComparison(PairedRequest(base=side, new=side, out=folder), rules, Console())
 
@@ -402,8 +520,34 @@ def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts
         accepting(folder, *metrics)._claim(calls)
         kept = schemas.PAIRED_CALL.read(folder / "call.json")
         assert kept.changes == dict.fromkeys(metrics, "meant")
-    with pytest.raises(UsageError, match="holds another comparison"):
-        accepting(folder)._claim({**calls, "new": SideCall(source=new, options=("--gpus", "2"))})
+    edited = replace(new, files="0123")
+    for other in (SideCall(source=new, options=("--gpus", "2")), SideCall(source=edited, options=())):
+        with pytest.raises(UsageError, match="holds another comparison"):
+            accepting(folder)._claim({**calls, "new": other})
+
+
+def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_catches_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A further look at more pairs of the other cells would have no share of the error rate."""
+    spoiled_pairs = {"a": (), "b": (7,)}
+
+    def samples(_: Path, pairs: Sequence[int], __: object) -> dict[str, PairedSample]:
+        logs = {
+            key: [0.01 for pair in pairs if pair not in spoiled] for key, spoiled in spoiled_pairs.items()
+        }
+        return {key: PairedSample(logs=tuple(found), means=(1.0, 1.0)) for key, found in logs.items()}
+
+    monkeypatch.setattr("harness.paired.comparison.paired_samples", samples)
+    effect = Effect(value=0.0, low=-0.01, high=0.01, error=0.01, runs=(6, 6))
+    finding = Finding(
+        subject="a", key="a", metric="step_time", verdict=Verdict.UNCHANGED, reason="", effect=effect
+    )
+    found = Comparison(base="a", new="b", findings=(finding,), confidence=0.99)
+    comparison: Any = accepting(tmp_path)
+    looks = [last for last in range(1, 15) if comparison._is_over(found, range(1, last + 1))]
+    # The seventh pair gives `b` none, so that it has six for two pairs, and twelve at the thirteenth.
+    assert looks == [6, 13]
 
 
 def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path: Path) -> None:
@@ -521,6 +665,35 @@ def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path)
     seat.end()
     for rank in (lonely, *whole):
         rank.thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (Verdict.UNCHANGED, "main is not worse: there is no culprit"),
+        (Verdict.INCONCLUSIVE, "it is not certain that main is worse: 1 verdict could not be reached"),
+    ],
+)
+def test_bisection_says_whether_bad_is_known_not_to_be_worse(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, told: str
+) -> None:
+    """GOOD is the accepted commit of a file, whose changes and margins count."""
+    good = git(repository, "rev-parse", "main~1")
+    (repository / "accepted.yaml").write_text(
+        f"commit: '{good}'\nchanges: {{flops: meant}}\nfail_above: {{step_time: 3%}}\n"
+    )
+
+    class Judged(PairedComparison):
+        def run(self) -> Comparison:
+            assert self._request.base.revision == good
+            assert (self._rules.accepted, self._rules.margins) == ({"flops": "meant"}, {"step_time": 0.03})
+            finding = Finding(subject="mlp", key="k", metric="step_time", verdict=verdict, reason="")
+            return Comparison(base="good", new="bad", findings=(finding,), confidence=0.99)
+
+    monkeypatch.setattr("harness.paired.bisect.PairedComparison", Judged)
+    monkeypatch.chdir(repository)
+    request = PairedRequest(base=SideRequest(revision="accepted.yaml"), new=SideRequest(revision="main"))
+    assert bisect(request, Rules(margins={}), Console()).sentence.startswith(told)
 
 
 @pytest.mark.parametrize(

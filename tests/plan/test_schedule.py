@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
-from results.cell import Cell
+from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.plan import Placement
 
@@ -65,7 +65,19 @@ def test_the_order_is_the_seeds_and_not_the_inputs() -> None:
 
 def test_the_drawn_order_stays_between_versions() -> None:
     launches = schedule(CELLS, repeats=3, seed=0)
-    assert [visits(launches, repeat) for repeat in (1, 2, 3)] == [[1, 2, 8, 4], [4, 8, 2, 1], [2, 1, 4, 8]]
+    assert [visits(launches, repeat) for repeat in (1, 2, 3)] == [[8, 4, 1, 2], [2, 1, 4, 8], [8, 1, 4, 2]]
+
+
+def test_another_cell_or_other_code_of_the_users_changes_the_order_of_no_two_cells() -> None:
+    """The sides of a paired comparison plan on their own, and take turns cell by cell."""
+    fewer = [cell for number, cell in enumerate(CELLS) if number % 3]
+    brief = StepPolicy(block_steps=1)
+    edited = [msgspec.structs.replace(cell, source_hash="0123", steps=brief) for cell in CELLS]
+    whole, part, other = (runs(schedule(cells, repeats=4, seed=3)) for cells in (CELLS, fewer, edited))
+    kept = {cell.id for cell in fewer}
+    assert part == [(repeat, id) for repeat, id in whole if id in kept]
+    before = {edited.id: cell.id for cell, edited in zip(CELLS, edited, strict=True)}
+    assert [(repeat, before[id]) for repeat, id in other] == whole
 
 
 def test_only_what_is_not_done_is_planned() -> None:

@@ -561,8 +561,14 @@ PAIR = Pair(
 )
 PAIRED_CALL = PairedCall(
     base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
-    new=PairedSide(revision=".", commit=None, python="/usr/bin/python3", options=()),
+    new=PairedSide(
+        revision=".", commit=None, python="/usr/bin/python3", options=(), files="0a1b2c3d4e5f6071"
+    ),
     changes={"payload_bytes": "the second buffer is new"},
+    fail_above={"peak_memory": 0.1},
+    across=("torch",),
+    looks=2,
+    others_above=0.5,
 )
 CHECKPOINT = Checkpoint(
     step=200,

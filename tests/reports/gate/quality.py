@@ -9,12 +9,12 @@
 and the share of the cores that others took. LEDGER is `ledger.jsonl` beside this script unless another is
 named; that one is tracked, so commit what was collected. After `--minutes` it interrupts the call that is
 under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
-commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its
-target. All calls are the default, on a clone of HEAD; with `--any-load` no quad is left out because of
-others. `report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above`
-of the cores; thousands of further calls are drawn from the recorded pairs. `cost` times pairs that are forked
-and pairs that are launched, in turns. `simulate` says what a default call takes and finds, by the deviation
-of a quad in its pair.
+commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its target.
+All calls are the default, on a clone of HEAD; with `--any-load` no quad is left out because of others.
+`report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above` of the
+cores; thousands of further calls are drawn from the recorded pairs, of step times alone. `cost` times pairs
+that are forked and pairs that are launched, in turns. `simulate` says what a default call takes and finds, by
+the deviation of a quad in its pair.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ import torch
 from scipy.stats import beta
 
 from harness.device import cpu_model
+from harness.matrix import signals_are_ctrl_c
 from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
 from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
 from harness.paired.sources import Repository, temporary_folder
@@ -65,14 +66,14 @@ CELL = (
     "--oversubscribe --quads 0"
 )
 CANARY = (
-    "--workload gpt-nano --gpus 2 --strategy scratch-ddp:bucket_mb=1 --batch-size 8 --device cpu "
+    "--workload gpt-nano --gpus 2 --strategy scratch-ddp:bucket_mb=1 --batch-size 2 --device cpu "
     "--oversubscribe --quads 0"
 )
 MARGIN = 0.05
 JUDGED = 2
 """Timed metrics that share the error rate: step time and peak memory."""
 PAIR, LAUNCH_S, BESIDE_S = 0.01, 12.0, 2.5
-"""Of simulated calls: the deviation between pairs that quads do not explain, as 378 pairs on a quiet machine
+"""Of simulated calls: the deviation between pairs that quads do not explain, as 756 pairs on a quiet machine
 of two cores had it; seconds of the launches; and of a pair beside its quads."""
 DRAWN = 5000
 """Calls that are drawn from recorded pairs."""
@@ -218,9 +219,12 @@ def made(name: str, clone: Path, commit: str, folder: Path, end: float, *, any_l
     try:
         _, told = call.communicate(timeout=max(1.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        call.send_signal(signal.SIGINT)
-        call.communicate()
         return None
+    finally:
+        # Also where this process is told to end: its call must not measure on beside the next one.
+        if call.poll() is None:
+            call.send_signal(signal.SIGINT)
+            call.communicate()
     if call.returncode not in (0, 1) or not found.exists():
         raise RuntimeError(f"{name}: {told[-2000:]}")
     pairs, side = read_pairs(out), SideRequest(revision="plain")
@@ -276,6 +280,7 @@ def report(ledger: Path, others_above: float) -> None:
     kept = [call for call in calls if call["others"] <= others_above]
     print(f"{len(calls)} calls, {len(kept)} while others took at most {others_above:.0%} of the cores")
     print(f"machines: {'; '.join(sorted({call['machine'] for call in kept}))}")
+    print(f"commits: {', '.join(sorted({call['commit'][:12] for call in kept}))}")
     print("\n| planted | calls | regressed | rate, 95 % bound | unchanged | inconclusive | pairs | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for name, kind in KINDS.items():
@@ -339,9 +344,9 @@ class Recorded:
     quad: float
     """Deviation of a quad in its pair, the median over pairs."""
     rests: Sequence[float]
-    """Of each pair, from the mean of its call; scaled to the deviation of pairs about the true mean."""
+    """What each pair differs by from the mean of its call; scaled to the deviation from the true mean."""
     offsets: Sequence[float]
-    """Of each call: what all of its pairs share, scaled down by what the rests alone bring into a mean."""
+    """What all pairs of a call share, of each call; scaled down by what the rests alone bring into a mean."""
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Recorded:
@@ -501,7 +506,8 @@ def main() -> None:
     simulating.add_argument("--quads-s", type=float, default=QUADS_S, help="most seconds of a pair's quads")
     given = parser.parse_args()
     if given.command == "collect":
-        collect(given.ledger, given.kinds.split(","), given.minutes, any_load=given.any_load)
+        with signals_are_ctrl_c():
+            collect(given.ledger, given.kinds.split(","), given.minutes, any_load=given.any_load)
     elif given.command == "report":
         report(given.ledger, given.others_above)
     elif given.command == "simulate":

@@ -58,3 +58,14 @@ def test_a_series_without_noise_has_its_step_and_no_other() -> None:
     (change,) = change_points(values)
     assert (change.at, change.effect) == (20, pytest.approx(0.1))
     assert change_points([1.0] * 30) == change_points([1.0] * 3) == change_points([]) == []
+
+
+def test_slow_drift_before_a_step_does_not_turn_its_sign() -> None:
+    """10 % worse over 300 nights, of which no window sees 3 %; then 4 % better at once."""
+    nights = np.arange(320)
+    values = history(5, 320, noise=0.003, disturbed=0) * np.exp(np.log(1.1) * np.minimum(nights, 300) / 300)
+    values[300:] *= 0.96
+    (change,) = change_points(values)
+    assert abs(change.at - 300) <= 1
+    # The median of the 30 nights before lies half of them back: 15 / 300 of the drift.
+    assert change.effect == pytest.approx(0.96 * 1.1**0.05 - 1, abs=0.005)

@@ -366,10 +366,18 @@ def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
     )
     Path("ab/0001/pair.json").write_bytes(schemas.PAIR.encode(pair))
     sides = [PairedSide(revision=name, commit=None, python="python", options=()) for name in names]
-    call = PairedCall(base=sides[0], new=sides[1], changes=changes)
+    call = PairedCall(base=sides[0], new=sides[1], changes=changes, fail_above={"throughput": 0.1}, looks=2)
     Path("ab/call.json").write_bytes(schemas.PAIRED_CALL.encode(call))
     assert run(["compare", "--again", "ab"]) == code
     assert ("accepted: meant" in capsys.readouterr().out) == bool(changes)
+    # As the last call judged them, unless told otherwise.
+    for words, margin, looks in (((), 0.1, 2), (("--fail-above", "throughput=20%", "--looks", "4"), 0.2, 4)):
+        assert run(["compare", "--again", "ab", "--format", "json", *words]) == code
+        found = json.loads(capsys.readouterr().out)
+        margins = {finding["metric"]: finding["margin"] for finding in found["findings"]}
+        assert margins["throughput"] == margin
+        judged = sum(one is not None for one in margins.values())
+        assert found["confidence"] == pytest.approx(1 - 2 * 0.01 / looks / judged)
 
 
 def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(
@@ -415,6 +423,8 @@ def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(
 ) -> None:
     there = new_environment(code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=True))
     assert run(["baseline", "save", "main", study("edited", [10.0], environment=there)]) == 0
+    assert "was measured with uncommitted changes: commit abc1234" in capsys.readouterr().err
+    assert run(["history", "add", "edited"]) == 0
     assert "was measured with uncommitted changes: commit abc1234" in capsys.readouterr().err
 
 
@@ -521,6 +531,30 @@ def test_adding_a_night_tells_of_a_torn_file_of_the_history(
     night(2, 1.0)
     assert run(["history", "add", "night.json"]) == 0
     assert f"{kept} is not a readable baseline" in capsys.readouterr().err
+
+
+def test_a_history_of_torn_files_costs_no_report(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = study("first", [10.0, 10.1, 10.2])
+    assert run(["history", "add", measured]) == 0
+    [kept] = Path("history").glob("*/*.json")
+    kept.write_text("{")
+    assert run(["report", measured]) == 0
+    assert f"{kept} is not a readable baseline" in capsys.readouterr().err
+
+
+def test_a_night_is_added_once_though_it_has_more_runs_by_then(
+    study: Callable[..., str], new_study: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = new_study(Path("first"))
+    (cell,) = made.series("weak", "ddp", [2], batch=8)
+    made.plan()
+    made.runs(cell, [10.0])
+    assert run(["history", "add", "first"]) == 0
+    made.runs(cell, [10.1])
+    assert run(["history", "add", "first"]) == 2
+    assert "this night was added before" in capsys.readouterr().err
 
 
 def test_a_defect_is_no_regression(
@@ -701,7 +735,7 @@ def test_a_comparison_goes_or_stays_with_all_of_its_studies(
         "ab-busy": "0002/new",
         "ab-kept": "0001/base",
         "ab-old": "0001/new",
-        "bisect-old": "abc/0001/base",
+        "bisect-old": "0123456789ab/0001/base",
     }
     for name, place in folders.items():
         study(f"runs/{name}/{place}", [10.0, 10.1, 10.2])
@@ -719,6 +753,20 @@ def test_a_comparison_goes_or_stays_with_all_of_its_studies(
         "bisect-old": "removed",
     }
     assert {path.name for path in runs.iterdir()} == {"ab-busy", "ab-kept"}
+
+
+@pytest.mark.parametrize("beside", ["accepted", "ab-2"])
+def test_a_folder_that_holds_comparisons_among_others_is_no_bisection(
+    beside: str, study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would go as a whole, with what a baseline names in it."""
+    study("team/ab-1/0001/base", [10.0, 10.1, 10.2])
+    study(f"team/{beside}", [10.0, 10.1, 10.2])
+    for name in ("ab-1", *(["ab-2"] if beside == "ab-2" else [])):
+        (tmp_path / "team" / name / "call.json").write_text("{}")
+    assert run(["prune", ".", "--keep", "0s", "--yes"]) == 2
+    assert "holds no study; name the folder of your studies" in capsys.readouterr().err
+    assert (tmp_path / "team" / beside / "plan-0001.json").exists()
 
 
 def test_nothing_goes_while_a_baseline_cannot_be_read(
@@ -740,6 +788,19 @@ def test_status_of_a_folder_of_studies_is_a_line_each(
     study("runs/two", [])
     assert run(["status", "runs"]) == 1
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "one", "two"]
+    assert run(["status", "runs", "--json"]) == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert [(one["study"], one["planned"]) for one in (first, second)] == [("one", 3), ("two", 3)]
+    assert run(["status", "runs", "--watch"]) == 2
+    assert "--watch follows one study: name one in runs, such as runs/two" in capsys.readouterr().err
+    for plan in Path("runs/one").glob("plan-*.json"):
+        plan.write_text("{")
+    for cell in Path("runs/one").glob("cells/*/cell.json"):
+        cell.write_text("{")
+    assert run(["status", "runs"]) == 1
+    shown, warned = capsys.readouterr()
+    assert [line.split()[0] for line in shown.splitlines()] == ["study", "two"]
+    assert "warning: runs/one: " in warned
 
 
 def test_a_fresh_call_has_a_study_of_its_own(

@@ -57,8 +57,9 @@ def test_junit_counts_failures_and_names_them(slower: Comparison) -> None:
 def test_annotations_escape_what_would_end_them_and_are_at_most_ten_a_level() -> None:
     many = compare(side("before", 1, 15), side("after", 1.1, 15), Rules(margins={}))
     lines = FACES["github"](many).splitlines()
-    assert len([line for line in lines if line.startswith("::error title=")]) == MOST_ANNOTATIONS
-    assert "::error::5 more, in the summary" in lines
+    # The tenth says how many there are besides.
+    assert len([line for line in lines if line.startswith("::error title=")]) == MOST_ANNOTATIONS - 1
+    assert "::error::6 more, in the summary" in lines
     assert lines[0].startswith(
         "::error title=regressed%3A step time of mlp%2C ddp | 0::step time of mlp, ddp"
     )
@@ -167,9 +168,17 @@ def test_annotations_and_markdown_keep_a_reason_on_one_line(mixed: Comparison) -
     summary = FACES["markdown"](mixed)
     assert not any(line.startswith("::error::no") for line in summary.splitlines())
     assert "&lt;b>&amp;amp;" in summary
+    # Nor does it act on a terminal that shows a log.
+    assert all(
+        "\x1b" not in text and r"crashed: \x1b[31m" in text for text in (FACES["github"](mixed), summary)
+    )
 
 
 def test_markdown_fits_a_comment_however_many_cells_changed() -> None:
-    text = comparison_markdown(compare(side("before", 1, 900), side("after", 1.1, 900), Rules(margins={})))
+    before, after = side("before", 1, 900), side("after", 1.1, 900)
+    text = comparison_markdown(compare(before, after, Rules(margins={})))
     assert len(text) < 65_536
     assert f"The first {MOST_ROWS} of 900 verdicts are shown" in text
+    crashed = [msgspec.structs.replace(one, failed="crashed: " + "x" * 2000) for one in after.subjects]
+    found = compare(before, msgspec.structs.replace(after, subjects=tuple(crashed)), Rules(margins={}))
+    assert len(comparison_markdown(found)) < 65_536

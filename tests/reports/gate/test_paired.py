@@ -22,6 +22,7 @@ from reports.gate.paired import (
     pair_log,
     paired_effect,
     paired_sample,
+    pairs_that_tell,
 )
 from results.baseline import Baseline, Subject
 from results.paired import Pair, PairedBlock, PairedCell, Side
@@ -100,6 +101,23 @@ def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
     assert found(0.03, 0.07) is Change.REGRESSED
 
 
+def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
+    effect = Effect(value=0.04, low=0.0, high=0.08, error=0.02, runs=(6, 6))
+    wanted = pairs_that_tell(effect, MARGIN, 0.0025)
+    assert wanted is not None
+
+    def half(pairs: int) -> float:
+        """Of the interval of a paired t test of values with a deviation of 2 %."""
+        found = stats.t.ppf(1 - 0.0025, pairs - 1) * 0.02 / math.sqrt(pairs)
+        assert isinstance(found, float)
+        return found
+
+    # Between 0.4 of the margin and the margin lie 3 %.
+    assert half(wanted) <= 0.015 < half(wanted - 1)
+    lost = Effect(value=0.04, low=0.0, high=0.08, error=0.9, runs=(6, 6))
+    assert pairs_that_tell(lost, MARGIN, 0.0025) is None
+
+
 def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Change, int]:
     """What a comparison of one cell comes to, and after how many pairs."""
     scale = sd * math.sqrt((freedom - 2) / freedom)
@@ -176,6 +194,16 @@ def test_one_failed_run_fails_new_and_all_fail_base() -> None:
     assert merged_side("base", parts[1:], any_failure=False).subjects[0].failed == "crashed"
 
 
+def test_a_cell_that_is_planned_no_more_is_accepted_with_its_reason_and_a_failed_one_is_not() -> None:
+    both = side("base", *(Subject(key=key, label=key, exact={"parameters": (5,)}) for key in "ab"))
+    one = msgspec.structs.replace(both, subjects=both.subjects[:1])
+    crashed = msgspec.structs.replace(both.subjects[0], failed="crashed")
+    rules = Rules(margins={}, accepted={"missing": "b is measured elsewhere"})
+    assert compare(both, one, Rules(margins={})).exit_code == 1
+    assert compare(both, one, rules).exit_code == 0
+    assert compare(both, msgspec.structs.replace(one, subjects=(crashed,)), rules).exit_code == 1
+
+
 def test_a_change_that_is_accepted_with_its_reason_does_not_fail() -> None:
     one = side("base", Subject(key="k", label="mlp", exact={"operations": (2.0,), "parameters": (5,)}))
     other = side("new", Subject(key="k", label="mlp", exact={"operations": (3.0,), "parameters": (6,)}))
@@ -184,8 +212,7 @@ def test_a_change_that_is_accepted_with_its_reason_does_not_fail() -> None:
     assert verdicts["operations"].verdict is Verdict.ACCEPTED
     assert verdicts["operations"].reason.endswith("accepted: a second bucket")
     assert verdicts["parameters"].verdict is Verdict.CHANGED
-    assert found.exit_code() == 1
+    assert found.exit_code == 1
     assert (
-        compare(one, other, Rules(margins={}, accepted={"operations": "a", "parameters": "b"})).exit_code()
-        == 0
+        compare(one, other, Rules(margins={}, accepted={"operations": "a", "parameters": "b"})).exit_code == 0
     )

@@ -75,6 +75,7 @@ def call(seed: int, **fields: object) -> dict[str, object]:
     pair = {"quads": list(rng.normal(0, 0.03, 8)), "base_ns": 9e6, "new_ns": 9e6}
     return {
         "kind": "same",
+        "commit": "0123456789abcdef",
         "machine": "Example, 2 cores, torch 2.13",
         "seconds": 60.0,
         "exit_code": 0,
