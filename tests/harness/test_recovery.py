@@ -30,14 +30,14 @@ CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8")
 
 
 class Scene:
-    """A study of two cells: that of batch 8 comes first; in that of batch 4 rank 1 does what it is told."""
+    """A study of two cells: that of batch 4 comes first; in that of batch 8 rank 1 does what it is told."""
 
     def __init__(self, bench: Bench, model: Callable[..., tuple[str, ...]], expected: Figures) -> None:
         self.bench, self._model, self._expected = bench, model, expected
 
     def call(self, *faults: str) -> tuple[str, ...]:
-        """The words of the one command, with faults for the cell of batch 4."""
-        return (*self._model(self.bench.folder, *(f"1/2 4 {fault}" for fault in faults)), *CELLS)
+        """The words of the one command, with faults for the cell of batch 8."""
+        return (*self._model(self.bench.folder, *(f"1/2 8 {fault}" for fault in faults)), *CELLS)
 
     def start(self, *faults: str) -> subprocess.Popen[str]:
         """A bench whose rank 1 has come to the fault that tells it: `wait` or `hang`."""
@@ -103,9 +103,9 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
     assert scene.bench.run(*scene.call("wait"), "--max-time", "1s").code == 1
     assert scene.bench.processes() == []
     assert scene.outcomes() == [
-        *[(4, Outcome.CANCELLED)] * 2,
-        (4, Outcome.TIMED_OUT),
-        (8, Outcome.OK),
+        (4, Outcome.OK),
+        *[(8, Outcome.CANCELLED)] * 2,
+        (8, Outcome.TIMED_OUT),
     ]
     scene.finish()
 
@@ -116,9 +116,9 @@ def test_nothing_outlives_a_killed_bench_and_the_same_command_goes_on(scene: Sce
     process.communicate(timeout=200)
     assert process.returncode == -signal.SIGKILL
     scene.bench.wait_for_processes()
-    assert scene.outcomes() == [(4, Outcome.UNKNOWN), (8, Outcome.OK)]
+    assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.UNKNOWN)]
     scene.finish()
-    assert scene.outcomes() == [(4, Outcome.MISSING_RANKS), (4, Outcome.OK), (8, Outcome.OK)]
+    assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.MISSING_RANKS), (8, Outcome.OK)]
     (lost,) = [run for run in scene.bench.results() if run.outcome is not Outcome.OK]
     assert str(lost.reason).startswith(f"bench (process {process.pid}) was killed")
 
@@ -173,9 +173,10 @@ def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(
     (folder / "sitecustomize.py").write_text(STARTUP)
     (folder / "startup").write_text("exhaust")
     group = tuple(memory_group(2 * 2**30))
-    assert scene.bench.run(*scene.call(), before=group, PYTHONPATH=str(folder)).code == 1
-    # The cell of batch 8 comes first, and that of a smaller batch may have room.
-    assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.OUT_OF_MEMORY)]
+    batches = ("--batch-size", "4,16")
+    assert scene.bench.run(*scene.call(), *batches, before=group, PYTHONPATH=str(folder)).code == 1
+    # The cell of batch 16 comes first, and that of a smaller batch may have room.
+    assert scene.outcomes() == [(4, Outcome.OK), (16, Outcome.OUT_OF_MEMORY)]
     (lost,) = [run for run in scene.bench.results() if run.outcome is not Outcome.OK]
     killed = "before any cell began: rank 1 was killed by SIGKILL, and meanwhile the kernel"
     assert str(lost.reason).startswith(killed)
@@ -254,7 +255,7 @@ def clock(tmp_path: Path) -> dict[str, str]:
 def test_a_clock_that_is_set_back_changes_no_figure(scene: Scene, clock: dict[str, str]) -> None:
     done = scene.bench.run(*scene.call("set-clock -86400"), **clock)
     assert done.code == 0, done.stderr
-    (result,) = scene.bench.named("-b4-")
+    (result,) = scene.bench.named("-b8-")
     attempt = schemas.ATTEMPT.read(scene.bench.study().launch_folder(result.launch_id) / "attempt.json")
     # The fault has come, and what was timed by the monotonic clock does not show it.
     assert attempt.started_at is not None
@@ -269,7 +270,7 @@ def test_a_rank_that_others_wait_for_is_named_with_its_stack_and_its_collectives
 ) -> None:
     done = scene.bench.run(*scene.call("set-clock -86400", "hang"), "--hang-after", "10s", **clock)
     assert done.code == 1
-    (failed,) = scene.bench.named("-b4-")
+    (failed,) = scene.bench.named("-b8-")
     assert failed.outcome is Outcome.HUNG
     assert str(failed.reason).startswith("no rank said anything for 1")
     counts = str(failed.reason).rpartition("; ")[2].split()
