@@ -279,7 +279,8 @@ def report(ledger: Path, others_above: float) -> None:
     calls = read(ledger)
     kept = [call for call in calls if call["others"] <= others_above]
     print(f"{len(calls)} calls, {len(kept)} while others took at most {others_above:.0%} of the cores")
-    print(f"machines: {'; '.join(sorted({call['machine'] for call in kept}))}")
+    machines = Counter(call["machine"] for call in kept)
+    print(f"machines: {'; '.join(f'{name} ({number} calls)' for name, number in sorted(machines.items()))}")
     print(f"commits: {', '.join(sorted({call['commit'][:12] for call in kept}))}")
     print("\n| planted | calls | regressed | rate, 95 % bound | unchanged | inconclusive | pairs | seconds |")
     print("|---|---|---|---|---|---|---|---|")
@@ -389,7 +390,10 @@ def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: 
 
 
 def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> Change:
-    """An unpaired comparison of runs of two recorded calls, as if one had been measured before the other."""
+    """An unpaired comparison of runs of two recorded calls of one machine, as if one had been measured before
+    the other."""
+    machine = calls[rng.integers(len(calls))]["machine"]
+    calls = [call for call in calls if call["machine"] == machine]
     sides = []
     for at in rng.integers(len(calls), size=2):
         times = [

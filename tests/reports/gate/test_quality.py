@@ -104,6 +104,14 @@ def test_the_report_counts_a_false_alarm_of_any_metric_and_says_what_it_draws_fr
     assert "| same, paired, 8 cells | 20 | 0 |" in told
 
 
+def test_unpaired_calls_are_drawn_from_one_machine() -> None:
+    """Two machines of which one is twice as fast, each with steps that are always alike."""
+    slow = [{"quads": [0.0], "base_ns": 18e6, "new_ns": 18e6}] * 8
+    calls = [call(1), call(2, machine="Slow, 2 cores, torch 2.13", pairs=slow)]
+    rng = np.random.default_rng(1)
+    assert {quality.unpaired(rng, calls) for _ in range(50)} == {quality.Change.UNCHANGED}
+
+
 def test_what_is_planted_still_has_its_place_in_the_code() -> None:
     edits = [kind.edit for kind in quality.KINDS.values() if kind.edit is not None]
     assert len(edits) == 2
