@@ -62,7 +62,8 @@ EnforcePartLimits=ALL
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-KillWait=20
+# srun gives a silent task up two seconds after this: later than Slurm finds its node down.
+KillWait=60
 CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30
