@@ -62,7 +62,7 @@ EnforcePartLimits=ALL
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-# srun gives a silent task up two seconds after this: later than Slurm finds its node down.
+# srun waits this and 2 s for the tasks of a step that it ends: Slurm must find a dead node down before.
 KillWait=60
 CompleteWait=0
 InactiveLimit=0

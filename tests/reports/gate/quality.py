@@ -390,8 +390,10 @@ def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: 
 
 
 def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> Change:
-    """An unpaired comparison of runs of two recorded calls of one machine, as if one had been measured before
-    the other."""
+    """An unpaired comparison of runs of two recorded calls, as if one had been measured before the other.
+
+    Both are of machines with the same CPU model, cores and torch; whether of one machine is not recorded.
+    """
     machine = calls[rng.integers(len(calls))]["machine"]
     calls = [call for call in calls if call["machine"] == machine]
     sides = []
