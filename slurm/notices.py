@@ -19,6 +19,11 @@ _CAUSES = {
 
 SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
 """What srun prints when its task on a node was killed by SIGKILL."""
+NODE_FAILED = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
+"""What srun prints when Slurm has set a node of its step down (_node_fail_handler() in step_launch.c).
+
+Slurm tells srun so first and ends or requeues the job after it (job_mgr.c): srun may be gone before a notice.
+"""
 CONTROLLER_AWAY = re.compile(
     r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
     r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted).*)$",

@@ -90,6 +90,12 @@ def killed_on_a_node(
     return None if agent is None else (f"the agent of {agent['node']}", "SIGKILL")
 
 
+def failed_node(logs: Sequence[Path], node_failed: re.Pattern[str] | None) -> str | None:
+    """The node that has failed, as the scheduler says in the words `node_failed` (`LogWords`)."""
+    found = None if node_failed is None else node_failed.search(_text(logs))
+    return None if found is None else found["node"]
+
+
 def _text(logs: Sequence[Path]) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
 
@@ -102,6 +108,8 @@ class Signs:
     """Of the process that was started; of a signal the number below zero. None: the supervisor ended it."""
     asked_to_end: bool = False
     """Whether its torchruns say so."""
+    failed_node: str | None = None
+    """The node that failed, as the scheduler says."""
     killed_on_a_node: tuple[str, str] | None = None
     """Who was killed on one node of several, and by which signal, if that is known."""
     left: str | None = None
@@ -125,6 +133,9 @@ def inferred_outcome(
     if stopped is not None:
         return stopped.outcome, stopped.reason
     signs = signs or Signs()
+    if signs.failed_node is not None:
+        # Whatever the ranks of the others say, it follows from that.
+        return Outcome.NODE_FAILED, f"the scheduler says that the node {signs.failed_node} failed"
     if signs.ended_early:
         # The others fail because these are gone.
         return _ended_early(signs.ended_early)

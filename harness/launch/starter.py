@@ -20,6 +20,8 @@ class LogWords:
 
     agent_killed: re.Pattern[str] | None = None
     """That what starts the ranks of a node was killed; the group `node` names the node."""
+    node_failed: re.Pattern[str] | None = None
+    """That a node of the launch has failed; the group `node` names it."""
     out_of_memory: re.Pattern[str] | None = None
     """That the kernel ended processes for want of memory; the group `kills` says how many."""
     scheduler_away: re.Pattern[str] | None = None

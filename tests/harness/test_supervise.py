@@ -195,6 +195,43 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
 
 
+class NodeFailed(Shell):
+    """srun says that a node has failed and ends; Slurm may end the job a moment later."""
+
+    log_words = SlurmStarter.log_words
+
+    def __init__(self, *notices: Stopped | None, begun: bool = True) -> None:
+        self._begun, self._notices = begun, list(notices)
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        begin = f"""echo '{{"event": "run", "run": "r", "cell": "c"}}' > {rank_log_path(path.parent, 0)};"""
+        said = "echo 'RendezvousTimeoutError'; echo 'srun: error: Node failure on n2'; exit 1"
+        return ("bash", "-c", (begin if self._begun else "") + said)
+
+    def notice(self) -> Stopped | None:
+        return self._notices.pop(0) if self._notices else None
+
+
+def test_a_launch_that_ends_with_its_node_before_the_job_does_waits_for_the_reason(tmp_path: Path) -> None:
+    reason = "the job was asked to end: Slurm ended it due to node failure"
+    starter = NodeFailed(None, Stopped(outcome=Outcome.NODE_FAILED, reason=reason))
+    with pytest.raises(Interrupted):
+        _supervisor(tmp_path, _launch(), starter).run()
+    attempt = Study(tmp_path).attempts()["r"]
+    assert (attempt.outcomes, attempt.reasons) == ({"r": Outcome.NODE_FAILED}, {"r": reason})
+
+
+@pytest.mark.parametrize(("begun", "where"), [(True, ""), (False, "before any cell began: ")])
+def test_a_job_that_goes_on_without_a_failed_node_tells_it_of_the_launch(
+    begun: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "NOTICE_S", 0.1)
+    attempt, _ = _supervisor(tmp_path, _launch(), NodeFailed(begun=begun)).run()
+    assert attempt.stopped_by is None
+    assert attempt.outcomes == {"r": Outcome.NODE_FAILED}
+    assert attempt.reasons == {"r": f"{where}the scheduler says that the node n2 failed"}
+
+
 class Refused(Shell):
     """A scheduler that has ended the job starts no launch, and says only a moment later why."""
 

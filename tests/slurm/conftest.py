@@ -62,8 +62,7 @@ EnforcePartLimits=ALL
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-# srun waits this and 2 s for the tasks of a step that it ends: Slurm must find a dead node down before.
-KillWait=60
+KillWait=20
 CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30

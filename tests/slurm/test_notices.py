@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from results.outcome import Outcome
-from slurm.notices import read_notice
+from slurm.notices import NODE_FAILED, read_notice
 
 START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
 
@@ -42,3 +42,13 @@ def test_the_last_notice_of_the_job_itself_counts() -> None:
 def test_a_step_that_is_cancelled_is_not_the_job() -> None:
     step = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T10:31:18 ***"
     assert read_notice(step, 7) is None
+
+
+def test_srun_names_a_node_that_failed() -> None:
+    log = (
+        "srun: error: n1: task 0: Exited with exit code 1\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.1\n"
+        "srun: error: Node failure on n2\n"
+    )
+    assert [match["node"] for match in NODE_FAILED.finditer(log)] == ["n2"]
+    assert NODE_FAILED.search("rank 0: srun: error: Node failure on n2\n") is None

@@ -12,7 +12,14 @@ from harness.launch.starter import LogWords
 from harness.launchers.slurm.allocation import Allocation
 from results.launch import Launch
 from results.outcome import Outcome
-from slurm.notices import ALLOCATION_OVER, CONTROLLER_AWAY, OUT_OF_MEMORY_KILLS, SRUN_KILLED, read_notice
+from slurm.notices import (
+    ALLOCATION_OVER,
+    CONTROLLER_AWAY,
+    NODE_FAILED,
+    OUT_OF_MEMORY_KILLS,
+    SRUN_KILLED,
+    read_notice,
+)
 from slurm.script import agent_command, log_path, rendezvous_port
 from slurm.site import SiteProfile
 
@@ -29,6 +36,7 @@ class SlurmStarter:
     tells_kills = True
     log_words = LogWords(
         agent_killed=SRUN_KILLED,
+        node_failed=NODE_FAILED,
         out_of_memory=OUT_OF_MEMORY_KILLS,
         scheduler_away=CONTROLLER_AWAY,
         allocation_over=ALLOCATION_OVER,
