@@ -1,4 +1,4 @@
-"""What Slurm writes into the logs of jobs: why it ends one, and which processes were killed."""
+"""What Slurm writes into the logs of jobs and launches: why it ends a job, and what srun says of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re
 NODE_FAILED = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
 """What srun prints when Slurm has set a node of its step down (_node_fail_handler() in step_launch.c).
 
-Slurm tells srun so first and ends or requeues the job after it (job_mgr.c): srun may be gone before a notice.
+Slurm queues this message before it ends the job or puts it back (job_mgr.c): srun may end before the notice.
 """
 CONTROLLER_AWAY = re.compile(
     r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
@@ -32,10 +32,14 @@ CONTROLLER_AWAY = re.compile(
 """What srun prints when Slurm's controller does not answer for MessageTimeout, as while it is restarted."""
 ALLOCATION_OVER = re.compile(
     r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
-    r"(?:Job/step already completing or completed|Invalid job id specified).*)$",
+    r"(?:Job/step already completing or completed|Invalid job id specified|"
+    r"Job is pending execution|Duplicate job id).*|Slurm job \d+ has expired.*)$",
     re.MULTILINE,
 )
-"""What srun prints when Slurm has ended the job, which a job's program may hear of a moment later."""
+"""What srun prints when Slurm has ended the job, which a job's program may hear of a moment later.
+
+A job that is put back into the queue is pending to a first srun, and a duplicate to one that asks for a step.
+"""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 

@@ -108,8 +108,6 @@ class Signs:
     """Of the process that was started; of a signal the number below zero. None: the supervisor ended it."""
     asked_to_end: bool = False
     """Whether its torchruns say so."""
-    failed_node: str | None = None
-    """The node that failed, as the scheduler says."""
     killed_on_a_node: tuple[str, str] | None = None
     """Who was killed on one node of several, and by which signal, if that is known."""
     left: str | None = None
@@ -133,9 +131,6 @@ def inferred_outcome(
     if stopped is not None:
         return stopped.outcome, stopped.reason
     signs = signs or Signs()
-    if signs.failed_node is not None:
-        # Whatever the ranks of the others say, it follows from that.
-        return Outcome.NODE_FAILED, f"the scheduler says that the node {signs.failed_node} failed"
     if signs.ended_early:
         # The others fail because these are gone.
         return _ended_early(signs.ended_early)

@@ -42,7 +42,7 @@ def startup_outcome(
     """The outcome of a launch that ended before its first cell began, and its reason."""
     outcome, reason = inferred_outcome(exits, stopped, signs)
     killed = signs.killed_on_a_node is not None or (signs.exit_code or 0) < 0
-    if stopped is None and signs.failed_node is None and not killed:
+    if stopped is None and not killed:
         away = scheduler_away(folder, words)
         fault, unmet = machine_fault(folder, launch, exits), no_rendezvous(folder, exits)
         if away is not None:

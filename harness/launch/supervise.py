@@ -40,8 +40,7 @@ LOOK_S = 1.0
 PATIENCE_S = 10.0
 """After a node has left: the time in which the other ranks may notice, write their records, and end."""
 NOTICE_S = 30.0
-"""After the scheduler has refused a launch because the job is over, or has said that a node failed: the time
-in which it may say why it ends the job."""
+"""After the scheduler has refused a launch because the job is over: the time in which it may say why."""
 
 Report = Callable[[LaunchState], None]
 
@@ -123,12 +122,12 @@ class Supervisor:
             stopped = self._watch_over(process)
             over = None if self._state.started else allocation_over(self._folder, self._starter.log_words)
             if stopped is None and over is not None:
-                unsaid = Stopped(outcome=Outcome.CANCELLED, reason=f"its allocation was over: {over}")
-                return self._await_notice() or unsaid, True
-            if stopped is None and self._failed_node(self._logs()) is not None:
-                # A scheduler that lets the job go on without the node says no more.
-                stopped = self._await_notice()
-                return stopped, stopped is not None
+                return self._await_notice(over), True
+            node = failed_node(self._logs(), self._starter.log_words.node_failed)
+            if node is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
+                # Even where the job may go on without the node, no other launch of this size can start.
+                words = f"the scheduler says that the node {node} failed"
+                return self._starter.notice() or Stopped(outcome=Outcome.NODE_FAILED, reason=words), True
             if stopped is None and self._asked_to_end(self._logs()):
                 # A scheduler that ends a job may reach the workers before it reaches this process.
                 stopped = self._starter.notice()
@@ -138,15 +137,15 @@ class Supervisor:
                 return self._starter.interruption(), True
         return stopped, False
 
-    def _await_notice(self) -> Stopped | None:
-        """Why the scheduler ends the job, as soon as it says so. It may also send a signal meanwhile."""
+    def _await_notice(self, over: str) -> Stopped:
+        """Why the scheduler has ended the job, as soon as it says so. It may also send a signal meanwhile."""
         end = time.monotonic() + NOTICE_S
         while time.monotonic() < end:
             notice = self._starter.notice()
             if notice is not None:
                 return notice
             time.sleep(POLL_S)
-        return None
+        return Stopped(outcome=Outcome.CANCELLED, reason=f"its allocation was over: {over}")
 
     def _watch_over(self, process: Guarded) -> Stopped | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
@@ -221,7 +220,6 @@ class Supervisor:
         signs = Signs(
             exit_code=exit_code if self._deserted_by is None else None,
             asked_to_end=self._asked_to_end(logs),
-            failed_node=self._failed_node(logs),
             killed_on_a_node=killed_on_a_node(logs, self._starter.log_words.agent_killed),
             left=who_left(self._folder),
             recorded=self._recorded(),
@@ -263,9 +261,6 @@ class Supervisor:
 
     def _asked_to_end(self, logs: Sequence[Path]) -> bool:
         return asked_to_end(logs, nodes=self._launch.placement.nodes)
-
-    def _failed_node(self, logs: Sequence[Path]) -> str | None:
-        return failed_node(logs, self._starter.log_words.node_failed)
 
     def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
         """Those on this host since the start, and those that agents of other hosts printed."""

@@ -224,13 +224,6 @@ UNSAID = "the launch ended without a word; see its logs"
             Outcome.MISSING_RANKS,
             "the process that started the ranks was killed by SIGKILL",
         ),
-        # Ranks that lost it may crash before they write that the others went away.
-        (
-            [_exit(0, code=1)],
-            Signs(exit_code=1, failed_node="n2", killed_on_a_node=("the agent of n2", "SIGKILL")),
-            Outcome.NODE_FAILED,
-            "the scheduler says that the node n2 failed",
-        ),
         # A rank that failed there tells more.
         (
             [_exit(1, code=3)],

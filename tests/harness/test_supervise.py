@@ -16,6 +16,7 @@ from harness.launch import supervise
 from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
 from harness.launch.follow import LaunchState, Pulse
+from harness.launch.guarded import Guarded
 from harness.launch.node_exit import say_left, who_left
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
@@ -196,40 +197,59 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
 
 
 class NodeFailed(Shell):
-    """srun says that a node has failed and ends; Slurm may end the job a moment later."""
+    """srun says that a node has failed and ends; Slurm may say a moment later why it ends the job."""
 
     log_words = SlurmStarter.log_words
 
-    def __init__(self, *notices: Stopped | None, begun: bool = True) -> None:
-        self._begun, self._notices = begun, list(notices)
+    def __init__(self, begins: str, notice: Stopped | None = None) -> None:
+        super().__init__("echo RendezvousTimeoutError; echo 'srun: error: Node failure on n2'; exit 1")
+        self._begins, self._notice = begins, notice
 
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        begin = f"""echo '{{"event": "run", "run": "r", "cell": "c"}}' > {rank_log_path(path.parent, 0)};"""
-        said = "echo 'RendezvousTimeoutError'; echo 'srun: error: Node failure on n2'; exit 1"
-        return ("bash", "-c", (begin if self._begun else "") + said)
+        return ("bash", "-c", f"echo '{self._begins}' > {rank_log_path(path.parent, 0)}; {self._script}")
 
     def notice(self) -> Stopped | None:
-        return self._notices.pop(0) if self._notices else None
+        return self._notice
 
 
-def test_a_launch_that_ends_with_its_node_before_the_job_does_waits_for_the_reason(tmp_path: Path) -> None:
-    reason = "the job was asked to end: Slurm ended it due to node failure"
-    starter = NodeFailed(None, Stopped(outcome=Outcome.NODE_FAILED, reason=reason))
-    with pytest.raises(Interrupted):
-        _supervisor(tmp_path, _launch(), starter).run()
+NOTICE = Stopped(outcome=Outcome.NODE_FAILED, reason="Slurm ended it due to node failure")
+WITHOUT_NOTICE = "the scheduler says that the node n2 failed"
+
+
+@pytest.mark.parametrize(
+    ("begins", "notice", "reason"),
+    [
+        ('{"event": "run", "run": "r", "cell": "c"}', NOTICE, NOTICE.reason),
+        ('{"event": "run", "run": "r", "cell": "c"}', None, WITHOUT_NOTICE),
+        ("", None, f"before any cell began: {WITHOUT_NOTICE}"),
+    ],
+)
+def test_a_job_whose_node_failed_starts_no_other_launch(
+    begins: str, notice: Stopped | None, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Interrupted) as ended:
+        _supervisor(tmp_path, _launch(), NodeFailed(begins, notice)).run()
+    assert ended.value.stopped.outcome is Outcome.NODE_FAILED
     attempt = Study(tmp_path).attempts()["r"]
     assert (attempt.outcomes, attempt.reasons) == ({"r": Outcome.NODE_FAILED}, {"r": reason})
 
 
-@pytest.mark.parametrize(("begun", "where"), [(True, ""), (False, "before any cell began: ")])
-def test_a_job_that_goes_on_without_a_failed_node_tells_it_of_the_launch(
-    begun: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "NOTICE_S", 0.1)
-    attempt, _ = _supervisor(tmp_path, _launch(), NodeFailed(begun=begun)).run()
-    assert attempt.stopped_by is None
-    assert attempt.outcomes == {"r": Outcome.NODE_FAILED}
-    assert attempt.reasons == {"r": f"{where}the scheduler says that the node n2 failed"}
+    supervisor = _supervisor(tmp_path, _launch(), NodeFailed(""))
+    hung = Stopped(outcome=Outcome.HUNG, reason="no rank said anything for 900 s")
+
+    def watch(process: Guarded) -> Stopped:
+        # srun says it and ends while the supervisor collects the stacks of silent ranks.
+        while process.poll() is None:
+            time.sleep(0.01)
+        return hung
+
+    monkeypatch.setattr(supervisor, "_watch_over", watch)
+    with pytest.raises(Interrupted):
+        supervisor.run()
+    assert Study(tmp_path).attempts()["r"].outcomes == {"r": Outcome.NODE_FAILED}
 
 
 class Refused(Shell):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from results.outcome import Outcome
-from slurm.notices import NODE_FAILED, read_notice
+from slurm.notices import ALLOCATION_OVER, NODE_FAILED, read_notice
 
 START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
 
@@ -52,3 +52,24 @@ def test_srun_names_a_node_that_failed() -> None:
     )
     assert [match["node"] for match in NODE_FAILED.finditer(log)] == ["n2"]
     assert NODE_FAILED.search("rank 0: srun: error: Node failure on n2\n") is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to create step for job 8: Job/step already completing or completed",
+        # As Slurm 22.05 said it after `scontrol requeue`.
+        "Unable to confirm allocation for job 1: Job is pending execution",
+        "Unable to create step for job 8: Duplicate job id",
+        "Slurm job 8 has expired.",
+    ],
+)
+def test_srun_says_that_the_job_is_over(words: str) -> None:
+    match = ALLOCATION_OVER.search(f"srun: lacks support for cpu binding\nsrun: error: {words}\nmore\n")
+    assert match is not None
+    assert match["words"] == words
+
+
+def test_a_launch_that_is_refused_otherwise_is_no_end_of_the_job() -> None:
+    busy = "srun: error: Unable to create step for job 8: Requested nodes are busy\n"
+    assert ALLOCATION_OVER.search(busy) is None
