@@ -38,7 +38,8 @@ ALLOCATION_OVER = re.compile(
 )
 """What srun prints when Slurm has ended the job, which a job's program may hear of a moment later.
 
-A job that is put back into the queue is pending to a first srun, and a duplicate to one that asks for a step.
+Of a job that was put back into the queue srun says that it is pending when it looks the job up, and Duplicate
+job id when it asks for a step after that.
 """
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
