@@ -133,6 +133,7 @@ class ExchangeGroup(dist.ProcessGroup):
         torch knows it by name, as meshes and pipelines ask for.
         """
         groups = [self._open(part) for part in parts]
+        _await_connections()
         own = next(group for group in groups if group is not None)
         self._parts.append(own)
         return own
@@ -315,4 +316,14 @@ def open_exchange(
         _Origin(backend=mover, traffic=Traffic(), members=everyone, staged_for=staged_for), timeout
     )
     assert group is not None
+    _await_connections()
     return group
+
+
+def _await_connections() -> None:
+    """Wait until every rank has opened its groups; collective over the default group.
+
+    torch does not. A rank that fails at once, as all do for a refused cell, closes its connections: one that
+    still connects would then report a closed connection in the place of the failure.
+    """
+    dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import islice
@@ -225,6 +226,36 @@ def wait_alone(rank: int) -> str:
 
 def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks: Ranks) -> None:
     assert "Timed out waiting 2000ms" in ranks(2, wait_alone)[0]
+
+
+def is_left_behind(rank: int, folder: str, opening: str) -> bool:
+    """On rank 1, which opens its groups last: whether rank 0 goes on meanwhile."""
+    open_group, left, seen = dist.new_group, Path(folder) / "left", []
+
+    def open_last(*arguments: Any, **options: Any) -> Any:
+        group, until = open_group(*arguments, **options), time.monotonic() + 0.5
+        while rank == 1 and not left.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        seen.append(rank == 1 and left.exists())
+        return group
+
+    exchange = open_exchange()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "new_group", open_last)
+        if opening == "split":
+            exchange.split_into([[0, 1]])
+        else:
+            open_exchange()
+    left.touch()
+    return any(seen)
+
+
+@pytest.mark.parametrize("opening", ["exchange", "split"])
+def test_no_rank_goes_on_before_all_have_opened_their_groups(
+    ranks: Ranks, opening: str, tmp_path: Path
+) -> None:
+    # One that fails next closes its connections, and one that still connects would report that.
+    assert ranks(2, is_left_behind, str(tmp_path), opening) == [False, False]
 
 
 class DataMover(dist.ProcessGroup):
