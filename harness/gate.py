@@ -16,8 +16,9 @@ from reports.gate.reduce import NOT_RUN, reduce_study
 from results import files, schemas
 from results.baseline import Acceptance, Baseline, Subject, exact_text
 from results.errors import UsageError, nearest
+from results.machine import machine_model
 from results.store import Study, utc_now
-from results.thresholds import Thresholds, machine_name, thresholds_path
+from results.thresholds import Thresholds, thresholds_path
 
 FOLDER = Path("baselines")
 """Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
@@ -33,11 +34,11 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     count, where others of their cell do. Raises UsageError for anything else.
     """
     path = latest(text) if text.endswith(LATEST) else Path(text)
+    kept = folder / f"{text}.json"
     if path.is_dir():
-        return _of_folder(path, console)
+        return _of_folder(path, console, kept)
     if path.is_file():
         return _of_file(path)
-    kept = folder / f"{text}.json"
     if kept.is_file():
         return schemas.BASELINE.read(kept)
     names = [path.stem for path in baseline_paths(folder)]
@@ -57,7 +58,8 @@ def latest(text: str, runs: Path = Path("runs")) -> Path:
     return found[-1]
 
 
-def _of_folder(path: Path, console: Console | None) -> Baseline:
+def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
+    """`kept` is where a baseline of that name would be."""
     if list(path.glob("plan-[0-9]*.json")):
         study = Study(path)
         results = read_results(study)
@@ -72,7 +74,8 @@ def _of_folder(path: Path, console: Console | None) -> Baseline:
         return msgspec.structs.replace(whole, name=path.resolve().name, subjects=measured)
     found = sorted(path.glob("*.json"))
     if not found:
-        raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file")
+        hint = f"; the baseline of that name is {kept}" if kept.is_file() else ""
+        raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file{hint}")
     return read_pytest_benchmark(path.name, found)
 
 
@@ -95,6 +98,16 @@ def warn_of_edits(side: Baseline, console: Console) -> None:
         console.warn(
             f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
         )
+
+
+def warn_of_failures(side: Baseline, console: Console) -> None:
+    """Say which cells a baseline has no figure of: nothing is compared with these."""
+    for subject in side.subjects:
+        if subject.failed is not None:
+            console.warn(
+                f"{subject.label} has no figure ({subject.failed}): it is not gated; measure it, then bench "
+                f"baseline promote"
+            )
 
 
 def baseline_paths(folder: Path = FOLDER) -> list[Path]:
@@ -125,8 +138,9 @@ def promote(
     """Put the figures of `side` in the place of the baseline's, with the reason.
 
     `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
-    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. Raises
-    UsageError without a reason, or where no subject is meant, or for one without figures.
+    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. As
+    long as one stays, the baseline keeps its commit and time; those of `side` stand with what is accepted.
+    Raises UsageError without a reason, or where no subject is meant, or for one without figures.
     """
     path = _path(name, folder)
     if not reason.strip():
@@ -150,12 +164,14 @@ def promote(
         Acceptance(subject=subject.label, reason=reason, at=at, commit=side.commit, changes=changed)
         for subject, changed in changes
     )
+    stays = any(key not in chosen and subject not in removed for key, subject in before.items())
+    origin = kept if stays else side
     merged = msgspec.structs.replace(
         kept,
-        measured_at=side.measured_at,
-        study=side.study,
-        commit=side.commit,
-        dirty=side.dirty,
+        measured_at=origin.measured_at,
+        study=origin.study,
+        commit=origin.commit,
+        dirty=origin.dirty,
         subjects=tuple(subject for subject in (before | chosen).values() if subject not in removed),
         accepted=(*kept.accepted, *accepted),
     )
@@ -199,7 +215,7 @@ def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, fl
     Of several machines the widest counts. Raises SchemaError for a damaged file, UsageError for margins that
     would judge nothing.
     """
-    names = {name for subject in side.subjects if (name := machine_name(subject.facts)) is not None}
+    names = {name for subject in side.subjects if (name := machine_model(subject.facts)) is not None}
     paths = [path for name in sorted(names) if (path := thresholds_path(name, folder)).is_file()]
     margins: dict[str, float] = {}
     for path in paths:

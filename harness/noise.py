@@ -16,9 +16,10 @@ from reports.gate.noise import margins, noise
 from reports.gate.reduce import reduce_study
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.errors import BenchError, UsageError
+from results.machine import machine_model
 from results.outcome import Outcome
 from results.store import Study, utc_now
-from results.thresholds import Thresholds, machine_name
+from results.thresholds import Thresholds
 
 SHORTEST_S = 30.0
 """What the fewest launches take on a quiet machine, about."""
@@ -74,7 +75,7 @@ def _thresholds(study: Study, seconds: float) -> Thresholds:
     (subject,) = reduce_study(study, results).subjects
     found = noise(measured)
     return Thresholds(
-        machine=machine_name(subject.facts) or "unknown",
+        machine=machine_model(subject.facts) or "unknown",
         measured_at=utc_now(),
         seconds=round(seconds, 1),
         cell=subject.label,

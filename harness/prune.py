@@ -65,7 +65,9 @@ def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCand
 
 
 def _folders(root: Path) -> list[Path]:
-    return [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+    """Those in `root`; what a link leads to lies elsewhere, and is not removed."""
+    found = sorted(root.glob("*/"))
+    return [path for path in found if not path.name.startswith(".") and not path.is_symlink()]
 
 
 def _comparisons(root: Path) -> list[Path]:

@@ -5,6 +5,8 @@ A study, a run of pytest-benchmark and a kept file become the same nouns, so tha
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 Fact = str
@@ -25,7 +27,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader calls it."""
     facts: dict[str, Fact] = {}
     """What must be equal on both sides for figures to be compared: device, versions, placement, data."""
-    timed: dict[str, tuple[float, ...]] = {}
+    timed: dict[str, Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]] = {}
     """By metric, one value a run; runs are the independent samples."""
     exact: dict[str, tuple[Exact, ...]] = {}
     """By counter, its different values over the runs: one, where it is what it should be."""

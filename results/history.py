@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import msgspec
 from results import files, schemas
 from results.baseline import Baseline, Subject
 from results.errors import SchemaError, UsageError
+from results.machine import MODEL, file_word, machine_model
 
-OF_MACHINE = ("device_name", "cpu_model", "threads")
+OF_MACHINE = (*MODEL, "threads")
 """Facts that make another machine. Versions are none: what changed among them is told beside a change."""
 
 
@@ -27,12 +28,14 @@ def machine(subject: Subject) -> str:
     """A folder's name for the machine that a subject was measured on: `nvidia-h200-0123abcd`."""
     facts = {name: subject.facts[name] for name in OF_MACHINE if name in subject.facts}
     digest = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:8]
-    name = re.sub(r"[^a-z0-9]+", "-", next(iter(facts.values()), "unknown").lower())
-    return f"{name[:40].strip('-')}-{digest}"
+    return f"{file_word(machine_model(subject.facts) or 'unknown', 40)}-{digest}"
 
 
 def add_night(night: Baseline, folder: Path) -> list[Path]:
-    """Keep a night, a file for each machine in it. Raises UsageError if it has no figure, or was added."""
+    """Keep a night, a file for each machine in it. Returns the new files.
+
+    Raises UsageError if it has no figure, or was added before.
+    """
     machines: dict[str, list[Subject]] = {}
     for subject in night.subjects:
         if subject.failed is None:
@@ -42,16 +45,18 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     name = re.sub(r"\.\d+|[-:]", "", night.measured_at)
     paths = {one: folder / one / f"{name}.json" for one in machines}
     runs = {run for subject in night.subjects for run in subject.run_ids}
-    known = [path for one in machines for path in _nights_with(runs, folder / one)]
-    known += [path for path in paths.values() if path.exists()]
-    if known:
+    known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
+    if len(known) == len(machines):
         raise UsageError(
-            f"{known[0]} is there already: this night was added before; bench matrix --fresh measures another"
+            f"{next(iter(known.values()))} is there already: this night was added before; "
+            f"bench matrix --fresh measures another"
         )
-    for one, subjects in machines.items():
-        kept = msgspec.structs.replace(night, subjects=tuple(subjects))
+    # A call that was ended between two machines has kept one of them.
+    added = [one for one in machines if one not in known]
+    for one in added:
+        kept = msgspec.structs.replace(night, subjects=tuple(machines[one]))
         files.write_once(paths[one], schemas.BASELINE.encode(kept))
-    return list(paths.values())
+    return [paths[one] for one in added]
 
 
 def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
@@ -72,12 +77,16 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
     return ordered, damaged
 
 
-def _nights_with(runs: Set[str], folder: Path) -> Iterator[Path]:
-    """The nights of a machine that one of these runs is in; what is damaged is told where it is read."""
-    for path in sorted(folder.glob("*.json")):
+def _same_night(runs: Set[str], path: Path) -> Path | None:
+    """The night of a machine that one of these runs is in, or `path` if that is there; None if neither is.
+
+    What is damaged is told where it is read.
+    """
+    for other in sorted(path.parent.glob("*.json")):
         with suppress(SchemaError):
-            if any(not runs.isdisjoint(subject.run_ids) for subject in schemas.BASELINE.read(path).subjects):
-                yield path
+            if any(not runs.isdisjoint(subject.run_ids) for subject in schemas.BASELINE.read(other).subjects):
+                return other
+    return path if path.exists() else None
 
 
 def later_nights(path: Path) -> list[Path]:

@@ -9,15 +9,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from results.machine import file_word
+
 FOLDER = "thresholds"
-OF_MACHINE = ("device_name", "cpu_model")
-"""Facts that name a machine, the first that is known."""
 
 
 class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +46,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     """Margins by metric, as shares: 0.05 is 5 %."""
 
 
-def machine_name(facts: Mapping[str, str]) -> str | None:
-    """The model that facts of a cell name; None if they name none, as for an empty baseline."""
-    return next((facts[fact] for fact in OF_MACHINE if fact in facts), None)
-
-
 def thresholds_path(machine: str, baselines: Path) -> Path:
     """Where the thresholds of a machine are kept: `baselines/thresholds/nvidia-h200.json`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
-    return baselines / FOLDER / f"{slug[:80]}.json"
+    return baselines / FOLDER / f"{file_word(machine, 80)}.json"

@@ -30,12 +30,13 @@ def command() -> None:
 def _save(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
     from harness.console import Console
-    from harness.gate import read_side, save, warn_of_edits
+    from harness.gate import read_side, save, warn_of_edits, warn_of_failures
 
     console = Console()
     kept = read_side(side, folder, console)
     console.result(str(save(name, kept, folder)))
     warn_of_edits(kept, console)
+    warn_of_failures(kept, console)
     return 0
 
 

@@ -11,6 +11,20 @@ import click
 if TYPE_CHECKING:
     from reports.gate.comparison import Comparison, Rules
 
+OF_PAIRS = (
+    "base_options",
+    "new_options",
+    "base_python",
+    "new_python",
+    "looks",
+    "alternate",
+    "others_above",
+    "max_time",
+    "out",
+)
+"""Options of a paired comparison."""
+DECIDES_AGAIN = ("looks", "others_above")
+"""Those of them that --again takes."""
 FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
 
 
@@ -26,8 +40,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option(
     "--alternate",
     type=click.Choice(("blocks", "launches")),
-    default="blocks",
-    help="with --ab: what alternates; whole launches where both sides do not fit in memory",
+    help="with --ab: blocks, or whole launches where both sides do not fit in memory; blocks if left out",
 )
 @click.option(
     "--others-above",
@@ -98,6 +111,7 @@ def command(
         if given["ab"] or given["bisect"] or given["again"] is not None:
             found = _paired(sides, rules, given)
         else:
+            _refuse(given, OF_PAIRS, "is for a paired comparison: add --ab, or leave it out")
             found = _kept(sides, rules, baselines)
         found = replace(found, strict=given["strict"])
         _show(found, targets, every=given["every"])
@@ -150,8 +164,6 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
 
 def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Comparison:
     """Of two revisions that are measured now, or of the records of such a comparison."""
-    from shlex import split
-
     from harness.console import Console
     from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
     from harness.plan.options import read_duration_s
@@ -162,6 +174,10 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     above = given["others_above"]
     spoiled_above = None if above is None else read_share(above, f"--others-above {above}")
     if given["again"] is not None:
+        if words:
+            raise UsageError(f"--again takes no BASE and NEW, only a folder: leave out {' '.join(words)}")
+        others = [name for name in OF_PAIRS if name not in DECIDES_AGAIN]
+        _refuse(given, others, "is for a call that runs pairs, and --again runs nothing: leave it out")
         return decide_again(given["again"], rules, looks=given["looks"], spoiled_above=spoiled_above)
     if len(words) < 2:
         raise UsageError("--ab takes two revisions: bench compare --ab BASE NEW -- MATRIX OPTIONS")
@@ -170,13 +186,15 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         base=SideRequest(
             revision=base,
             python=given["base_python"],
-            options=(*options, *split(given["base_options"])),
+            options=(*options, *_own_options(given, "base_options")),
         ),
         new=SideRequest(
-            revision=new, python=given["new_python"], options=(*options, *split(given["new_options"]))
+            revision=new,
+            python=given["new_python"],
+            options=(*options, *_own_options(given, "new_options")),
         ),
         looks=given["looks"] or LOOKS,
-        alternation=given["alternate"],
+        alternation=given["alternate"] or "blocks",
         spoiled_above=spoiled_above or SPOILED_ABOVE,
         max_time_s=None if given["max_time"] is None else read_duration_s(given["max_time"], "--max-time"),
         out=given["out"],
@@ -189,6 +207,28 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     culprit = bisect(request, rules, console)
     console.result(culprit.sentence)
     return culprit.comparison
+
+
+def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    """Raises UsageError for the first of these options that was given: it would have no effect."""
+    from results.errors import UsageError
+
+    for name in names:
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def _own_options(given: Mapping[str, Any], name: str) -> list[str]:
+    """The matrix options of one side alone."""
+    from shlex import split
+
+    from results.errors import UsageError
+
+    try:
+        return split(given[name])
+    except ValueError as error:
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} {given[name]}: {str(error).lower()}; close the quotation") from error
 
 
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:

@@ -35,7 +35,10 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _check(accepted: Accepted, where: Where) -> None:
-    """Raises UsageError for a change or margin of no metric, a change without a reason, or no percentage."""
+    """Raises UsageError for no commit, a change or margin of no metric, a change without a reason, or no
+    percentage."""
+    if not accepted.commit.strip():
+        raise UsageError(f"{where('commit')}: it is empty; name the last accepted commit")
     known = (*EXACT, *TIMED, Verdict.MISSING)
     for name, reason in accepted.changes.items():
         if name not in known:

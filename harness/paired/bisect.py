@@ -87,7 +87,7 @@ def _failing(found: Comparison) -> frozenset[Row]:
 def _says_nothing(found: Comparison, wanted: frozenset[Row]) -> bool:
     """Whether something that fails in BAD could not be judged here, or a cell has no figures."""
     return any(
-        f.verdict is not Verdict.NEW
+        f.verdict not in (Verdict.NEW, Verdict.ACCEPTED)
         if f.metric is None
         else f.verdict is Verdict.INCONCLUSIVE and (f.key, f.metric) in wanted
         for f in found.findings

@@ -175,7 +175,8 @@ class PairedComparison:
             return
         for name in sorted(self._rules.accepted):
             verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
-            if verdicts and verdicts <= FINE:
+            # A metric without a finding has none on this machine; where no cell has one, none is missing.
+            if verdicts <= FINE and (verdicts or name == Verdict.MISSING):
                 self._console.warn(
                     f"{self._request.base.revision} accepts a change of {name}, for which nothing fails any "
                     f"more: remove the line, or it hides the next change"
@@ -340,7 +341,7 @@ def paired_samples(folder: Path, pairs: Sequence[Pair], request: PairedRequest) 
         study = study_of(folder, pair, "base")
         for cell in pair.cells:
             found.setdefault(subject_key(study.cell(cell.base_cell)), []).append((pair, cell))
-    samples = {key: paired_sample(same, request.spoiled_above) for key, same in found.items()}
+    samples = {key: paired_sample(same, request.spoiled_above, of=len(pairs)) for key, same in found.items()}
     return {key: sample for key, sample in samples.items() if sample is not None}
 
 

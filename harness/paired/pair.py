@@ -339,9 +339,10 @@ def _counterparts(context: PairContext, number: int) -> dict[str, str]:
 
 def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
     base, new = results["base"], results["new"]
-    times = [(side, results[side].step_ns) for side in order]
     blocks = [
-        PairedBlock(side=side, steps=1, ns=round(step.value)) for side, step in times if step is not None
+        PairedBlock(side=side, steps=1, ns=round(step.value), foreign=_share_of_others(results[side]))
+        for side in order
+        if (step := results[side].step_ns) is not None
     ]
     return PairedCell(
         base_cell=base.cell_id,
@@ -350,6 +351,13 @@ def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) 
         new_run=new.run_id,
         blocks=tuple(blocks) if len(blocks) == len(order) else (),
     )
+
+
+def _share_of_others(run: RunResult) -> float | None:
+    """The share of a launch's cores that others used while it was measured; None where it is not known."""
+    if run.foreign_cpu_cores is None or run.environment is None:
+        return None
+    return run.foreign_cpu_cores / (run.environment.gpus_per_node * run.environment.threads)
 
 
 def _study(folder: Path, number: int, side: Side) -> Study:

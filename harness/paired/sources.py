@@ -47,17 +47,28 @@ class Source:
     folder: Path
     """Where its `bench` is called: the place of the user's working folder in its tree."""
     tree: Path
+    root: Path
+    """The user's working tree, which `tree` is a commit of, or is itself."""
     python: str
     files: str | None = None
     """A hash of the working tree's files when the comparison began; None for a commit."""
 
     def environment(self) -> dict[str, str]:
-        """Variables with which its own `bench` is found, where its tree is one; else the installed one."""
-        variables = {**os.environ, "PYTHONSAFEPATH": "1"}
+        """Variables with which its own `bench` is found, where its tree is one; else the installed one.
+
+        A folder of the user's tree on PYTHONPATH is replaced by the one of this side, where it has that.
+        """
+        paths = [self._own(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         if (self.tree / "harness" / "worker").is_dir():
-            inherited = os.environ.get("PYTHONPATH")
-            variables["PYTHONPATH"] = os.pathsep.join([str(self.tree), *([inherited] if inherited else [])])
-        return variables
+            paths.insert(0, str(self.tree))
+        return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+    def _own(self, entry: str) -> str:
+        place, root = Path(entry).resolve(), self.root.resolve()
+        if not Path(entry).is_absolute() or not place.is_relative_to(root):
+            return entry
+        own = self.tree / place.relative_to(root)
+        return str(own) if own.is_dir() else entry
 
     def require_protocol(self) -> bool:
         """Whether its `bench` forks the runs of a launch.
@@ -207,6 +218,7 @@ class Repository:
                 commit=None,
                 folder=self._folder,
                 tree=self.root,
+                root=self.root,
                 python=python,
                 files=self.files_hash(),
             )
@@ -217,7 +229,15 @@ class Repository:
         folder = tree / place
         if not folder.is_dir():
             raise UsageError(f"{revision} has no folder {place}: call bench compare from one that both have")
-        return Source(name=name, revision=revision, commit=commit, folder=folder, tree=tree, python=python)
+        return Source(
+            name=name,
+            revision=revision,
+            commit=commit,
+            folder=folder,
+            tree=tree,
+            root=self.root,
+            python=python,
+        )
 
     def _check_out(self, commit: str, tree: Path) -> None:
         kind = self._git("rev-parse", "--show-object-format")

@@ -55,14 +55,14 @@ class GradientsToCome:
 
 def _leaves(loss: Tensor) -> list[Node]:
     """The nodes of the graph of `loss` at which gradients are added up."""
-    seen: set[Node] = set()
+    found: set[Node] = set()
     ahead = [] if loss.grad_fn is None else [loss.grad_fn]
     while ahead:
         node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
+        if node not in found:
+            found.add(node)
             ahead += [before for before, _ in node.next_functions if before is not None]
-    return [node for node in seen if type(node).__name__ == "AccumulateGrad"]
+    return [node for node in found if type(node).__name__ == "AccumulateGrad"]
 
 
 class _Tally:

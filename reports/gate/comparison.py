@@ -339,7 +339,10 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
         effect = relative_effect(before, after, alpha)
     verdict, reason = _timed_verdict(metric, effect, margin, alpha)
     if effect is None and margin is not None:
-        reason = _wanted(metric, rules)
+        few = min(len(before), len(after)) < FEWEST_RUNS
+        reason = _wanted(metric, rules) if few else "a figure is not above 0, so that no ratio can be formed"
+    if metric.unit == "ns" and verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE) and not rules.paired:
+        reason = "; ".join(text for text in (reason, _disturbed(base, new)) if text)
     return Finding(
         subject=new.label,
         key=new.key,
@@ -351,6 +354,15 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
         effect=effect,
         margin=margin,
     )
+
+
+def _disturbed(base: Subject, new: Subject) -> str:
+    """Which runs had to share the machine, a clause; empty if none had."""
+    sides = [("BASE", base), ("NEW", new)]
+    told = [
+        f"{side.disturbed} of {count(side.runs, 'run')} of {name}" for name, side in sides if side.disturbed
+    ]
+    return f"other processes disturbed {' and '.join(told)}" if told else ""
 
 
 def _paired(

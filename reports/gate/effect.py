@@ -18,7 +18,8 @@ from scipy.special import stdtrit
 from results.statistics import Floats
 
 ALPHA = 0.01
-"""Probability that a comparison without any change calls one, at most, however many rows it has."""
+"""Probability that a comparison without any change calls one for the worse, at most, however many rows it
+has; the same for the better."""
 FEWEST_RUNS = 3
 """On each side. Two give a t of 1 degree of freedom: 32 standard errors at 99 %."""
 QUIET = 0.4

@@ -24,7 +24,14 @@ LARGEST = 0.25
 """A margin above this is not written: a gate that lets 25 % through is none."""
 GATED = ("step_time", "peak_memory", "startup")
 """Metrics that get a margin. The others are parts or the inverse of these."""
-HEADS = ("metric", "runs", "between launches", "within a launch", "10 runs a side can judge", "margin")
+HEADS = (
+    "metric",
+    "runs",
+    "between launches",
+    "within a launch",
+    f"{RUNS_A_SIDE} runs a side can judge",
+    "margin",
+)
 
 
 def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:

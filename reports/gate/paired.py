@@ -46,11 +46,11 @@ class PairedSample:
     logs: tuple[float, ...]
     """Of each pair that counts: NEW's step time over BASE's, its logarithm."""
     means: tuple[float, float]
-    """Step times of BASE and NEW, in ns: geometric means over the blocks that count."""
+    """Step times of BASE and NEW, in ns: geometric means over the blocks that count (all, if none does)."""
     spoiled: int = 0
     """Pairs that do not count because others took too much of the machine."""
     failed: int = 0
-    """Pairs without blocks: a run of theirs failed."""
+    """Pairs without blocks: a run of theirs failed, or never began."""
     foreign: float | None = None
     """The share of the cores that others took, the mean over all blocks."""
     alternation: Alternation = "blocks"
@@ -76,27 +76,31 @@ def pair_log(
 
     None is trimmed: a stall in one of 50 steps is in few quads, and makes the step longer all the same.
     """
-    clean = _clean(cell, alternation, spoiled_above)
-    if len(clean) < (FEWEST_QUADS if alternation == "blocks" else 1):
-        return None
-    return sum(quad_log(quad) for quad in clean) / len(clean)
+    counting = _counting(cell, alternation, spoiled_above)
+    return sum(quad_log(quad) for quad in counting) / len(counting) if counting else None
 
 
 def paired_sample(
-    pairs: Sequence[tuple[Pair, PairedCell]], spoiled_above: float = SPOILED_ABOVE
+    pairs: Sequence[tuple[Pair, PairedCell]], spoiled_above: float = SPOILED_ABOVE, *, of: int
 ) -> PairedSample | None:
-    """The pairs of one cell, in order; None without any block."""
-    blocks = [block for _, cell in pairs for block in cell.blocks]
-    if not blocks:
+    """The pairs of one cell, in order; None without any block.
+
+    `of` is the number of pairs that were run, with those in which a side never came to the cell.
+    """
+    ran = [(pair, cell) for pair, cell in pairs if cell.blocks]
+    if not ran:
         return None
-    found = [pair_log(cell, pair.alternation, spoiled_above) for pair, cell in pairs if cell.blocks]
+    found = [pair_log(cell, pair.alternation, spoiled_above) for pair, cell in ran]
     logs = tuple(value for value in found if value is not None)
+    blocks = [block for _, cell in ran for block in cell.blocks]
+    counting = [quad for pair, cell in ran for quad in _counting(cell, pair.alternation, spoiled_above)]
+    shown = [block for quad in counting for block in quad] or blocks
     shares = [block.foreign for block in blocks if block.foreign is not None]
     return PairedSample(
         logs=logs,
-        means=(math.exp(_mean_log(blocks, "base")), math.exp(_mean_log(blocks, "new"))),
+        means=(math.exp(_mean_log(shown, "base")), math.exp(_mean_log(shown, "new"))),
         spoiled=len(found) - len(logs),
-        failed=len(pairs) - len(found),
+        failed=of - len(found),
         foreign=sum(shares) / len(shares) if shares else None,
         alternation="launches" if any(pair.alternation == "launches" for pair, _ in pairs) else "blocks",
         forked=all(pair.forked for pair, _ in pairs),
@@ -136,13 +140,17 @@ def judge_pairs(effect: Effect, margin: float) -> Change:
     return change
 
 
-def _clean(cell: PairedCell, alternation: Alternation, spoiled_above: float) -> list[tuple[PairedBlock, ...]]:
-    return [
+def _counting(
+    cell: PairedCell, alternation: Alternation, spoiled_above: float
+) -> list[tuple[PairedBlock, ...]]:
+    """The quads of a pair that others have not spoiled; none where they are too few for a value."""
+    clean = [
         quad
         for quad in quads(cell, alternation)
         if {block.side for block in quad} == {"base", "new"}
         and all(block.foreign is None or block.foreign <= spoiled_above for block in quad)
     ]
+    return clean if len(clean) >= (FEWEST_QUADS if alternation == "blocks" else 1) else []
 
 
 def _mean_log(blocks: Sequence[PairedBlock], side: Side) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from reports.analysis.pooling import differing
 from results.baseline import Baseline, Subject
 from results.errors import SchemaError, StoreError, UsageError
+from results.store import utc_text
 
 
 class _Stats(msgspec.Struct):
@@ -62,7 +64,8 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     """
     read = {path: _read(path) for path in paths}
     _require_one_machine(name, {path: _facts(file) for path, file in read.items()})
-    files = sorted(read.values(), key=lambda file: file.datetime)
+    moments = {path: _moment(file, path) for path, file in read.items()}
+    files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
     times: dict[str, list[float]] = {}
     for file in files:
         for benchmark in file.benchmarks:
@@ -71,7 +74,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     known = _facts(newest)
     return Baseline(
         name=name,
-        measured_at=newest.datetime,
+        measured_at=max(moments.values()),
         commit=newest.commit_info.id,
         dirty=newest.commit_info.dirty,
         subjects=tuple(
@@ -107,6 +110,17 @@ def _facts(file: _File) -> dict[str, str]:
         "timer": None if timers in ([], ["unknown"]) else ", ".join(timers),
     }
     return {fact: value for fact, value in facts.items() if value is not None}
+
+
+def _moment(file: _File, path: Path) -> str:
+    """When it was measured, as `utc_now` has it."""
+    try:
+        return utc_text(datetime.fromisoformat(file.datetime))
+    except ValueError as error:
+        raise SchemaError(
+            f"{path} has the datetime {file.datetime!r}, which is no ISO 8601 time: write it anew with "
+            f"--benchmark-json"
+        ) from error
 
 
 def _read(path: Path) -> _File:

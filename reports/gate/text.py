@@ -17,7 +17,7 @@ CONTENTS = ("cell", "metric", "figure", "runs")
 MOST_ROWS = 100
 MOST_CHARACTERS = 300
 """Of a reason. Both in Markdown: a comment on GitHub holds 65,536 characters."""
-QUIET = (Verdict.UNCHANGED, Verdict.SHOWN)
+NOT_LISTED = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -29,7 +29,7 @@ def comparison_headline(comparison: Comparison) -> str:
 
 def finding_rows(comparison: Comparison, *, every: bool) -> list[tuple[str, ...]]:
     """By `HEADS`; without `every`, only what changed or could not be judged."""
-    return [_row(finding) for finding in comparison.findings if every or finding.verdict not in QUIET]
+    return [_row(finding) for finding in comparison.findings if every or finding.verdict not in NOT_LISTED]
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -52,8 +52,9 @@ def finding_name(finding: Finding) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """The metric as a reader calls it."""
-    return TIMED[metric].title if metric in TIMED else EXACT[metric].title
+    """The metric as a reader calls it; its name, where a file has one that this version does not know."""
+    known = TIMED.get(metric) or EXACT.get(metric)
+    return metric if known is None else known.title
 
 
 def change_text(finding: Finding) -> str:
@@ -107,7 +108,8 @@ def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
         for metric, values in subject.exact.items():
             found.append((subject.label, metric_title(metric), exact_text(values), str(subject.runs)))
         for metric, runs in subject.timed.items():
-            text = figure_text(TIMED[metric], sum(runs) / len(runs))
+            mean = sum(runs) / len(runs)
+            text = figure_text(TIMED[metric], mean) if metric in TIMED else number(mean)
             found.append((subject.label, metric_title(metric), text, str(len(runs))))
     return found
 

@@ -17,11 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import a_cell
 
 from harness.cli import run
 from harness.console import Console
 from harness.paired.bisect import bisect
-from harness.paired.comparison import SIDES, PairedComparison, PairedRequest, SideRequest, decide
+from harness.paired.comparison import (
+    SIDES,
+    PairedComparison,
+    PairedRequest,
+    SideRequest,
+    decide,
+    read_pairs,
+)
 from harness.paired.pair import (
     PairContext,
     Pairs,
@@ -36,10 +44,10 @@ from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
 from reports.gate.effect import Effect
 from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, PairedSample
-from results import schemas
+from results import files, schemas
 from results.errors import UsageError
 from results.outcome import Outcome
-from results.paired import Pair, Side
+from results.paired import Pair, PairedBlock, PairedCell, Side
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = """
@@ -324,8 +332,17 @@ def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
         (("main", "--", *CELL[:2]), "--ab takes two revisions"),
         (("main", "main~1", "--", "--repeats", "3"), "--repeats is not for a paired comparison"),
         (("main", "main~1", "--others-above", "lots"), "--others-above lots: a percentage above 0"),
+        (("main", "main~1", "--new-options", "'"), "--new-options ': no closing quotation; close"),
+        (("main", "main~1", "--again", "runs/ab"), "--again takes no BASE and NEW, only a folder"),
     ],
-    ids=["no such revision", "one revision", "an option of the driver", "no percentage"],
+    ids=[
+        "no such revision",
+        "one revision",
+        "an option of the driver",
+        "no percentage",
+        "an open quotation",
+        "revisions to decide again",
+    ],
 )
 def test_wrong_calls_are_one_line_and_exit_with_2(
     bench: Bench, repository: Path, words: tuple[str, ...], told: str
@@ -418,6 +435,21 @@ def test_revisions_of_bench_that_take_no_turns(
     assert not (repository / "runs").exists()
 
 
+def test_a_folder_of_the_users_tree_on_the_import_path_is_that_of_each_side(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(repository, {"src/code.py": "VALUE = 2\n"})
+    (repository / "untracked").mkdir()
+    monkeypatch.chdir(repository)
+    given = [str(repository / "src"), str(repository / "untracked"), str(tmp_path / "elsewhere"), "relative"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
+    here = Repository(repository)
+    side = here.source("NEW", "HEAD", None, tmp_path / "sides")
+    assert side.environment()["PYTHONPATH"].split(os.pathsep) == [str(side.tree / "src"), *given[1:]]
+    as_it_is = here.source("NEW", ".", None, tmp_path / "sides")
+    assert as_it_is.environment()["PYTHONPATH"].split(os.pathsep) == given
+
+
 def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     bench: Bench, repository: Path, tmp_path: Path
 ) -> None:
@@ -450,8 +482,9 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
             "there is no metric 'step_tim' (did you mean 'step_time'?)",
         ),
         ("commit: main\nfail_above: {step_time: '0.03'}", "step_time 0.03: a percentage above 0"),
+        ("commit: ' '", "it is empty; name the last accepted commit"),
     ],
-    ids=["no such key", "no such metric", "no reason", "a margin of no metric", "no percentage"],
+    ids=["no such key", "no such metric", "no reason", "a margin of no metric", "no percentage", "no commit"],
 )
 def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
     text: str,
@@ -506,10 +539,39 @@ def test_an_accepted_change_that_is_there_no_more_is_told(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "stale"),
+    [
+        ([], True),
+        ([Verdict.NEW], True),
+        ([Verdict.ACCEPTED], False),
+        # A cell without figures may be the one.
+        ([Verdict.INCOMPARABLE], False),
+    ],
+)
+def test_an_accepted_missing_cell_that_is_back_is_told(
+    verdicts: list[Verdict], stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`verdicts` are of whole cells, beside one that is unchanged."""
+    unchanged = Finding(subject="a", key="a", metric="buckets", verdict=Verdict.UNCHANGED, reason="")
+    whole = [Finding(subject="b", key="b", metric=None, verdict=verdict, reason="") for verdict in verdicts]
+    found = Comparison(base="a", new="b", findings=(unchanged, *whole), confidence=0.99)
+    accepting(tmp_path, "missing")._warn_of_stale(found)
+    assert ("accepts a change of missing" in capsys.readouterr().err) == stale
+
+
 def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts(tmp_path: Path) -> None:
     folder = tmp_path / "ab"
     base, new = (
-        Source(name=name, revision=name, commit=None, folder=tmp_path, tree=tmp_path, python="python")
+        Source(
+            name=name,
+            revision=name,
+            commit=None,
+            folder=tmp_path,
+            tree=tmp_path,
+            root=tmp_path,
+            python="python",
+        )
         for name in ("BASE", "NEW")
     )
     calls: dict[Side, SideCall] = {
@@ -548,6 +610,30 @@ def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_c
     looks = [last for last in range(1, 15) if comparison._is_over(found, range(1, last + 1))]
     # The seventh pair gives `b` none, so that it has six for two pairs, and twelve at the thirteenth.
     assert looks == [6, 13]
+
+
+def test_pairs_that_have_no_run_of_a_cell_end_the_comparison_after_the_fifth(tmp_path: Path) -> None:
+    """BASE ran in the first pair, and then never came to the cell."""
+    at = "2026-01-02T03:04:05.000Z"
+    sides: list[Side] = ["base", "new", "new", "base"]
+    blocks = tuple(PairedBlock(side=side, steps=10, ns=10**9) for side in sides * FEWEST_QUADS)
+    cell = a_cell()
+    cells = (PairedCell(base_cell=cell.id, base_run="r", new_cell=cell.id, new_run="s", blocks=blocks),)
+    for number in range(1, 8):
+        pair = Pair(
+            number=number,
+            first="base",
+            alternation="blocks",
+            started_at=at,
+            ended_at=at,
+            cells=cells if number == 1 else (),
+        )
+        study = study_of(tmp_path, pair, "base")
+        study.add_cell(cell)
+        files.write_once(tmp_path / f"{number:04d}" / "pair.json", schemas.PAIR.encode(pair))
+    pairs, found = read_pairs(tmp_path), Comparison(base="a", new="b", findings=(), confidence=0.99)
+    comparison = accepting(tmp_path)
+    assert [comparison._is_over(found, pairs[:number]) for number in (2, 5, 6)] == [False, False, True]
 
 
 def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path: Path) -> None:
@@ -716,7 +802,9 @@ def test_bisection_finds_the_first_commit_that_fails_as_bad_does(
             bad = Verdict.REGRESSED if number >= 5 else Verdict.UNCHANGED
             verdict = Verdict.INCONCLUSIVE if number in skipped else bad
             finding = Finding(subject="mlp", key="k", metric="step_time", verdict=verdict, reason="")
-            return Comparison(base="good", new=str(number), findings=(finding,), confidence=0.99)
+            # A cell that is no longer planned, as the file of the accepted commit has it.
+            gone = Finding(subject="gone", key="g", metric=None, verdict=Verdict.ACCEPTED, reason="meant")
+            return Comparison(base="good", new=str(number), findings=(finding, gone), confidence=0.99)
 
     monkeypatch.setattr("harness.paired.bisect.PairedComparison", Judged)
     monkeypatch.chdir(repository)

@@ -309,6 +309,14 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
             2,
             "fail_above has step_time 5: a share above 0 and at most 1; 0.05 is 5 %",
         ),
+        (["compare", "before", "before", "--looks", "2"], 2, "--looks is for a paired comparison: add --ab"),
+        (["compare", "timeless.json", "before"], 2, "has the datetime '../up', which is no ISO 8601 time"),
+        (["compare", "hollow", "before", "--baselines", "."], 2, "Expected `array` of length >= 1"),
+        (
+            ["compare", "main", "before", "--baselines", "kept"],
+            2,
+            "the baseline of that name is kept/main.json",
+        ),
         (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
         (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
         (["baseline", "promote", "none", "before", "--reason", "x"], 2, "there is no baseline"),
@@ -323,11 +331,15 @@ def test_bad_input_gets_one_line_with_the_fix(
     study("failed", [10.0, 10.1], outcome=Outcome.CRASHED, reason="rank 1 ended")
     Path("empty.json").write_text('{"benchmarks": [], "datetime": "2026-01-01T00:00:00"}')
     Path("newer.json").write_text('{"schema": "bench/baseline", "schema_version": 99, "writer": "bench 9"}')
+    Path("timeless.json").write_text('{"benchmarks": [], "datetime": "../up"}')
     Path("empty").mkdir()
+    Path("main").mkdir()
+    run(["baseline", "save", "main", "before", "--baselines", "kept"])
     run(["baseline", "save", "main", "before", "--baselines", "."])
     for name, margin in (("typo", '"step-time": 0.05'), ("percent", '"step_time": 5')):
         main = Path("main.json").read_text()
         Path(f"{name}.json").write_text(main.replace('"fail_above": {}', f'"fail_above": {{{margin}}}'))
+    Path("hollow.json").write_text(re.sub(r'"step_time": \[[^]]*\]', '"step_time": []', main))
     capsys.readouterr()
     Path("torn.json").write_text('{"benchmarks": [')
     Path("kept.json").write_text('{"schema": "bench/baseline", ')
@@ -442,6 +454,25 @@ def test_two_machines_of_one_study_are_two_histories(
     told = {night.subjects[0].facts["cpu_model"] for night in kept.values() if len(night.subjects) == 1}
     assert len(kept) == 2
     assert told == {"Example One", "Example Two"}
+
+
+def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
+    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = new_study(tmp_path / "both")
+    cells = made.series("weak", "ddp", [2, 4], batch=8)
+    made.plan()
+    for cell, cpu in zip(cells, ("Example One", "Example Two"), strict=True):
+        made.runs(cell, [10.0], environment=new_environment(cpu_model=cpu))
+    assert run(["history", "add", "both"]) == 0
+    [first, second] = sorted(Path("history").glob("*/*.json"))
+    kept = second.read_bytes()
+    second.unlink()
+    assert run(["history", "add", "both"]) == 0
+    assert second.read_bytes() == kept
+    assert sorted(Path("history").glob("*/*.json")) == [first, second]
+    assert run(["history", "add", "both"]) == 2
 
 
 def test_a_history_names_the_night_the_commits_and_what_changed(
@@ -649,6 +680,15 @@ def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"kept", "night", "busy", "young"}
 
 
+def test_a_link_to_a_study_elsewhere_is_left_alone(study: Callable[..., str], tmp_path: Path) -> None:
+    study("elsewhere/big", [10.0])
+    study("runs/old", [10.0])
+    (tmp_path / "runs/link").symlink_to(tmp_path / "elsewhere/big")
+    assert run(["prune", "--keep", "0s", "--yes"]) == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["link"]
+    assert Study(tmp_path / "elsewhere/big").plan_paths()
+
+
 def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
     study: Callable[..., str],
     tmp_path: Path,
@@ -725,6 +765,27 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
     assert run(["baseline", "promote", "main", "runs/new", "--reason", "x", "--cell", "2 x 8"]) == 0
     named = named_studies([Path("baselines")], [Path("history")])
     assert all(named.has(Study(Path("runs") / name)) for name in ("old", "new"))
+
+
+def test_a_baseline_keeps_its_commit_as_long_as_a_cell_keeps_its_figures(
+    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for commit in ("old", "new"):
+        made = new_study(tmp_path / commit, runs_before=100 * (commit == "new"))
+        cells = made.series("weak", "ddp", [2, 4], batch=8)
+        made.plan()
+        there = new_environment(code=CodeVersion(code_hash="c0de", commit=commit, dirty=False))
+        for cell in cells:
+            made.runs(cell, [10.0], environment=there)
+    promotion = ["baseline", "promote", "main", "new", "--reason", "x"]
+    assert run(["baseline", "save", "main", "old"]) == 0
+    assert run([*promotion, "--cell", "2 x 8"]) == 0
+    kept = schemas.BASELINE.read(Path("baselines/main.json"))
+    assert (kept.commit, kept.study, [one.commit for one in kept.accepted]) == ("old", "old", ["new"])
+    assert run(promotion) == 0
+    kept = schemas.BASELINE.read(Path("baselines/main.json"))
+    assert (kept.commit, kept.study) == ("new", "new")
 
 
 def test_a_comparison_goes_or_stays_with_all_of_its_studies(

@@ -257,6 +257,19 @@ def test_a_judged_metric_that_one_side_lacks_is_inconclusive() -> None:
     assert [one.metric for one in held(base, subject()).findings] == ["step_time"]
 
 
+def test_a_figure_of_0_has_a_reason_of_its_own() -> None:
+    base, new = subject(timed={"peak_memory": (0.0,) * 5}), subject(timed={"peak_memory": (4096.0,) * 5})
+    assert only(held(base, new)).reason == "a figure is not above 0, so that no ratio can be formed"
+
+
+def test_a_verdict_for_the_worse_says_which_runs_others_disturbed() -> None:
+    base, new = subject(disturbed=1), subject(timed=times(1.06), disturbed=2)
+    assert (
+        only(held(base, new)).reason == "other processes disturbed 1 of 5 runs of BASE and 2 of 5 runs of NEW"
+    )
+    assert only(held(base, subject(disturbed=2))).reason == ""
+
+
 def test_the_confidence_grows_with_the_number_of_judged_rows() -> None:
     base = Baseline(
         name="before", measured_at="", subjects=tuple(subject(key=str(number)) for number in range(5))

@@ -76,9 +76,20 @@ def test_quads_that_others_spoiled_are_left_out_and_too_few_leave_no_value() -> 
     few = cell(spoiled, *[quad(1e9, 1.1e9)] * (FEWEST_QUADS - 1))
     assert pair_log(few, "blocks") is None
     failed = cell()
-    sample = paired_sample([pair(1, enough), pair(2, few), pair(3, failed)])
+    sample = paired_sample([pair(1, enough), pair(2, few), pair(3, failed)], of=4)
     assert sample is not None
-    assert (len(sample.logs), sample.spoiled, sample.failed) == (1, 1, 1)
+    assert (len(sample.logs), sample.spoiled, sample.failed) == (1, 1, 2)
+
+
+def test_the_step_times_that_are_shown_are_those_of_the_quads_that_count() -> None:
+    enough = cell(quad(1e9, 3e9, foreign=0.3), *[quad(1e9, 1.1e9)] * FEWEST_QUADS)
+    few = cell(quad(1e9, 5e9))
+    sample = paired_sample([pair(1, enough), pair(2, few)], of=2)
+    assert sample is not None
+    assert sample.means == pytest.approx((1e8, 1.1e8))
+    alone = paired_sample([pair(2, few)], of=1)
+    assert alone is not None
+    assert alone.means == pytest.approx((1e8, 5e8))
 
 
 def test_the_interval_is_that_of_a_paired_t_test() -> None:
