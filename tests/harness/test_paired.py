@@ -192,6 +192,9 @@ def test_whole_launches_alternate_where_they_are_asked_to(
     ]
     assert base.step_ns is not None
     assert pair.cells[0].blocks[0].ns == round(base.step_ns.value)
+    # Of the two cores of its two ranks.
+    assert base.foreign_cpu_cores is not None
+    assert pair.cells[0].blocks[0].foreign == base.foreign_cpu_cores / 2
     assert str(new.started_at) > str(base.started_at)
 
 
