@@ -92,7 +92,8 @@ def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Pa
     from reports.page.export import export_table
     from reports.page.render import render_studies
 
-    tables = {name: page.with_name(f"{prefix}{name}.csv") for name in ("cells", "runs")}
+    names = () if files.is_stream(page) else ("cells", "runs")
+    tables = {name: page.with_name(f"{prefix}{name}.csv") for name in names}
     files.replace(page, render_studies(studies).encode())
     for name, path in tables.items():
         files.replace(path, export_table(studies, name, "csv"))
@@ -102,7 +103,8 @@ def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Pa
 def _tell(written: Sequence[Path], console: Console) -> None:
     page, *tables = written
     console.result(f"report: {page}")
-    console.result(f"tables: {', '.join(map(str, tables))}")
+    if tables:
+        console.result(f"tables: {', '.join(map(str, tables))}")
 
 
 def print_headline(figures: StudyFigures, console: Console) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from results.errors import StoreError
 
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+"""Names of what is open already, where a shell may have put a plain file."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a used-up share of it."""
 
@@ -26,9 +28,26 @@ def write_once(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole."""
-    with _errors(path), _temporary(path, data) as temporary:
-        temporary.replace(path)
+    """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole.
+
+    A link stays, and what it leads to is written; a stream is written to.
+    """
+    with _errors(path):
+        if is_stream(path):
+            with path.open("ab") as stream:
+                stream.write(data)
+            return
+        target = path.resolve() if path.is_symlink() else path
+        with _temporary(target, data) as temporary:
+            temporary.replace(target)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a name that a user gives is no plain file that can be replaced, such as /dev/null, a pipe, or
+    /dev/stdout. A rename would put a file in its place, for everyone on the machine."""
+    if str(path.absolute()).startswith(_STREAMS):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def refresh(folder: Path) -> None:
@@ -56,8 +75,12 @@ def _link(temporary: Path, path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A name for the caller to write a new file to, which then takes the place of an older one, synced.
 
-    Without an error of the caller's `path` is the new file, else the old one; the OSErrors of both pass.
+    Without an error of the caller's `path` is the new file, else the old one; the OSErrors of both pass. A
+    stream is written to, as `replace` does.
     """
+    if is_stream(path):
+        yield path
+        return
     with _beside(path) as temporary:
         yield temporary
         with temporary.open("rb") as file:

@@ -81,6 +81,40 @@ def test_a_derived_file_is_replaced(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["index.jsonl"]
 
 
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.html").symlink_to(tmp_path / "there" / "page.html")
+    for data in (b"old", b"new"):
+        files.replace(tmp_path / "link.html", data)
+        assert (tmp_path / "there" / "page.html").read_bytes() == data
+    assert (tmp_path / "link.html").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """A file in the place of /dev/null would be one for the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.replace(pipe, b"data")
+    assert os.read(reader, 100) == b"data"
+    with files.replacing(pipe) as name, name.open("wb") as stream:
+        stream.write(b"more")
+    assert os.read(reader, 100) == b"more"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert _names(tmp_path) == ["pipe"]
+
+
+def test_what_a_shell_has_open_is_appended_to(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from results import files; files.replace(Path('/dev/stdout'), b'data')"
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before ")
+        log.flush()
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True)
+    assert (tmp_path / "log").read_bytes() == b"before data"
+    assert Path("/dev/stdout").is_symlink()
+
+
 def test_of_many_writers_of_one_name_one_wins(tmp_path: Path) -> None:
     path = tmp_path / "plan-0001.json"
 

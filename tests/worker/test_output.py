@@ -63,8 +63,9 @@ def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_pat
     assert [int(line[:7]) for line in lines] == list(range(60_000 - len(lines), 60_000))
     # That line was left out and is said again. What comes between the last look and the cut is lost
     # uncounted: as much as is printed while the thread that cuts waits for a core, in each of some ten cuts.
+    # On a machine without load that is 1 %; where nothing were counted, it would be all that was left out.
     kept = len(head) + len(tail) - len("--- run second\n")
-    assert 0 <= written - kept - int(left_out) < written // 20
+    assert 0 <= written - kept - int(left_out) < written // 2
 
 
 def test_what_comes_after_the_last_look_for_more_is_kept(
