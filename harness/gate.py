@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from harness.console import Console
 from harness.plan.naming import fresh_studies
 from harness.studies import read_results, warn_of_lost_runs
-from reports.gate.metrics import require_margins
+from reports.analysis.pooling import differing
+from reports.gate.metrics import TIMED, require_margins
 from reports.gate.pytest_benchmark import read_pytest_benchmark
 from reports.gate.reduce import NOT_RUN, reduce_study
+from reports.gate.text import figure_text
 from results import files, schemas
 from results.baseline import Acceptance, Baseline, Subject, exact_text
 from results.errors import UsageError, nearest
@@ -72,6 +75,8 @@ def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
         whole = reduce_study(study, runs)
         measured = tuple(subject for subject in whole.subjects if subject.runs or subject.failed != NOT_RUN)
         return msgspec.structs.replace(whole, name=path.resolve().name, subjects=measured)
+    if (path / "cell.json").is_file():
+        raise UsageError(f"{path} is a cell of a study: name the study, or one of the cell's runs")
     found = sorted(path.glob("*.json"))
     if not found:
         hint = f"; the baseline of that name is {kept}" if kept.is_file() else ""
@@ -134,8 +139,8 @@ def promote(
     only: Iterable[str] = (),
     remove: Iterable[str] = (),
     folder: Path = FOLDER,
-) -> Path:
-    """Put the figures of `side` in the place of the baseline's, with the reason.
+) -> tuple[Path, tuple[Acceptance, ...]]:
+    """Put the figures of `side` in the place of the baseline's, with the reason. Returns what was accepted.
 
     `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
     the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. As
@@ -176,7 +181,7 @@ def promote(
         accepted=(*kept.accepted, *accepted),
     )
     _write(path, merged)
-    return path
+    return path, accepted
 
 
 def _removed(kept: Baseline, side: Baseline, words: Sequence[str]) -> list[Subject]:
@@ -196,17 +201,23 @@ def _removed(kept: Baseline, side: Baseline, words: Sequence[str]) -> list[Subje
 
 
 def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
-    """The counters that differ, before and after, as texts."""
+    """The facts, the counters, and the means of metrics with a margin that differ, before and after."""
     known = before.get(subject.key)
     if known is None:
         return {"cell": "new"}
     names = sorted(known.exact.keys() | subject.exact.keys())
-    pairs = {name: (known.exact.get(name, ()), subject.exact.get(name, ())) for name in names}
-    return {
-        name: f"{exact_text(old)} to {exact_text(new)}"
-        for name, (old, new) in pairs.items()
+    counters = {name: (known.exact.get(name, ()), subject.exact.get(name, ())) for name in names}
+    texts = dict(differing(known.facts, subject.facts))
+    texts |= {
+        name: (exact_text(old), exact_text(new))
+        for name, (old, new) in counters.items()
         if set(old) != set(new)
     }
+    for name, metric in TIMED.items():
+        if metric.margin is not None and name in known.timed and name in subject.timed:
+            old, new = (figure_text(metric, fmean(side.timed[name])) for side in (known, subject))
+            texts |= {name: (old, new)} if old != new else {}
+    return {name: f"{old} to {new}" for name, (old, new) in texts.items()}
 
 
 def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, float], list[Path]]:

@@ -50,7 +50,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     commit: str | None = None
     changes: dict[str, str] = {}
-    """The counters that differ, by name: `4,096 to 8,192`."""
+    """What differs, by name: `4,096 to 8,192`; facts, counters, and the means of metrics with a margin."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,8 +42,7 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
             machines.setdefault(machine(subject), []).append(subject)
     if not machines:
         raise UsageError(f"{night.name} has no cell with a figure: there is nothing to add")
-    name = re.sub(r"\.\d+|[-:]", "", night.measured_at)
-    paths = {one: folder / one / f"{name}.json" for one in machines}
+    paths = {one: folder / one / _file_name(night) for one in machines}
     runs = {run for subject in night.subjects for run in subject.run_ids}
     known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
     if len(known) == len(machines):
@@ -60,7 +59,8 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
 
 
 def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
-    """The nights of each machine in the order of time, and one sentence for each file that is damaged.
+    """The nights of each machine in the order of time, and one sentence for each file that is left out: it is
+    damaged, or not where its night belongs, as a copy under another name.
 
     Raises UsageError where there is no history.
     """
@@ -68,13 +68,26 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
     damaged = []
     for path in night_paths(folder):
         try:
-            nights.setdefault(path.parent.name, []).append(schemas.BASELINE.read(path))
+            night = schemas.BASELINE.read(path)
         except SchemaError as error:
             damaged.append(str(error))
+            continue
+        places = sorted({f"{machine(subject)}/{_file_name(night)}" for subject in night.subjects})
+        if places == [f"{path.parent.name}/{path.name}"]:
+            nights.setdefault(path.parent.name, []).append(night)
+        else:
+            where = ", ".join(places) or "no history, as it has no figure"
+            damaged.append(
+                f"{path} is left out: its night belongs to {where}; move it there, or remove a copy"
+            )
     if not nights and not damaged:
         raise UsageError(f"{folder}/ holds no night; add one with bench history add STUDY")
     ordered = {one: sorted(found, key=lambda night: night.measured_at) for one, found in nights.items()}
     return ordered, damaged
+
+
+def _file_name(night: Baseline) -> str:
+    return f"{re.sub(r'[.][0-9]+|[-:]', '', night.measured_at)}.json"
 
 
 def _same_night(runs: Set[str], path: Path) -> Path | None:

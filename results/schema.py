@@ -43,6 +43,8 @@ class Schema(Generic[T]):
     type: type[T]
     upgrades: dict[int, Callable[[Json], Json]] = field(default_factory=dict)
     """From version k to k + 1; a step that is not listed changes nothing."""
+    advice: str = "move it away and run the same command again"
+    """What to do about a damaged file."""
 
     def encode(self, value: T) -> bytes:
         """One JSON document with the envelope first.
@@ -67,8 +69,7 @@ class Schema(Generic[T]):
             return msgspec.convert(self._upgraded(data, envelope.schema_version), self.type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SchemaError(
-                f"{path} is not a readable {self.name}: {error}; it was damaged or edited: "
-                f"move it away and run the same command again"
+                f"{path} is not a readable {self.name}: {error}; it was damaged or edited: {self.advice}"
             ) from error
 
     def read(self, path: Path) -> T:

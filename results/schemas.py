@@ -50,8 +50,12 @@ RUN_RESULT = Schema("run-result", 3, RunResult)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
-BASELINE = Schema("baseline", 1, Baseline)
-THRESHOLDS = Schema("thresholds", 1, Thresholds)
+BASELINE = Schema(
+    "baseline", 1, Baseline, advice="restore it (git checkout), or write it again from its study or night"
+)
+THRESHOLDS = Schema(
+    "thresholds", 1, Thresholds, advice="restore it (git checkout), or measure again by bench doctor --noise"
+)
 PAIR = Schema("pair", 1, Pair)
 PAIRED_CALL = Schema("paired-call", 1, PairedCall)
 CHECKPOINT = Schema("checkpoint", 1, Checkpoint)

@@ -31,9 +31,10 @@ def _save(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
     from harness.console import Console
     from harness.gate import read_side, save, warn_of_edits, warn_of_failures
+    from harness.nights import ended_side
 
     console = Console()
-    kept = read_side(side, folder, console)
+    kept = read_side(ended_side(side), folder, console)
     console.result(str(save(name, kept, folder)))
     warn_of_edits(kept, console)
     warn_of_failures(kept, console)
@@ -48,10 +49,17 @@ def _list(folder: Path) -> int:
     from harness.gate import baseline_paths
     from reports.text import moment
     from results import schemas
+    from results.errors import SchemaError
 
     console = Console()
-    kept = [schemas.BASELINE.read(path) for path in baseline_paths(folder)]
-    if not kept:
+    kept, damaged = [], 0
+    for path in baseline_paths(folder):
+        try:
+            kept.append(schemas.BASELINE.read(path))
+        except SchemaError as error:
+            console.warn(str(error))
+            damaged += 1
+    if not kept and not damaged:
         console.result(f"no baseline in {folder}/; keep one with bench baseline save NAME STUDY")
         return 0
     rows = [
@@ -66,7 +74,7 @@ def _list(folder: Path) -> int:
     ]
     heads = ("baseline", "commit", "measured", "cells", "accepted changes")
     console.table(heads, rows, numeric=[False, False, False, True, True])
-    return 0
+    return int(damaged > 0)
 
 
 @command.command(name="show")
@@ -76,16 +84,14 @@ def _show(name: str, folder: Path) -> int:
     """Show a baseline: its cells with their figures, and what was accepted with which reason."""
     from harness.console import Console
     from harness.gate import read_side
-    from reports.gate.text import CONTENTS, baseline_rows
+    from reports.gate.text import CONTENTS, accepted_sentence, baseline_rows, baseline_sentences
 
     kept, console = read_side(name, folder), Console()
-    console.result(f"{kept.name}: commit {kept.commit or 'unknown'}, measured {kept.measured_at}")
+    for sentence in baseline_sentences(kept):
+        console.sentence(sentence)
     console.table(CONTENTS, baseline_rows(kept), numeric=[False, False, True, True])
     for one in kept.accepted:
-        changes = "; ".join(f"{name} {change}" for name, change in one.changes.items())
-        console.result(
-            f"accepted {one.at[:10]}: {one.subject}: {one.reason}{f' ({changes})' if changes else ''}"
-        )
+        console.sentence(accepted_sentence(one))
     return 0
 
 
@@ -112,9 +118,14 @@ def _promote(
     """
     from harness.console import Console
     from harness.gate import promote, read_side, warn_of_edits
+    from harness.nights import ended_side
+    from reports.gate.text import accepted_sentence
 
     console = Console()
-    accepted = read_side(side, folder, console)
-    console.result(str(promote(name, accepted, reason, cells, remove, folder)))
-    warn_of_edits(accepted, console)
+    figures = read_side(ended_side(side), folder, console)
+    path, accepted = promote(name, figures, reason, cells, remove, folder)
+    console.result(str(path))
+    for one in accepted:
+        console.sentence(accepted_sentence(one))
+    warn_of_edits(figures, console)
     return 0

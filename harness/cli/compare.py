@@ -146,7 +146,7 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     from harness.gate import machine_margins, read_side, require_figures
     from reports.gate.comparison import compare
     from reports.gate.metrics import require_margins
-    from results.errors import UsageError
+    from results.errors import UsageError, nearest
 
     if len(sides) != 2:
         raise UsageError(
@@ -155,6 +155,10 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     console = Console()
     base, new = (read_side(side, baselines, console) for side in sides)
     require_figures(base)
+    facts = {fact for side in (base, new) for subject in side.subjects for fact in subject.facts}
+    for fact in sorted(rules.across - facts):
+        known = f"{nearest(fact, facts)}; facts are {', '.join(sorted(facts))}"
+        console.warn(f"--across {fact}: no side has that fact{known}")
     require_margins(base.fail_above, f"baseline {base.name}")
     of_machine, stated = machine_margins(new, baselines)
     for path in stated:
@@ -201,7 +205,12 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     )
     console = Console()
     if not given["bisect"]:
-        return PairedComparison(request, rules, console).run()
+        comparison = PairedComparison(request, rules, console)
+        try:
+            return comparison.run()
+        except KeyboardInterrupt:
+            console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
+            raise
     from harness.paired.bisect import bisect
 
     culprit = bisect(request, rules, console)
@@ -264,6 +273,9 @@ def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:
         if form not in FORMATS:
             raise UsageError(f"--format {text}: forms are {', '.join(FORMATS)}{nearest(form, FORMATS)}")
         targets.append((form, Path(path) if path else None))
+    named = [path for _, path in targets if path is not None]
+    if len(set(named)) < len(named):
+        raise UsageError("two --format go to one file; give each a file of its own")
     if sum(path is None for _, path in targets) > 1:
         raise UsageError(
             "two --format go to stdout; give all but one a file, such as --format junit=gate.xml"

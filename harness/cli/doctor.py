@@ -63,10 +63,11 @@ def _measure_noise(budget: str, baselines: Path) -> int:
     from reports.gate.noise import GATED, HEADS, LARGEST, noise_rows
     from reports.text import percent
 
+    console = Console()
     measured = measure_noise(read_duration_s(budget, "--budget"))
     if measured is None:
+        console.warn("nothing is kept of a measurement of the noise that was interrupted: it begins anew")
         return 130
-    console = Console()
     console.result(f"{measured.machine}: {measured.cell}, {measured.seconds:.0f} s")
     rows = noise_rows(measured.noise, measured.fail_above)
     console.table(HEADS, rows, numeric=[False, True, True, True, True, True])

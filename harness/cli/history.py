@@ -30,18 +30,15 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
     """
     from harness.console import Console
-    from harness.gate import LATEST, latest, read_side, warn_of_edits
-    from harness.nights import require_ended, set_off
+    from harness.gate import read_side, warn_of_edits
+    from harness.nights import ended_side, set_off
     from reports.gate.faces import changes_json
     from reports.gate.text import step_sentence
     from reports.gate.trends import WATCHED, seen_on, trends
     from results.history import add_night, later_nights, read_nights
 
     console = Console()
-    side = str(latest(side)) if side.endswith(LATEST) else side
-    if list(Path(side).glob("plan-*.json")):
-        require_ended(Path(side))
-    night = read_side(side, console=console)
+    night = read_side(ended_side(side), console=console)
     added = add_night(night, folder)
     warn_of_edits(night, console)
     for path in added:
@@ -87,7 +84,11 @@ def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     nights, damaged = read_nights(folder)
     for sentence in damaged:
         console.warn(sentence)
-    found = [one for one in trends(nights, metrics or WATCHED) if words in one.label]
+    every = trends(nights, metrics or WATCHED)
+    found = [one for one in every if words in one.label]
+    if every and not found:
+        labels = "; ".join(sorted({one.label for one in every}))
+        raise UsageError(f"--cell {words}: no series has that in its name; there are {labels}")
     if not found:
         console.result("no series has a figure")
         return 0

@@ -39,12 +39,15 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
         remove,
     )
     from reports.text import size
+    from results.errors import UsageError
 
     console = Console()
     named = named_studies(
         kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
     )
     keep_s = read_duration_s(keep, "--keep")
+    if not keep.strip()[-1].isalpha():
+        raise UsageError(f"--keep {keep} has no unit, and would be seconds: write {keep.strip()}d for days")
     if yes:
         finish_removals(folder)
     found = candidates(folder, keep_s=keep_s, named=named)
@@ -56,7 +59,12 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
         rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
     console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
     going = [one for one in found if one.kept is None]
+    if not going:
+        console.result(f"nothing goes: each is younger than {keep.strip()}, or is needed")
     if going and not yes:
         freed = size(sum(one.size_bytes for one in going))
-        console.result(f"{len(going)} of {len(found)} studies would go, {freed}: add --yes to remove them")
+        console.result(
+            f"{len(going)} of {len(found)} studies would go, older than {keep.strip()}, {freed}: add --yes "
+            f"to remove them"
+        )
     return 0

@@ -45,6 +45,11 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
         if watch:
             raise UsageError(f"--watch follows one study: name one in {study}, such as {below[-1].root}")
         return _list(below, console, as_json=as_json)
+    if not Study(Path(study)).plan_paths() and (pairs := sorted(Path(study).glob("*/call.json"))):
+        raise UsageError(
+            f"{study} holds paired comparisons and no study: bench compare --again {pairs[-1].parent} says "
+            f"what one found"
+        )
     folder = Study.existing(Path(study))
     warn_of_losses(folder, console)
     while True:

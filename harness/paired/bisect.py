@@ -39,8 +39,14 @@ def bisect(request: PairedRequest, rules: Rules, console: Console) -> Culprit:
     except IncomparableError as error:
         raise UsageError(str(error)) from error
     good, bad = (repository.commit(one) for one in (revision, request.new.revision))
+    names = request.base.revision, request.new.revision
+    if good == bad:
+        raise UsageError(f"{names[0]} and {names[1]} are the same commit: there is none to find")
     if not repository.is_ancestor(good, bad):
-        raise UsageError(f"{request.base.revision} is no ancestor of {request.new.revision}: give GOOD first")
+        raise UsageError(
+            f"{names[0]} is no ancestor of {names[1]}: give GOOD first, or where the branches have parted, "
+            f"what git merge-base {' '.join(names)} prints"
+        )
     folder = request.out or RUNS / f"bisect-{new_id()}"
 
     def compared(commit: str, asked: frozenset[Row] | None = None) -> Comparison:

@@ -90,13 +90,18 @@ class Source:
             raise UsageError(f"{self} was not imported by {self.python} within {IMPORT_S:.0f} s") from error
         told = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         if done.returncode and any(words in told for words in _WITHOUT):
-            raise IncomparableError(f"{self} is older than the paired mode: its ranks take no turns")
+            raise IncomparableError(
+                f"{self} is older than the paired mode, its ranks take no turns: name a newer revision"
+            )
         if done.returncode:
             raise UsageError(
                 f"{self} cannot be imported by {self.python} ({told}): name a revision that can, or an "
                 f"interpreter with what it needs (--{self.name.lower()}-python)"
             )
-        protocol, forks = done.stdout.split()
+        words = done.stdout.split()
+        if len(words) != 2:
+            raise UsageError(f"{self}: {self.python} is no Python interpreter (--{self.name.lower()}-python)")
+        protocol, forks = words
         if protocol != str(PROTOCOL):
             raise IncomparableError(
                 f"{self} takes turns by protocol {protocol}, this bench by protocol {PROTOCOL}"
@@ -140,7 +145,8 @@ class Repository:
             fetch = ""
             if self._git("rev-parse", "--is-shallow-repository") == "true":
                 fetch = f"; the clone is shallow: git fetch --depth=1 origin {revision}"
-            raise UsageError(f"there is no revision {revision} in {self.root}{fetch}") from error
+            hint = fetch or "; git branch --all and git tag list what there is"
+            raise UsageError(f"there is no revision {revision} in {self.root}{hint}") from error
 
     def last_tag(self) -> str | None:
         """The newest tag that HEAD comes from; None without one."""

@@ -111,7 +111,10 @@ NAMES = Kind("texts joined by commas, or a list", "NAME,...", str, lambda value,
 COUNTS = Kind("whole numbers joined by commas", "N,...", str, read_counts)
 GPUS = Kind("counts and ranges such as 1..8, joined by commas", "COUNTS", str, read_gpus)
 DURATION = Kind(
-    "seconds or a time like 90s, 30m, 2h", "TIME", str, lambda value, where: (read_duration_s(value, where),)
+    "seconds or a time like 90s, 30m, 2h, 1d",
+    "TIME",
+    str,
+    lambda value, where: (read_duration_s(value, where),),
 )
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
 PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))

@@ -337,7 +337,7 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
         effect = difference_effect(before, after, scale, alpha)
     else:
         effect = relative_effect(before, after, alpha)
-    verdict, reason = _timed_verdict(metric, effect, margin, alpha)
+    verdict, reason = _timed_verdict(metric, effect, margin, alpha, paired=bool(rules.paired))
     if effect is None and margin is not None:
         few = min(len(before), len(after)) < FEWEST_RUNS
         reason = _wanted(metric, rules) if few else "a figure is not above 0, so that no ratio can be formed"
@@ -376,7 +376,9 @@ def _paired(
         if verdict is Verdict.INCONCLUSIVE:
             reason = f"{len(sample.logs)} pairs do not tell; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
-        spoiled = f"not counted, because others used the cores: {count(sample.spoiled, 'pair')}"
+        spoiled = (
+            f"not counted, because others used the cores (--others-above): {count(sample.spoiled, 'pair')}"
+        )
         reason = f"{reason}; {spoiled}" if reason else spoiled
     return Finding(
         subject=new.label,
@@ -403,7 +405,8 @@ def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
 def _wanted(metric: TimedMetric, rules: Rules) -> str:
     """What an interval needs that has too few figures."""
     if not rules.paired:
-        return f"an interval needs {FEWEST_RUNS} runs on each side (--repeats)"
+        several = "files of pytest-benchmark in one folder" if metric.name == "time" else "--repeats"
+        return f"an interval needs {FEWEST_RUNS} runs on each side ({several})"
     if metric.of_launch:
         return f"an interval needs {FEWEST_RUNS} launches on each side (--alternate launches)"
     return f"an interval needs {FEWEST_RUNS} pairs"
@@ -421,13 +424,13 @@ def _without(metric: TimedMetric, base: Subject, new: Subject) -> Finding:
 
 
 def _timed_verdict(
-    metric: TimedMetric, effect: Effect | None, margin: float | None, alpha: float
+    metric: TimedMetric, effect: Effect | None, margin: float | None, alpha: float, *, paired: bool
 ) -> tuple[Verdict, str]:
     if margin is None:
         return Verdict.SHOWN, ""
     if effect is None:
         return Verdict.INCONCLUSIVE, ""
-    change = judge(effect, margin, lower_is_better=metric.better == "lower")
+    change = (judge_pairs if paired else judge)(effect, margin, lower_is_better=metric.better == "lower")
     if change is not Change.INCONCLUSIVE:
         return Verdict(change.value), ""
     runs = runs_that_tell(effect, margin, alpha)
@@ -436,4 +439,4 @@ def _timed_verdict(
             Verdict.INCONCLUSIVE,
             "the runs differ too much for any number of them to tell: measure on a quieter machine",
         )
-    return Verdict.INCONCLUSIVE, f"about {runs} runs on each side would tell"
+    return Verdict.INCONCLUSIVE, f"about {runs} {'pairs' if paired else 'runs on each side'} would tell"

@@ -165,7 +165,7 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
     """Margins from texts such as `step_time=5%`, as shares. Raises UsageError that shows the form."""
     margins = {}
     for text in texts:
-        name, separator, value = text.partition("=")
+        name, separator, value = (part.strip() for part in text.partition("="))
         if not separator:
             raise UsageError(f"--fail-above {text}: write METRIC=PERCENT, such as step_time=5%")
         if name not in TIMED:

@@ -132,11 +132,12 @@ def pairs_that_tell(effect: Effect, margin: float, alpha: float) -> int | None:
     return None
 
 
-def judge_pairs(effect: Effect, margin: float) -> Change:
-    """As `judge`; what is not slower for certain needs no further pair, whether or not it is faster."""
-    change = judge(effect, margin)
-    if change is Change.INCONCLUSIVE and effect.high < margin:
-        return Change.IMPROVED if effect.high < -QUIET * margin else Change.UNCHANGED
+def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:
+    """As `judge`; what is not worse for certain needs no further pair, whether or not it is better."""
+    change = judge(effect, margin, lower_is_better=lower_is_better)
+    worst = effect.high if lower_is_better else -effect.low
+    if change is Change.INCONCLUSIVE and worst < margin:
+        return Change.UNCHANGED
     return change
 
 

@@ -8,7 +8,7 @@ from reports.gate.comparison import ORDER, Comparison, Finding, Verdict
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from reports.gate.trends import Step, Trend
 from reports.text import NOTHING, count, duration, number, percent, size
-from results.baseline import Baseline, Exact, exact_text
+from results.baseline import Acceptance, Baseline, Exact, exact_text
 from results.foreign_text import shortened, visible
 
 HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
@@ -93,10 +93,32 @@ def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
 def method_text(comparison: Comparison) -> str:
     """How the verdicts came about, in one sentence."""
     judged = sum(finding.margin is not None for finding in comparison.findings)
+    if not judged:
+        return "No figure was judged by an interval. Counters are compared without tolerance."
     return (
         f"Intervals of {percent(comparison.confidence)}, corrected for {count(judged, 'comparison')}; "
         f"{comparison.sample}. Counters are compared without tolerance."
     )
+
+
+def baseline_sentences(kept: Baseline) -> list[str]:
+    """Where a baseline's figures come from, and its margins."""
+    told = [f"{kept.name}: commit {kept.commit or 'unknown'}, measured {kept.measured_at}"]
+    cells: dict[str, list[str]] = {}
+    for subject in kept.subjects:
+        if subject.facts:
+            facts = ", ".join(f"{name} {fact}" for name, fact in subject.facts.items())
+            cells.setdefault(facts, []).append(subject.label)
+    told += [facts if len(cells) == 1 else f"{'; '.join(labels)}: {facts}" for facts, labels in cells.items()]
+    if kept.fail_above:
+        told.append(f"margins: {', '.join(f'{name} {percent(at)}' for name, at in kept.fail_above.items())}")
+    return told
+
+
+def accepted_sentence(one: Acceptance) -> str:
+    """`accepted 2026-01-02: mlp, ddp, 2 x 32: the second buffer is new (payload_bytes 4,096 to 8,192)`."""
+    changes = "; ".join(f"{name} {change}" for name, change in one.changes.items())
+    return f"accepted {one.at[:10]}: {one.subject}: {one.reason}{f' ({changes})' if changes else ''}"
 
 
 def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
@@ -130,12 +152,13 @@ def trend_row(trend: Trend) -> tuple[str, ...]:
 def step_sentence(trend: Trend, step: Step) -> str:
     """`step time of mlp, ddp, 2 x 32: worse, +10.1 % from 2026-01-09 on, commits abc to def, torch ...`."""
     facts = "".join(f", {name} {before} to {after}" for name, (before, after) in step.facts.items())
-    commits = [(night.commit or "unknown")[:12] for night in (step.before, step.after)]
+    commits = list(dict.fromkeys((night.commit or "unknown")[:12] for night in (step.before, step.after)))
+    named = f"commits {' to '.join(commits)}" if len(commits) > 1 else f"commit {commits[0]}"
     return (
         f"{trend.metric.title} of {trend.label}: {'worse' if step.is_worse else 'better'}, "
         f"{_signed(step.effect)} from {step.after.measured_at[:10]} on "
         f"(the night before was {step.before.measured_at[:10]}, seen on {step.seen.measured_at[:10]}), "
-        f"commits {commits[0]} to {commits[1]}{facts or ', nothing changed in the environment'}"
+        f"{named}{facts or ', nothing changed in the environment'}"
     )
 
 

@@ -336,6 +336,10 @@ def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
         (("main", "main~1", "--", "--repeats", "3"), "--repeats is not for a paired comparison"),
         (("main", "main~1", "--others-above", "lots"), "--others-above lots: a percentage above 0"),
         (("main", "main~1", "--new-options", "'"), "--new-options ': no closing quotation; close"),
+        (
+            ("main", "main~1", "--new-python", "/bin/true"),
+            "/bin/true is no Python interpreter (--new-python)",
+        ),
         (("main", "main~1", "--again", "runs/ab"), "--again takes no BASE and NEW, only a folder"),
     ],
     ids=[
@@ -344,6 +348,7 @@ def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
         "an option of the driver",
         "no percentage",
         "an open quotation",
+        "no interpreter",
         "revisions to decide again",
     ],
 )
@@ -819,5 +824,7 @@ def test_bisection_finds_the_first_commit_that_fails_as_bad_does(
     assert tried[0] == 7
     assert len(tried) <= 1 + 3 + len(skipped)
     reverse = PairedRequest(base=request.new, new=request.base)
-    with pytest.raises(UsageError, match="HEAD is no ancestor of"):
+    with pytest.raises(UsageError, match="HEAD is no ancestor of "):
         bisect(reverse, Rules(margins={}), Console())
+    with pytest.raises(UsageError, match="HEAD and HEAD are the same commit"):
+        bisect(replace(request, base=request.new), Rules(margins={}), Console())

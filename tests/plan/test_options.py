@@ -94,12 +94,12 @@ def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
         (
             "budget",
             float("inf"),
-            "takes seconds or a time like 90s, 30m, 2h, at least 0 and at most 1000000000, not inf",
+            "takes seconds or a time like 90s, 30m, 2h, 1d, at least 0 and at most 1000000000, not inf",
         ),
         (
             "max_time",
             "0s",
-            "takes seconds or a time like 90s, 30m, 2h, more than 0 and at most 1000000000, not '0s'",
+            "takes seconds or a time like 90s, 30m, 2h, 1d, more than 0 and at most 1000000000, not '0s'",
         ),
         ("precision", "fp8", "takes fp32, tf32, bf16 or fp16, not 'fp8'"),
         ("rerun", "all", "takes failed, not 'all'"),

@@ -512,7 +512,7 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
         (["--price", "-1"], "--price is more than 0, in USD per device and hour, not -1"),
         (["--price", "0"], "--price is more than 0, in USD per device and hour, not 0"),
         (["--epoch-samples", "0"], "--epoch-samples is at least 1, not 0"),
-        (["--within", "soon"], "--within takes seconds or a time like 90s, 30m, 2h, not 'soon'"),
+        (["--within", "soon"], "--within takes seconds or a time like 90s, 30m, 2h, 1d, not 'soon'"),
         (["--within", "4"], "--within needs a unit, like 4h or 4m, not '4'"),
         (["--within", "0h"], "--within is more than 0, not '0h'"),
         (

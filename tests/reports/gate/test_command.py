@@ -318,6 +318,22 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
             "the baseline of that name is kept/main.json",
         ),
         (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
+        (["prune", "--keep", "30"], 2, "--keep 30 has no unit, and would be seconds: write 30d for days"),
+        (
+            ["status", "pairs"],
+            2,
+            "pairs holds paired comparisons and no study: bench compare --again pairs/ab",
+        ),
+        (
+            ["compare", "before", "before", "--format", "json=x", "--format", "junit=x"],
+            2,
+            "two --format go to one file",
+        ),
+        (
+            ["compare", "kept.json", "before"],
+            2,
+            "restore it (git checkout), or write it again from its study",
+        ),
         (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
         (["baseline", "promote", "none", "before", "--reason", "x"], 2, "there is no baseline"),
         (["baseline", "promote", "none", "before", "--reason", " "], 2, "--reason is empty"),
@@ -334,6 +350,8 @@ def test_bad_input_gets_one_line_with_the_fix(
     Path("timeless.json").write_text('{"benchmarks": [], "datetime": "../up"}')
     Path("empty").mkdir()
     Path("main").mkdir()
+    Path("pairs/ab").mkdir(parents=True)
+    Path("pairs/ab/call.json").touch()
     run(["baseline", "save", "main", "before", "--baselines", "kept"])
     run(["baseline", "save", "main", "before", "--baselines", "."])
     for name, margin in (("typo", '"step-time": 0.05'), ("percent", '"step_time": 5')):
@@ -430,6 +448,50 @@ def test_a_run_is_named_from_its_own_folder(
     assert run(["compare", str(tmp_path / before), "."]) == 0
 
 
+def test_a_damaged_baseline_is_named_beside_the_others(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["baseline", "save", "main", study("before", [10.0])]) == 0
+    Path("baselines/torn.json").write_text('{"schema": "bench/baseline", ')
+    assert run(["baseline", "list"]) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].startswith("main ")
+    assert "baselines/torn.json is not a readable baseline" in told.err
+
+
+def test_a_study_that_is_measured_is_not_kept(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with study_lock(Path(study("before", [10.0]))):
+        for words in (["save", "main", "before"], ["promote", "main", "before", "--reason", "x"]):
+            assert run(["baseline", *words]) == 1
+    assert not Path("baselines").exists()
+
+
+def test_a_promotion_says_what_it_accepts(
+    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["baseline", "save", "main", study("before", [10.0])]) == 0
+    there = new_environment(torch="2.99.0", cpu_model="Example Two")
+    after = study("after", [11.0], environment=there)
+    capsys.readouterr()
+    assert run(["baseline", "promote", "main", after, "--reason", "a new machine"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "accepted 20" in told
+    assert "gpt-nano, ddp, 2 x 8: a new machine (cpu_model Example CPU to Example Two; torch" in told
+    assert "to 2.99.0; step_time 10.0 ms to 11.0 ms)" in told
+    assert run(["baseline", "show", "main"]) == 0
+    assert "cpu_model Example Two" in capsys.readouterr().out
+
+
+def test_a_fact_that_no_side_has_is_told(
+    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = study("before", [10.0, 10.05, 10.1])
+    assert run(["compare", before, before, "--across", "torhc"]) == 0
+    assert "--across torhc: no side has that fact (did you mean 'torch'?)" in capsys.readouterr().err
+
+
 def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(
     study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,6 +535,27 @@ def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
     assert second.read_bytes() == kept
     assert sorted(Path("history").glob("*/*.json")) == [first, second]
     assert run(["history", "add", "both"]) == 2
+
+
+def test_a_night_that_lies_elsewhere_than_it_belongs_is_named_and_left_out(
+    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy under another name, and a night in the folder of another machine."""
+    assert run(["history", "add", study("here", [10.0])]) == 0
+    there = new_environment(cpu_model="Example Two")
+    assert run(["history", "add", study("there", [20.0], environment=there)]) == 0
+    [here, other] = sorted(Path("history").glob("*/*.json"), key=lambda path: path.stat().st_mtime_ns)
+    copy, moved = here.with_name("copy.json"), here.parent / other.name
+    shutil.copy(here, copy)
+    other.rename(moved)
+    capsys.readouterr()
+    assert run(["history", "show"]) == 0
+    told = capsys.readouterr()
+    assert f"{copy} is left out: its night belongs to {here.parent.name}/{here.name}" in told.err
+    assert f"{moved} is left out: its night belongs to {other.parent.name}/{other.name}" in told.err
+    assert [re.split(r"  +", line)[3] for line in told.out.splitlines()[1:]] == ["1"]
+    assert run(["history", "show", "--cell", "resnet"]) == 2
+    assert "no series has that in its name; there are gpt-nano, ddp, 2 x 8" in capsys.readouterr().err
 
 
 def test_a_history_names_the_night_the_commits_and_what_changed(
@@ -666,7 +749,7 @@ def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
     assert run(["history", "add", "runs/night"]) == 0
     with study_lock(tmp_path / "runs" / "busy"):
         assert run(["prune", "--keep", "30d"]) == 0
-        assert "1 of 5 studies would go" in capsys.readouterr().out
+        assert "1 of 5 studies would go, older than 30d" in capsys.readouterr().out
         assert (tmp_path / "runs" / "old").exists()
         assert run(["prune", "--keep", "30d", "--yes"]) == 0
     told = dict(re.split(r"  +", line)[::3] for line in capsys.readouterr().out.splitlines()[1:])

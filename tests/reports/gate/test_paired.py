@@ -108,6 +108,9 @@ def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
 
     assert found(-0.07, -0.01) is Change.UNCHANGED
     assert found(-0.07, -0.03) is Change.IMPROVED
+    # A throughput is worse where it is lower.
+    more = Effect(value=0.04, low=0.01, high=0.07, error=0.01, runs=(4, 4))
+    assert judge_pairs(more, MARGIN, lower_is_better=False) is Change.UNCHANGED
     assert found(0.01, 0.07) is Change.INCONCLUSIVE
     assert found(0.03, 0.07) is Change.REGRESSED
 
@@ -194,6 +197,24 @@ def test_step_times_are_judged_by_pairs_and_counters_by_records() -> None:
     assert base.subjects[0].collectives == one.collectives
     # One row is judged, at four looks.
     assert found.confidence == pytest.approx(1 - 2 * ALPHA / 4)
+
+
+def test_memory_that_is_not_more_for_certain_is_unchanged_in_pairs_alone() -> None:
+    """3 % less in the mean, give or take 4.6 %: the interval reaches beyond the margin on the better side."""
+    before = (100.0, 104.0, 96.0, 102.0, 98.0, 100.0)
+    after = tuple(0.97 * value for value in before)
+    base = side("base", Subject(key="k", label="mlp", timed={"peak_memory": before}, runs=6))
+    new = side("new", Subject(key="k", label="mlp", timed={"peak_memory": after}, runs=6))
+    sample = PairedSample(logs=(0.0,) * 6, means=(1e6, 1e6))
+    paired = compare(base, new, Rules(margins={}, paired={"k": sample})).findings[-1]
+    [alone] = compare(base, new, Rules(margins={})).findings
+    assert paired.metric == "peak_memory"
+    assert (paired.verdict, alone.verdict) == (Verdict.UNCHANGED, Verdict.INCONCLUSIVE)
+    assert "runs on each side would tell" in alone.reason
+    more = side("new", Subject(key="k", label="mlp", timed={"peak_memory": (103.0, 95.0, 111.0)}, runs=3))
+    unclear = compare(base, more, Rules(margins={}, paired={"k": sample})).findings[0]
+    assert (unclear.metric, unclear.verdict) == ("peak_memory", Verdict.INCONCLUSIVE)
+    assert "pairs would tell" in unclear.reason
 
 
 def test_one_failed_run_fails_new_and_all_fail_base() -> None:
