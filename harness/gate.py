@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from reports.gate.text import figure_text
 from results import files, schemas
 from results.baseline import Acceptance, Baseline, Subject, exact_text
 from results.errors import UsageError, nearest
+from results.lock import LOCK, study_lock
 from results.machine import machine_model
 from results.store import Study, utc_now
 from results.thresholds import Thresholds, thresholds_path
@@ -97,6 +99,15 @@ def require_figures(side: Baseline) -> None:
         raise UsageError(f"{side.name} has no cell with a figure ({failed}): name a measurement that ran")
 
 
+def require_idle(text: str) -> None:
+    """Raises StudyBusyError if a word of the call names a study that a bench works on: what is kept of it
+    would lack the runs that still come."""
+    lock = Path(text) / LOCK
+    if lock.is_file() and os.access(lock, os.W_OK):
+        with study_lock(Path(text)):
+            pass
+
+
 def warn_of_edits(side: Baseline, console: Console) -> None:
     """Say of what is kept that its commit does not reproduce it."""
     if side.dirty:
@@ -143,8 +154,9 @@ def promote(
     """Put the figures of `side` in the place of the baseline's, with the reason. Returns what was accepted.
 
     `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
-    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. As
-    long as one stays, the baseline keeps its commit and time; those of `side` stand with what is accepted.
+    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. If
+    one stays, the baseline keeps its commit and time; those of `side` stand with what is accepted.
+
     Raises UsageError without a reason, or where no subject is meant, or for one without figures.
     """
     path = _path(name, folder)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from harness.gate import LATEST, latest
 from harness.launchers.study_jobs import job_statuses
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
@@ -47,23 +46,17 @@ def _refuse_live_jobs(base: str, runs: Path) -> None:
             )
 
 
-def ended_side(text: str) -> str:
-    """What a word of a call names, `@latest` as the newest night; of a study the runs have ended.
+def require_ended(root: Path) -> None:
+    """Refuse to keep a study while its runs still come: a night is kept once, and never changed.
 
-    Raises StudyBusyError if a bench works on it or a job of it is live, SchedulerError if nobody knows: what
-    is kept of it would lack the runs that still come.
+    Raises StudyBusyError if a bench works on it or a job of it is live, SchedulerError if nobody knows.
     """
-    side = str(latest(text)) if text.endswith(LATEST) else text
-    root = Path(side)
-    if not list(root.glob("plan-[0-9]*.json")):
-        return side
     if os.access(root, os.W_OK):
         with study_lock(root):
             pass
     live = [status.job.job_id for status in job_statuses(Study(root)) if status.is_live]
     if live:
-        raise StudyBusyError(f"{root} has live jobs ({', '.join(live)}): keep it when they have ended")
-    return side
+        raise StudyBusyError(f"{root} has live jobs ({', '.join(live)}): add it when they have ended")
 
 
 def set_off(command: str, verdict: str) -> str | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from results.errors import StoreError
 
-_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
-"""Names of what is open already, where a shell may have put a plain file."""
+_OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
+"""Names of what this process has open, where a shell may have put a plain file."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a used-up share of it."""
 
@@ -30,24 +33,41 @@ def write_once(path: Path, data: bytes) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole.
 
-    A link stays, and what it leads to is written; a stream is written to.
+    A stream is written to.
     """
     with _errors(path):
         if is_stream(path):
-            with path.open("ab") as stream:
+            with _stream(path) as stream:
                 stream.write(data)
             return
-        target = path.resolve() if path.is_symlink() else path
-        with _temporary(target, data) as temporary:
-            temporary.replace(target)
+        with _temporary(path, data) as temporary:
+            temporary.replace(path)
 
 
 def is_stream(path: Path) -> bool:
     """Whether a name that a user gives is no plain file that can be replaced, such as /dev/null, a pipe, or
     /dev/stdout. A rename would put a file in its place, for everyone on the machine."""
-    if str(path.absolute()).startswith(_STREAMS):
+    if _descriptor(path) is not None:
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _stream(path: Path) -> BinaryIO:
+    descriptor = _descriptor(path)
+    if descriptor is None:
+        return path.open("ab")
+    # What is opened anew has a place of its own in a plain file, and this process would write over it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fdopen(os.dup(descriptor), "wb")
+
+
+def _descriptor(path: Path) -> int | None:
+    """What this process has open under a name such as /dev/stdout."""
+    found = _OPEN.fullmatch(str(path.absolute()))
+    if found is None:
+        return None
+    return {"out": 1, "err": 2}[found["std"]] if found["std"] else int(found["number"])
 
 
 def refresh(folder: Path) -> None:

@@ -25,10 +25,18 @@ OF_MACHINE = (*MODEL, "threads")
 
 
 def machine(subject: Subject) -> str:
-    """A folder's name for the machine that a subject was measured on: `nvidia-h200-0123abcd`."""
+    """A folder's name for the machine that a subject was measured on: `nvidia-h200-0123abcd`.
+
+    The end tells machines apart, and what is before it may be renamed.
+    """
     facts = {name: subject.facts[name] for name in OF_MACHINE if name in subject.facts}
     digest = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:8]
     return f"{file_word(machine_model(subject.facts) or 'unknown', 40)}-{digest}"
+
+
+def _digest(folder: str) -> str:
+    """Of the name of a machine's folder, the end that tells machines apart."""
+    return folder.rpartition("-")[2]
 
 
 def add_night(night: Baseline, folder: Path) -> list[Path]:
@@ -45,12 +53,13 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     paths = {one: folder / one / _file_name(night) for one in machines}
     runs = {run for subject in night.subjects for run in subject.run_ids}
     known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
-    if len(known) == len(machines):
+    # A call that was ended between two machines has kept one of them.
+    kept_so = {one for one in known if _holds(paths[one], machines[one])}
+    if len(known) == len(machines) or known.keys() != kept_so:
         raise UsageError(
             f"{next(iter(known.values()))} is there already: this night was added before; "
             f"bench matrix --fresh measures another"
         )
-    # A call that was ended between two machines has kept one of them.
     added = [one for one in machines if one not in known]
     for one in added:
         kept = msgspec.structs.replace(night, subjects=tuple(machines[one]))
@@ -72,11 +81,11 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
         except SchemaError as error:
             damaged.append(str(error))
             continue
-        places = sorted({f"{machine(subject)}/{_file_name(night)}" for subject in night.subjects})
-        if places == [f"{path.parent.name}/{path.name}"]:
+        machines, name = sorted({machine(subject) for subject in night.subjects}), _file_name(night)
+        if [_digest(one) for one in machines] == [_digest(path.parent.name)] and path.name == name:
             nights.setdefault(path.parent.name, []).append(night)
         else:
-            where = ", ".join(places) or "no history, as it has no figure"
+            where = ", ".join(f"{one}/{name}" for one in machines) or "no history, as it has no figure"
             damaged.append(
                 f"{path} is left out: its night belongs to {where}; move it there, or remove a copy"
             )
@@ -84,6 +93,13 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
         raise UsageError(f"{folder}/ holds no night; add one with bench history add STUDY")
     ordered = {one: sorted(found, key=lambda night: night.measured_at) for one, found in nights.items()}
     return ordered, damaged
+
+
+def _holds(path: Path, subjects: list[Subject]) -> bool:
+    """Whether a file is the night of these subjects alone."""
+    with suppress(SchemaError):
+        return path.exists() and schemas.BASELINE.read(path).subjects == tuple(subjects)
+    return False
 
 
 def _file_name(night: Baseline) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from results.errors import StoreError, StudyBusyError
 
+LOCK = ".lock"
+"""The file in a study's folder that is locked while a process works on it."""
+
 
 @contextmanager
 def study_lock(root: Path) -> Iterator[int]:
@@ -20,7 +23,7 @@ def study_lock(root: Path) -> Iterator[int]:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise StoreError(
             f"cannot write in {root}: {error.strerror}; choose a folder that you may write with --out"

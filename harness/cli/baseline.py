@@ -30,11 +30,11 @@ def command() -> None:
 def _save(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
     from harness.console import Console
-    from harness.gate import read_side, save, warn_of_edits, warn_of_failures
-    from harness.nights import ended_side
+    from harness.gate import read_side, require_idle, save, warn_of_edits, warn_of_failures
 
     console = Console()
-    kept = read_side(ended_side(side), folder, console)
+    require_idle(side)
+    kept = read_side(side, folder, console)
     console.result(str(save(name, kept, folder)))
     warn_of_edits(kept, console)
     warn_of_failures(kept, console)
@@ -117,12 +117,12 @@ def _promote(
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """
     from harness.console import Console
-    from harness.gate import promote, read_side, warn_of_edits
-    from harness.nights import ended_side
+    from harness.gate import promote, read_side, require_idle, warn_of_edits
     from reports.gate.text import accepted_sentence
 
     console = Console()
-    figures = read_side(ended_side(side), folder, console)
+    require_idle(side)
+    figures = read_side(side, folder, console)
     path, accepted = promote(name, figures, reason, cells, remove, folder)
     console.result(str(path))
     for one in accepted:

@@ -209,7 +209,8 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         try:
             return comparison.run()
         except KeyboardInterrupt:
-            console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
+            if comparison.folder.is_dir():
+                console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
             raise
     from harness.paired.bisect import bisect
 
@@ -266,6 +267,7 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
 
 def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:
     from results.errors import UsageError, nearest
+    from results.files import is_stream
 
     targets: list[tuple[str, Path | None]] = []
     for text in forms:
@@ -273,7 +275,7 @@ def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:
         if form not in FORMATS:
             raise UsageError(f"--format {text}: forms are {', '.join(FORMATS)}{nearest(form, FORMATS)}")
         targets.append((form, Path(path) if path else None))
-    named = [path for _, path in targets if path is not None]
+    named = [path for _, path in targets if path is not None and not is_stream(path)]
     if len(set(named)) < len(named):
         raise UsageError("two --format go to one file; give each a file of its own")
     if sum(path is None for _, path in targets) > 1:

@@ -30,15 +30,18 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
     """
     from harness.console import Console
-    from harness.gate import read_side, warn_of_edits
-    from harness.nights import ended_side, set_off
+    from harness.gate import LATEST, latest, read_side, warn_of_edits
+    from harness.nights import require_ended, set_off
     from reports.gate.faces import changes_json
     from reports.gate.text import step_sentence
     from reports.gate.trends import WATCHED, seen_on, trends
     from results.history import add_night, later_nights, read_nights
 
     console = Console()
-    night = read_side(ended_side(side), console=console)
+    side = str(latest(side)) if side.endswith(LATEST) else side
+    if list(Path(side).glob("plan-*.json")):
+        require_ended(Path(side))
+    night = read_side(side, console=console)
     added = add_night(night, folder)
     warn_of_edits(night, console)
     for path in added:

@@ -50,6 +50,7 @@ def command(
     from harness.report import figure_forms, write_figures, write_joint_report, write_report
     from harness.studies import compared_over, read_figures
     from results.errors import UsageError
+    from results.files import is_stream
     from results.store import Study
 
     over = others.pop("compare_over")
@@ -57,6 +58,8 @@ def command(
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     if style is not None and figures is None:
         raise UsageError(f"--style {style} is a style of drawings: give --figures svg,pdf,png as well")
+    if figures is not None and output is not None and is_stream(Path(output)):
+        raise UsageError(f"--figures makes a folder beside the page, and {output} is none: give -o FILE.html")
     forms = figure_forms(figures) if figures is not None else ()
     console = Console()
     nights = Path(history or "history")

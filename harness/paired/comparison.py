@@ -177,9 +177,10 @@ class PairedComparison:
             verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
             # A metric without a finding has none on this machine; where no cell has one, none is missing.
             if verdicts <= FINE and (verdicts or name == Verdict.MISSING):
+                where = "if this call plans every cell, " if name == Verdict.MISSING else ""
                 self._console.warn(
                     f"{self._request.base.revision} accepts a change of {name}, for which nothing fails any "
-                    f"more: remove the line, or it hides the next change"
+                    f"more: {where}remove the line, or it hides the next change"
                 )
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:

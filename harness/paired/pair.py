@@ -24,6 +24,7 @@ from harness.paired.sources import Source
 from harness.worker.turns import VARIABLE
 from harness.worker.usage import ForeignCpu
 from reports.gate.paired import FEWEST_QUADS, quad_log
+from results.cell import Cell
 from results.errors import BenchError, MachineError, UsageError
 from results.outcome import Outcome
 from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
@@ -320,8 +321,9 @@ def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) ->
         {result.cell_id: result for result in _study(context.folder, number, side).results()}
         for side in ("base", "new")
     )
+    planned = _study(context.folder, number, "base")
     return [
-        _launched_pair({"base": base[one], "new": new[other]}, order)
+        _launched_pair(planned.cell(one), {"base": base[one], "new": new[other]}, order)
         for one, other in sorted(_counterparts(context, number).items())
         if one in base and other in new
     ]
@@ -337,10 +339,16 @@ def _counterparts(context: PairContext, number: int) -> dict[str, str]:
     return counterparts(base, new, same_options=alike)
 
 
-def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
+def _launched_pair(cell: Cell, results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
+    """What both sides measured of `cell`, as BASE has it."""
     base, new = results["base"], results["new"]
     blocks = [
-        PairedBlock(side=side, steps=1, ns=round(step.value), foreign=_share_of_others(results[side]))
+        PairedBlock(
+            side=side,
+            steps=1,
+            ns=round(step.value),
+            foreign=_share_of_others(results[side], on_cpu=cell.device == "cpu"),
+        )
         for side in order
         if (step := results[side].step_ns) is not None
     ]
@@ -353,11 +361,14 @@ def _launched_pair(results: Mapping[Side, RunResult], order: tuple[Side, Side]) 
     )
 
 
-def _share_of_others(run: RunResult) -> float | None:
+def _share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
     """The share of a launch's cores that others used while it was measured; None where it is not known."""
     if run.foreign_cpu_cores is None or run.environment is None:
         return None
-    return run.foreign_cpu_cores / (run.environment.gpus_per_node * run.environment.threads)
+    ran = run.environment
+    # As a rank counts them: where it is pinned on CPU those of its host's ranks, else all.
+    cores = ran.gpus_per_node * ran.threads if on_cpu and ran.pinned_cores else ran.cores
+    return run.foreign_cpu_cores / cores
 
 
 def _study(folder: Path, number: int, side: Side) -> Study:

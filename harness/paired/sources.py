@@ -47,28 +47,17 @@ class Source:
     folder: Path
     """Where its `bench` is called: the place of the user's working folder in its tree."""
     tree: Path
-    root: Path
-    """The user's working tree, which `tree` is a commit of, or is itself."""
     python: str
     files: str | None = None
     """A hash of the working tree's files when the comparison began; None for a commit."""
+    import_path: tuple[str, ...] = ()
+    """PYTHONPATH, as it is for this side."""
 
     def environment(self) -> dict[str, str]:
-        """Variables with which its own `bench` is found, where its tree is one; else the installed one.
-
-        A folder of the user's tree on PYTHONPATH is replaced by the one of this side, where it has that.
-        """
-        paths = [self._own(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        if (self.tree / "harness" / "worker").is_dir():
-            paths.insert(0, str(self.tree))
-        return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
-
-    def _own(self, entry: str) -> str:
-        place, root = Path(entry).resolve(), self.root.resolve()
-        if not Path(entry).is_absolute() or not place.is_relative_to(root):
-            return entry
-        own = self.tree / place.relative_to(root)
-        return str(own) if own.is_dir() else entry
+        """Variables with which its own `bench` is found, where its tree is one; else the installed one."""
+        own = [str(self.tree)] if (self.tree / "harness" / "worker").is_dir() else []
+        path = os.pathsep.join([*own, *self.import_path])
+        return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
 
     def require_protocol(self) -> bool:
         """Whether its `bench` forks the runs of a launch.
@@ -224,8 +213,8 @@ class Repository:
                 commit=None,
                 folder=self._folder,
                 tree=self.root,
-                root=self.root,
                 python=python,
+                import_path=self._import_path(self.root),
                 files=self.files_hash(),
             )
         commit = self.commit(revision)
@@ -241,9 +230,19 @@ class Repository:
             commit=commit,
             folder=folder,
             tree=tree,
-            root=self.root,
             python=python,
+            import_path=self._import_path(tree),
         )
+
+    def _import_path(self, tree: Path) -> tuple[str, ...]:
+        """PYTHONPATH for a side: what git tracks of the working tree comes from the side's `tree`."""
+        root, own = self.root.resolve(), list[str]()
+        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            place = Path(entry).resolve()
+            is_of_tree = Path(entry).is_absolute() and place.is_relative_to(root)
+            name = str(place.relative_to(root)) if is_of_tree else ""
+            own.append(str(tree / name) if name and self._names("ls-files", "--", name) else entry)
+        return tuple(entry for entry in own if entry)
 
     def _check_out(self, commit: str, tree: Path) -> None:
         kind = self._git("rev-parse", "--show-object-format")

@@ -133,6 +133,7 @@ class ExchangeGroup(dist.ProcessGroup):
         torch knows it by name, as meshes and pipelines ask for.
         """
         groups = [self._open(part) for part in parts]
+        _await_connections()
         own = next(group for group in groups if group is not None)
         self._parts.append(own)
         return own
@@ -142,9 +143,7 @@ class ExchangeGroup(dist.ProcessGroup):
         ranks = [self._members[rank] for rank in part]
         backend = dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
         origin = _Origin(backend=backend, traffic=self.traffic, members=ranks, staged_for=self._staged_for)
-        group = _open_over(origin, self.timeout)
-        _await_connections()
-        return group
+        return _open_over(origin, self.timeout)
 
     def announce_bucket(self) -> None:
         """A strategy begins to exchange a bucket over this group."""
@@ -322,11 +321,11 @@ def open_exchange(
 
 
 def _await_connections() -> None:
-    """Wait until every rank has opened the group; collective over the default group.
+    """Wait until every rank has opened its groups; collective over the default group, where there is one.
 
     Gloo connects while a group is opened, and torch lets the rank that is done first go on. If it fails at
     once, as all do for a refused cell, it closes its connections, and a rank that still connects would report
     that in the place of the failure.
     """
-    if dist.get_backend() == dist.Backend.GLOO:
+    if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         dist.barrier()

@@ -340,7 +340,8 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
     verdict, reason = _timed_verdict(metric, effect, margin, alpha, paired=bool(rules.paired))
     if effect is None and margin is not None:
         few = min(len(before), len(after)) < FEWEST_RUNS
-        reason = _wanted(metric, rules) if few else "a figure is not above 0, so that no ratio can be formed"
+        whole = "BASE's step time" if metric.of_step else "a figure"
+        reason = _wanted(metric, rules) if few else f"{whole} is not above 0, so that no share can be formed"
     if metric.unit == "ns" and verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE) and not rules.paired:
         reason = "; ".join(text for text in (reason, _disturbed(base, new)) if text)
     return Finding(

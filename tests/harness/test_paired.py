@@ -443,7 +443,7 @@ def test_revisions_of_bench_that_take_no_turns(
     assert not (repository / "runs").exists()
 
 
-def test_a_folder_of_the_users_tree_on_the_import_path_is_that_of_each_side(
+def test_what_git_tracks_on_the_import_path_is_that_of_each_side(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(repository, {"src/code.py": "VALUE = 2\n"})
@@ -452,8 +452,10 @@ def test_a_folder_of_the_users_tree_on_the_import_path_is_that_of_each_side(
     given = [str(repository / "src"), str(repository / "untracked"), str(tmp_path / "elsewhere"), "relative"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
     here = Repository(repository)
-    side = here.source("NEW", "HEAD", None, tmp_path / "sides")
-    assert side.environment()["PYTHONPATH"].split(os.pathsep) == [str(side.tree / "src"), *given[1:]]
+    # BASE is from before `src`: what the user has there is not its code.
+    for name, revision in (("NEW", "HEAD"), ("BASE", "HEAD~1")):
+        side = here.source(name, revision, None, tmp_path / "sides")
+        assert side.environment()["PYTHONPATH"].split(os.pathsep) == [str(side.tree / "src"), *given[1:]]
     as_it_is = here.source("NEW", ".", None, tmp_path / "sides")
     assert as_it_is.environment()["PYTHONPATH"].split(os.pathsep) == given
 
@@ -571,15 +573,7 @@ def test_an_accepted_missing_cell_that_is_back_is_told(
 def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts(tmp_path: Path) -> None:
     folder = tmp_path / "ab"
     base, new = (
-        Source(
-            name=name,
-            revision=name,
-            commit=None,
-            folder=tmp_path,
-            tree=tmp_path,
-            root=tmp_path,
-            python="python",
-        )
+        Source(name=name, revision=name, commit=None, folder=tmp_path, tree=tmp_path, python="python")
         for name in ("BASE", "NEW")
     )
     calls: dict[Side, SideCall] = {

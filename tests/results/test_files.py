@@ -81,15 +81,6 @@ def test_a_derived_file_is_replaced(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["index.jsonl"]
 
 
-def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link.html").symlink_to(tmp_path / "there" / "page.html")
-    for data in (b"old", b"new"):
-        files.replace(tmp_path / "link.html", data)
-        assert (tmp_path / "there" / "page.html").read_bytes() == data
-    assert (tmp_path / "link.html").is_symlink()
-
-
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     """A file in the place of /dev/null would be one for the whole machine."""
     pipe = tmp_path / "pipe"
@@ -105,13 +96,16 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["pipe"]
 
 
-def test_what_a_shell_has_open_is_appended_to(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from results import files; files.replace(Path('/dev/stdout'), b'data')"
+def test_what_a_shell_has_open_is_written_to_in_its_turn(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from results import files; print('first', end=' ');"
+        "files.replace(Path('/dev/stdout'), b'data '); print('last', end='')"
+    )
     with (tmp_path / "log").open("wb") as log:
         log.write(b"before ")
         log.flush()
         subprocess.run([sys.executable, "-c", code], stdout=log, check=True)
-    assert (tmp_path / "log").read_bytes() == b"before data"
+    assert (tmp_path / "log").read_bytes() == b"before first data last"
     assert Path("/dev/stdout").is_symlink()
 
 

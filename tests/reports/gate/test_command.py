@@ -318,6 +318,11 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
             "the baseline of that name is kept/main.json",
         ),
         (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
+        (
+            ["report", "before", "-o", "/dev/null", "--figures", "svg"],
+            2,
+            "/dev/null is none: give -o FILE.html",
+        ),
         (["prune", "--keep", "30"], 2, "--keep 30 has no unit, and would be seconds: write 30d for days"),
         (
             ["status", "pairs"],
@@ -535,6 +540,11 @@ def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
     assert second.read_bytes() == kept
     assert sorted(Path("history").glob("*/*.json")) == [first, second]
     assert run(["history", "add", "both"]) == 2
+    # A study that has grown is no night that was cut off.
+    second.unlink()
+    made.runs(cells[0], [10.1], environment=new_environment(cpu_model="Example One"))
+    assert run(["history", "add", "both"]) == 2
+    assert not second.exists()
 
 
 def test_a_night_that_lies_elsewhere_than_it_belongs_is_named_and_left_out(

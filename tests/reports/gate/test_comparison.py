@@ -259,7 +259,7 @@ def test_a_judged_metric_that_one_side_lacks_is_inconclusive() -> None:
 
 def test_a_figure_of_0_has_a_reason_of_its_own() -> None:
     base, new = subject(timed={"peak_memory": (0.0,) * 5}), subject(timed={"peak_memory": (4096.0,) * 5})
-    assert only(held(base, new)).reason == "a figure is not above 0, so that no ratio can be formed"
+    assert only(held(base, new)).reason == "a figure is not above 0, so that no share can be formed"
 
 
 def test_a_verdict_for_the_worse_says_which_runs_others_disturbed() -> None:
