@@ -9,7 +9,8 @@
 and the share of the cores that others took. LEDGER is `ledger.jsonl` beside this script unless another is
 named; that one is tracked, so commit what was collected. After `--minutes` it interrupts the call that is
 under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
-commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its target.
+commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its target,
+until each has its calls.
 All calls are the default, on a clone of HEAD; with `--any-load` no quad is left out because of others.
 `report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above` of the
 cores; thousands of further calls are drawn from the recorded pairs, of step times alone. `cost` times pairs
@@ -179,8 +180,12 @@ def collect(ledger: Path, names: Sequence[str], minutes: float, *, any_load: boo
                 shutil.rmtree(other)
         while time.monotonic() < end:
             done = Counter(call["kind"] for call in read(ledger))
-            name = min(names, key=lambda each: done[each] / KINDS[each].target)
-            name = next((path.name for path in going.glob("*")), name)
+            wanted = [each for each in names if done[each] < KINDS[each].target]
+            behind = min(wanted, key=lambda each: done[each] / KINDS[each].target, default=None)
+            name = next((path.name for path in going.glob("*")), behind)
+            if name is None:
+                print("each kind has the calls that are wanted")
+                break
             line = made(name, clone, commit, going / name, end, any_load=any_load)
             if line is None:
                 print(f"{name}: interrupted, {len(read_pairs(going / name / 'ab'))} pairs so far")
