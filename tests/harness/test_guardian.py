@@ -64,7 +64,7 @@ def _name(process: psutil.Process) -> str:
     if any(word.endswith("guardian.py") for word in words):
         return "guardian"
     # A guardian leads the session of its command, and each daemon is in one of its own.
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, ProcessLookupError):
         leader = psutil.Process(os.getsid(process.pid)).cmdline()
         if any(word.endswith("guardian.py") for word in leader):
             return "command"
