@@ -16,11 +16,10 @@ from results.errors import StudyBusyError, UsageError
 from results.history import night_paths
 from results.job_store import JobStore
 from results.lock import study_lock
+from results.paired import CALL
 from results.store import Study
 
 DAY_S = 86_400.0
-_CALL = "call.json"
-"""In the folder of a paired comparison."""
 _COMMIT = re.compile("[0-9a-f]{12}")
 
 
@@ -75,10 +74,10 @@ def _comparisons(root: Path) -> list[Path]:
 
     A bisection holds comparisons, named by commits, and no other folder: a removal takes all that is in it.
     """
-    if (root / _CALL).is_file():
+    if (root / CALL).is_file():
         return [root]
     within = _folders(root)
-    are_commits = all(_COMMIT.fullmatch(path.name) and (path / _CALL).is_file() for path in within)
+    are_commits = all(_COMMIT.fullmatch(path.name) and (path / CALL).is_file() for path in within)
     return within if within and are_commits else []
 
 
@@ -144,7 +143,7 @@ def _candidate(
     root: Path, now: float, keep_s: float, named: Origins, comparisons: Sequence[Path]
 ) -> PruneCandidate:
     studies = _studies(root, comparisons)
-    written = [one / _CALL for one in comparisons]
+    written = [one / CALL for one in comparisons]
     for study in studies:
         written += [*study.plan_paths(), *study.root.glob("launches/*")]
     age_s = now - max(path.stat().st_mtime for path in written)

@@ -33,7 +33,7 @@ def write_once(path: Path, data: bytes) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole.
 
-    A stream is written to.
+    A device, a pipe, and what this process has open are written to (`is_stream`).
     """
     with _errors(path):
         if is_stream(path):

@@ -53,9 +53,9 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     paths = {one: folder / one / _file_name(night) for one in machines}
     runs = {run for subject in night.subjects for run in subject.run_ids}
     known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
-    # A call that was ended between two machines has kept one of them.
-    kept_so = {one for one in known if _holds(paths[one], machines[one])}
-    if len(known) == len(machines) or known.keys() != kept_so:
+    # A call that was ended between two machines has kept the whole night of one of them.
+    whole = {one for one in known if _holds(paths[one], machines[one])}
+    if len(known) == len(machines) or known.keys() != whole:
         raise UsageError(
             f"{next(iter(known.values()))} is there already: this night was added before; "
             f"bench matrix --fresh measures another"
@@ -103,6 +103,7 @@ def _holds(path: Path, subjects: list[Subject]) -> bool:
 
 
 def _file_name(night: Baseline) -> str:
+    """By when it was measured: `20260102T030405Z.json`."""
     return f"{re.sub(r'[.][0-9]+|[-:]', '', night.measured_at)}.json"
 
 

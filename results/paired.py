@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+CALL = "call.json"
+"""In the folder of a comparison: what is compared (`PairedCall`)."""
 Side = Literal["base", "new"]
 Alternation = Literal["blocks", "launches"]
 """What alternates: blocks of two runs that live at the same time, or whole launches."""

@@ -21,6 +21,7 @@ from harness.packages import with_packages
 from harness.studies import warn_of_losses
 from results.errors import BenchError, SchedulerError, UsageError
 from results.job_store import JobStore
+from results.paired import CALL
 from results.store import Study
 
 WATCH_S = 10.0
@@ -45,7 +46,7 @@ def command(study: str, *, watch: bool, as_json: bool) -> int:
         if watch:
             raise UsageError(f"--watch follows one study: name one in {study}, such as {below[-1].root}")
         return _list(below, console, as_json=as_json)
-    if not Study(Path(study)).plan_paths() and (pairs := sorted(Path(study).glob("*/call.json"))):
+    if not Study(Path(study)).plan_paths() and (pairs := sorted(Path(study).glob(f"*/{CALL}"))):
         raise UsageError(
             f"{study} holds paired comparisons and no study: bench compare --again {pairs[-1].parent} says "
             f"what one found"

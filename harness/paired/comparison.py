@@ -36,7 +36,7 @@ from results.baseline import Baseline
 from results.errors import MachineError, UsageError
 from results.lock import study_lock
 from results.outcome import Outcome
-from results.paired import Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
+from results.paired import CALL, Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
 from results.run import RunResult
 from results.store import new_id
 
@@ -175,7 +175,7 @@ class PairedComparison:
             return
         for name in sorted(self._rules.accepted):
             verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
-            # A metric without a finding has none on this machine; where no cell has one, none is missing.
+            # A metric may have no figure on this machine, and so no finding. A missing cell always has one.
             if verdicts <= FINE and (verdicts or name == Verdict.MISSING):
                 where = "if this call plans every cell, " if name == Verdict.MISSING else ""
                 self._console.warn(
@@ -233,7 +233,7 @@ class PairedComparison:
     def _require_own_folder(self) -> None:
         """Raises UsageError if the folder holds something that is no comparison."""
         there = {path.name for path in self.folder.glob("*")} - {".lock"}
-        if there and "call.json" not in there:
+        if there and CALL not in there:
             raise UsageError(
                 f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
             )
@@ -244,7 +244,7 @@ class PairedComparison:
         Raises UsageError if the folder holds another comparison.
         """
         base, new = (_kept(calls[side]) for side in SIDES)
-        path = self.folder / "call.json"
+        path = self.folder / CALL
         if path.exists():
             there = schemas.PAIRED_CALL.read(path)
             if (there.base, there.new) != (base, new):
@@ -279,7 +279,7 @@ def decide_again(
     pairs = read_pairs(folder)
     if not pairs:
         raise UsageError(f"{folder} holds no pairs: name the folder of a bench compare --ab")
-    call = schemas.PAIRED_CALL.read(folder / "call.json")
+    call = schemas.PAIRED_CALL.read(folder / CALL)
     request = PairedRequest(
         base=SideRequest(revision=call.base.revision),
         new=SideRequest(revision=call.new.revision),

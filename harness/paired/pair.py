@@ -347,7 +347,7 @@ def _launched_pair(cell: Cell, results: Mapping[Side, RunResult], order: tuple[S
             side=side,
             steps=1,
             ns=round(step.value),
-            foreign=_share_of_others(results[side], on_cpu=cell.device == "cpu"),
+            foreign=share_of_others(results[side], on_cpu=cell.device == "cpu"),
         )
         for side in order
         if (step := results[side].step_ns) is not None
@@ -361,7 +361,7 @@ def _launched_pair(cell: Cell, results: Mapping[Side, RunResult], order: tuple[S
     )
 
 
-def _share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
+def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
     """The share of a launch's cores that others used while it was measured; None where it is not known."""
     if run.foreign_cpu_cores is None or run.environment is None:
         return None

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from builders import a_cell
+from builders import a_cell, an_environment
 
 from harness.cli import run
 from harness.console import Console
@@ -36,6 +37,7 @@ from harness.paired.pair import (
     SideCall,
     both_can_be_only_timed,
     runs_of,
+    share_of_others,
     study_of,
 )
 from harness.paired.seat import LostError, Seat, Told
@@ -46,8 +48,9 @@ from reports.gate.effect import Effect
 from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, PairedSample
 from results import files, schemas
 from results.errors import UsageError
-from results.outcome import Outcome
+from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCell, Side
+from results.run import RunResult
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = """
@@ -196,6 +199,30 @@ def test_whole_launches_alternate_where_they_are_asked_to(
     assert base.foreign_cpu_cores is not None
     assert pair.cells[0].blocks[0].foreign == base.foreign_cpu_cores / 2
     assert str(new.started_at) > str(base.started_at)
+
+
+def test_the_share_of_others_is_of_the_cores_that_a_rank_looks_at() -> None:
+    """A rank on a GPU looks at all cores of its node; pinned ranks on CPU look at their own."""
+    run_on = RunResult(
+        cell_id="c",
+        run_id="r",
+        launch_id="l",
+        repeat=1,
+        outcome=Outcome.OK,
+        reason=None,
+        evidence=Evidence.MEASURED,
+        started_at=None,
+        ranks_expected=1,
+        ranks_present=1,
+        foreign_cpu_cores=7.0,
+        environment=an_environment(cores=128, threads=16, gpus_per_node=1, pinned_cores=tuple(range(16))),
+    )
+    assert share_of_others(run_on, on_cpu=False) == 7 / 128
+    ranks = an_environment(cores=128, threads=4, gpus_per_node=2, pinned_cores=(0, 1, 2, 3))
+    assert share_of_others(msgspec.structs.replace(run_on, environment=ranks), on_cpu=True) == 7 / 8
+    free = an_environment(cores=128, threads=4, gpus_per_node=2)
+    assert share_of_others(msgspec.structs.replace(run_on, environment=free), on_cpu=True) == 7 / 128
+    assert share_of_others(msgspec.structs.replace(run_on, foreign_cpu_cores=None), on_cpu=True) is None
 
 
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

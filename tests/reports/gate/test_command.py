@@ -507,16 +507,24 @@ def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(
     assert "was measured with uncommitted changes: commit abc1234" in capsys.readouterr().err
 
 
-def test_two_machines_of_one_study_are_two_histories(
+@pytest.fixture
+def of_two(
     tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
-) -> None:
+) -> Callable[[], None]:
+    """Adds the study `both`, with a cell on each of two machines. Gives what measures the first one again."""
     monkeypatch.chdir(tmp_path)
     made = new_study(tmp_path / "both")
     cells = made.series("weak", "ddp", [2, 4], batch=8)
     made.plan()
-    for cell, cpu in zip(cells, ("Example One", "Example Two"), strict=True):
-        made.runs(cell, [10.0], environment=new_environment(cpu_model=cpu))
+    there = [new_environment(cpu_model=cpu) for cpu in ("Example One", "Example Two")]
+    for cell, machine in zip(cells, there, strict=True):
+        made.runs(cell, [10.0], environment=machine)
     assert run(["history", "add", "both"]) == 0
+    return lambda: made.runs(cells[0], [10.1], environment=there[0])
+
+
+@pytest.mark.usefixtures("of_two")
+def test_two_machines_of_one_study_are_two_histories() -> None:
     kept = {path.parent.name: schemas.BASELINE.read(path) for path in Path("history").glob("*/*.json")}
     told = {night.subjects[0].facts["cpu_model"] for night in kept.values() if len(night.subjects) == 1}
     assert len(kept) == 2
@@ -524,15 +532,8 @@ def test_two_machines_of_one_study_are_two_histories(
 
 
 def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
-    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
+    of_two: Callable[[], None],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = new_study(tmp_path / "both")
-    cells = made.series("weak", "ddp", [2, 4], batch=8)
-    made.plan()
-    for cell, cpu in zip(cells, ("Example One", "Example Two"), strict=True):
-        made.runs(cell, [10.0], environment=new_environment(cpu_model=cpu))
-    assert run(["history", "add", "both"]) == 0
     [first, second] = sorted(Path("history").glob("*/*.json"))
     kept = second.read_bytes()
     second.unlink()
@@ -542,7 +543,7 @@ def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
     assert run(["history", "add", "both"]) == 2
     # A study that has grown is no night that was cut off.
     second.unlink()
-    made.runs(cells[0], [10.1], environment=new_environment(cpu_model="Example One"))
+    of_two()
     assert run(["history", "add", "both"]) == 2
     assert not second.exists()
 
