@@ -54,6 +54,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     nccl_settings: dict[str, str] = {}
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
+    process_group: str = ""
+    """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()
     """What NCCL moves data by, over all ranks of the launch so far, as its log has it; empty: not known."""
     attention: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import click
 from harness.code import PACKAGES, checkout
 from harness.console import Console
 from harness.device import cgroup_quota, cpu_model, usable_cores, visible_gpus
-from harness.launch.preflight import require_devices, warnings
+from harness.launch.preflight import TORCH, require_devices, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
 from harness.torch_devices import ask_torch
@@ -115,9 +115,7 @@ def _gib(size: int | None) -> str:
 
 def _torch() -> str:
     if util.find_spec("torch") is None:
-        return (
-            "not installed: planning and reporting work, running does not (pip install 'torch>=2.11,<2.14')"
-        )
+        return f"not installed: planning and reporting work, running does not (pip install '{TORCH}')"
     version = metadata.version("torch")
     if not visible_gpus() and "+cpu" in version:
         return version

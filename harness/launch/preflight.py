@@ -20,6 +20,8 @@ from results.errors import MachineError
 LEAST_FREE_BYTES = 200 * 2**20
 BUSY_LOAD = 0.5
 """Load average per core above which the machine is called busy."""
+TORCH = "torch>=2.11,<2.16"
+"""The requirement of `pyproject.toml`; docs/testing.md lists the versions that were tried."""
 LINK_TRIAL = ("-m", "harness.launch.virtual_network", "1000")
 """Arguments for Python that make two nodes as a trial; the last line on stderr says what is missing."""
 
@@ -29,7 +31,7 @@ def require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise MachineError(
             "torch is not installed: planning and reporting work without it, running does not; "
-            "install it with: pip install 'torch>=2.11,<2.14'"
+            f"install it with: pip install '{TORCH}'"
         )
 
 

@@ -118,10 +118,10 @@ def _join(launch: Launch, device: torch.device, meeting: str, timeout: timedelta
     The default group is Gloo's on every device, so that an agreement takes no memory and no stream of the
     device, and still works when the device has failed. NCCL moves the exchange alone.
 
-    No group is bound to a device (`device_id`), for torch 2.11 to 2.13. A bound NCCL group is eager: it has
-    one communicator, in which a send or a receive waits for all that was issued before it, so that two
-    stages of a pipeline that send to each other wait for ever; and a new group splits that communicator, in a
-    call which its members and all other ranks must make equally often. Unbound, NCCL connects at the first
+    No group is bound to a device (`device_id`). A bound NCCL group is eager: it has one communicator, in
+    which a send or a receive waits for all operations that were issued before it, so that two stages of a
+    pipeline that send to each other wait forever; and a new group splits that communicator, in a call that
+    its members and all other ranks must make equally often. An unbound ProcessGroupNCCL connects at the first
     collective, on the current device, and has a communicator and a stream for every pair of ranks that send
     to each other.
     """
@@ -135,7 +135,18 @@ def _join(launch: Launch, device: torch.device, meeting: str, timeout: timedelta
         require_one_nccl(versions)
     kind = device_of(device)
     staged_for = kind if launch.backend == "gloo" and isinstance(kind, StreamedDevice) else None
-    return open_exchange(timeout, backend=launch.backend, staged_for=staged_for)
+    name = nccl_name() if launch.backend == "nccl" else launch.backend
+    return open_exchange(timeout, backend=name, staged_for=staged_for)
+
+
+def nccl_name() -> str:
+    """The name by which this torch builds ProcessGroupNCCL.
+
+    torch 2.14 added ProcessGroupNCCL2, which `nccl` builds from 2.15 on. It is bound to a device, and has one
+    communicator and one stream for collectives, sends and receives. From 2.14 on `nccl-legacy` builds the
+    class that `nccl` built before.
+    """
+    return "nccl-legacy" if hasattr(torch._C._distributed_c10d, "ProcessGroupNCCL2") else "nccl"
 
 
 def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:

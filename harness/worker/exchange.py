@@ -81,6 +81,8 @@ class ExchangeGroup(dist.ProcessGroup):
         self._backend: Any = dist.group.WORLD if backend is None else backend
         self._staged_for = staged_for
         self._mover: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
+        self._downward: Any = None
+        """The backend of messages from a rank to a lower one; None: `_mover` carries both directions."""
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
         self._name = ""
@@ -93,9 +95,9 @@ class ExchangeGroup(dist.ProcessGroup):
         """As new, for the next cell: nothing counted, on, and no group split from it. Collective."""
         self.traffic = Traffic()
         for part in self._parts:
-            backend = part.backend
-            dist.destroy_process_group(part)
-            dist.destroy_process_group(backend)
+            backends = [backend for backend in (part.backend, part._downward) if backend is not None]
+            for group in (part, *backends):
+                dist.destroy_process_group(group)
         self._parts.clear()
 
     def shutdown(self) -> None:
@@ -104,7 +106,14 @@ class ExchangeGroup(dist.ProcessGroup):
         # the backend would poll until the worker ends.
         if self._staged_for is not None:
             self._mover.close()
-        self._backend = self._mover = None
+        self._backend = self._mover = self._downward = None
+
+    @property
+    def class_name(self) -> str:
+        """torch's class that moves the data, such as ProcessGroupNCCL."""
+        devices = self._backend._device_types
+        mover = self._backend._get_backend(devices[0]) if devices else self._backend
+        return type(mover).__name__
 
     @property
     def backend(self) -> dist.ProcessGroup:
@@ -121,18 +130,31 @@ class ExchangeGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return _BACKEND
 
+    supports_coalescing = False
+
+    def _get_backend(self, device: torch.device) -> ExchangeGroup:  # type: ignore[override]
+        """The group itself: torch's `batch_isend_irecv` asks its backend whether it supports coalescing."""
+        return self
+
     @property
     def group_name(self) -> str:  # type: ignore[override]
         # Given by torch after construction, and asked for once more after torch has forgotten the group.
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
 
-    def split_into(self, parts: Sequence[Sequence[int]]) -> ExchangeGroup:
+    def split_into(self, parts: Sequence[Sequence[int]], *, duplex: bool = False) -> ExchangeGroup:
         """The group of the part that this rank is in, counted and switched with this one; collective.
 
-        torch knows it by name, as meshes and pipelines ask for.
+        torch knows it by name, as meshes and pipelines ask for. `duplex` is as `Link.split` has it.
         """
         groups = [self._open(part) for part in parts]
+        # Gloo has a connection for each direction. NCCL carries out all messages of two ranks one by one, and
+        # a message ends when the other rank receives it: two that send to each other first never would.
+        if duplex and dist.get_backend(self._backend) != dist.Backend.GLOO:
+            for part, group in zip(parts, groups, strict=True):
+                downward = self._new_backend([self._members[rank] for rank in part])
+                if group is not None:
+                    group._downward = downward
         _await_connections()
         own = next(group for group in groups if group is not None)
         self._parts.append(own)
@@ -141,9 +163,12 @@ class ExchangeGroup(dist.ProcessGroup):
     def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
         """A new group of these ranks over a backend of its own; None where this rank is not in it."""
         ranks = [self._members[rank] for rank in part]
-        backend = dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
+        backend = self._new_backend(ranks)
         origin = _Origin(backend=backend, traffic=self.traffic, members=ranks, staged_for=self._staged_for)
         return _open_over(origin, self.timeout)
+
+    def _new_backend(self, ranks: list[int]) -> Any:
+        return dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
 
     def announce_bucket(self) -> None:
         """A strategy begins to exchange a bucket over this group."""
@@ -212,7 +237,8 @@ class ExchangeGroup(dist.ProcessGroup):
     def send(  # type: ignore[override]
         self, tensors: list[Tensor], to: int, tag: int
     ) -> MaybeWork:
-        return self._run("send", tensors, tensors, (tensors, to, tag), None)
+        mover = self._mover if self._downward is None or to > self._rank else self._downward
+        return self._run("send", tensors, tensors, (tensors, to, tag), None, mover)
 
     def recv(  # type: ignore[override]
         self, tensors: list[Tensor], source: int, tag: int
@@ -220,19 +246,26 @@ class ExchangeGroup(dist.ProcessGroup):
         # The sender counts.
         if not self.traffic.enabled:
             return _finished(tensors)
+        mover = self._mover if self._downward is None or source < self._rank else self._downward
         if self.traffic.recorder is not None:
-            return self._recorded("recv", tensors, self._mover.recv, (tensors, source, tag))
-        work: MaybeWork = self._mover.recv(tensors, source, tag)
+            return self._recorded("recv", tensors, mover.recv, (tensors, source, tag))
+        work: MaybeWork = mover.recv(tensors, source, tag)
         return work
 
     def _run(
-        self, name: str, sent: list[Tensor], result: Any, arguments: tuple[object, ...], options: Options
+        self,
+        name: str,
+        sent: list[Tensor],
+        result: Any,
+        arguments: tuple[object, ...],
+        options: Options,
+        mover: Any = None,
     ) -> MaybeWork:
         if not self.traffic.enabled:
             return _finished(result)
         self.traffic.payload_bytes += _bytes(sent)
         self.traffic.operations += 1
-        collective = getattr(self._mover, name)
+        collective = getattr(mover or self._mover, name)
         if options is not None:
             arguments = (*arguments, options)
         if self.traffic.recorder is not None:

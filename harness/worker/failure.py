@@ -35,7 +35,8 @@ _PEER_LOST = re.compile(
 )
 # What the one says that waited in a collective for longer than the group's time-out.
 _NOBODY_CAME = re.compile(
-    r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout", re.IGNORECASE
+    r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout|NCCL operation timed out",
+    re.IGNORECASE,
 )
 
 

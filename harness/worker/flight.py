@@ -11,7 +11,7 @@ import torch
 from results.cell import Backend
 
 _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
-"""Private names of torch (2.13): they may be missing."""
+"""Private names of torch (2.13 to 2.15): they may be missing. ProcessGroupNCCL records its own operations."""
 
 
 def flight_recording(backend: Backend) -> bytes | None:

@@ -138,7 +138,10 @@ class RankContext:
             evidence=self.evidence,
             started_at=ending.started_at,
             ended_at=utc_now(),
-            environment=probe(launch, rank, self.device, self.pinned, cell, ending.transports),
+            environment=msgspec.structs.replace(
+                probe(launch, rank, self.device, self.pinned, cell, ending.transports),
+                process_group=self.exchange.class_name,
+            ),
             warnings=[
                 *launch.warnings,
                 *self.warnings,

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from results.errors import UsageError
 
-Split = Callable[[Sequence[Sequence[int]]], ProcessGroup]
+Split = Callable[..., ProcessGroup]
 
 
 class Link:
@@ -134,13 +134,15 @@ class Link:
         work: Work = self._group.recv([values], source, 0)
         return work
 
-    def split(self, parts: Sequence[Sequence[int]]) -> Link:
+    def split(self, parts: Sequence[Sequence[int]], *, duplex: bool = False) -> Link:
         """The link to the part that this rank is in; `parts` are disjoint, and cover all ranks.
+
+        With `duplex` a send to a lower rank never waits for a send to a higher one, as a pipeline needs.
 
         Collective over all ranks of the group, which must be all ranks of the default group.
         """
         own: Split = getattr(self._group, "split_into", self._new_groups)
-        return Link(own(parts))
+        return Link(own(parts, duplex=duplex))
 
     def beside(self) -> Link:
         """A link between the same ranks through host memory, whose messages meet none of this one's, so that
@@ -160,7 +162,8 @@ class Link:
         assert isinstance(group, ProcessGroup)
         return Link(group)
 
-    def _new_groups(self, parts: Sequence[Sequence[int]]) -> ProcessGroup:
+    def _new_groups(self, parts: Sequence[Sequence[int]], *, duplex: bool) -> ProcessGroup:
+        # torch makes one operation of sends and receives over a group of its own, so that they are duplex.
         groups = [
             dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts
         ]

@@ -83,12 +83,6 @@ class Pipeline(StrategyFacts):
         return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)
 
     def refusal(self, cell: Cell) -> str | None:
-        if cell.backend == "nccl" and self.schedule != "gpipe":
-            # NCCL needs the two as one operation, which torch makes of them for its own groups alone.
-            return (
-                f"pipeline:{self.schedule} sends and receives at once, which NCCL takes as one operation and "
-                f"gets as two, so that it would wait for ever; use pipeline:gpipe or --backend gloo"
-            )
         if cell.micro_batch % self.microbatches:
             return (
                 f"the micro-batch ({cell.micro_batch} samples) must be a multiple of microbatches "
@@ -141,12 +135,11 @@ class Pipeline(StrategyFacts):
 
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
-        """1F1B, over NCCL GPipe, of any number of stages that divides the ranks and that there are blocks
-        for, from the least on.
+        """1F1B with each number of stages that divides the ranks and does not exceed the blocks, in order.
 
-        Of as many microbatches as stages, and of more.
+        The number of microbatches is the number of stages or more.
         """
-        gpus, schedule = point.cell.gpus, "gpipe" if point.cell.backend == "nccl" else "1f1b"
+        gpus = point.cell.gpus
         numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
         for stages in [number for number in numbers if number <= point.blocks] or numbers[:1]:
             copies = gpus // stages
@@ -154,7 +147,7 @@ class Pipeline(StrategyFacts):
             refused = samples if isinstance(samples, str) else None
             counts = [stages] if isinstance(samples, str) else microbatch_counts(samples, stages)
             for count in counts:
-                strategy = f"pipeline:{schedule}:microbatches={count}:dp={copies}"
+                strategy = f"pipeline:1f1b:microbatches={count}:dp={copies}"
                 yield Proposal(strategy=strategy, complexity=(8,), refused=refused)
 
     def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:

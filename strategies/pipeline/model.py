@@ -69,7 +69,7 @@ class PipelineModel(ParallelModel):
         self.decided_over = everyone = Link(setting.exchange.group)
         for tensor in (*module.parameters(), *module.buffers()):
             take_from_first(everyone, [tensor])
-        self._pipeline = everyone.split(groups.groups("pipeline"))
+        self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
         self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
         self._buffer_names = [name for name, _ in module.named_buffers()]
         self._keep_own_stages(everyone, groups)

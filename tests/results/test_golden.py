@@ -345,7 +345,12 @@ IN_A_JOB = msgspec.structs.replace(ENVIRONMENT, allocation="slurm 17")
 RANK_RECORD_2 = msgspec.structs.replace(RANK_RECORD, environment=IN_A_JOB)
 RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
 TRAINING = Training(differences=("averages every 2 steps",), averages_all_gradients=False)
-CONNECTED = msgspec.structs.replace(IN_A_JOB, transports=("NVLink (P2P/CUMEM)",), attention=("flash", "math"))
+CONNECTED = msgspec.structs.replace(
+    IN_A_JOB,
+    process_group="ProcessGroupNCCL",
+    transports=("NVLink (P2P/CUMEM)",),
+    attention=("flash", "math"),
+)
 RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,
     environment=CONNECTED,

@@ -190,14 +190,6 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ),
         ({"strategy": "pipeline:gpipe:chunks=3"}, "gpipe has one stage a rank; leave chunks out"),
         (
-            {"strategy": "pipeline:1f1b", "device": "cuda", "backend": "nccl"},
-            "pipeline:1f1b sends and receives at once",
-        ),
-        (
-            {"strategy": "pipeline:interleaved:microbatches=2", "device": "cuda", "backend": "nccl"},
-            "use pipeline:gpipe or --backend gloo",
-        ),
-        (
             {"strategy": "pipeline:1f1b:microbatches=2", "gpus": 4},
             "at least pipeline ranks (4) for 1f1b; use microbatches=4, or pipeline:gpipe",
         ),
@@ -304,6 +296,7 @@ def test_what_the_model_or_the_nodes_do_not_allow_is_refused(fields: dict[str, o
         {"strategy": "pipeline:gpipe:dp=2", "gpus": 4},
         {"strategy": "pipeline:gpipe:microbatches=2", "gpus": 4},
         {"strategy": "pipeline:1f1b", "gpus": 4},
+        {"strategy": "pipeline:1f1b", "gpus": 4, **CUDA},
         {"strategy": "pipeline:interleaved:chunks=3"},
         {"strategy": "pipeline:interleaved:microbatches=8", "gpus": 4},
         {"strategy": "tp", "gpus": 4, "accumulation": 2},

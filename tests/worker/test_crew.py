@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.code import code_version
-from harness.worker.crew import require_one_nccl, work
+from harness.worker.crew import nccl_name, require_one_nccl, work
 from harness.worker.interface import interface_towards, name_interface
 from harness.worker.rank import Rank
 from results.errors import MachineError
@@ -63,6 +63,17 @@ def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect()
     require_one_nccl([("node-a", "2.27.5"), ("node-a", "2.27.5"), ("node-b", "2.27.5")])
     with pytest.raises(MachineError, match=re.escape("2.27.5 (node-a, node-c), 2.29.2 (node-b); install")):
         require_one_nccl([("node-a", "2.27.5"), ("node-b", "2.29.2"), ("node-c", "2.27.5")])
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the group connects")
+def test_nccl_is_the_class_that_connects_at_the_first_collective() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="ProcessGroupNCCL is only supported with GPUs"):
+            dist.new_group(backend=nccl_name())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_gloo_uses_the_interface_that_leads_to_the_master() -> None:

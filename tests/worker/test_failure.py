@@ -123,6 +123,12 @@ ERRORS: list[tuple[BaseException, Outcome, str]] = [
         " 75000ms for recv operation to complete",
     ),
     (
+        # As ProcessGroupNCCL2 of torch 2.15 words it.
+        dist.DistBackendError("NCCL operation timed out"),
+        Outcome.HUNG,
+        "a collective was not joined by all ranks in time: DistBackendError: NCCL operation timed out",
+    ),
+    (
         dist.DistBackendError(f"[Rank 1] {WATCHDOG}"),
         Outcome.HUNG,
         f"a collective was not joined by all ranks in time: DistBackendError: [Rank 1] {WATCHDOG}",

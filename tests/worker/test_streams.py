@@ -151,6 +151,8 @@ CELLS: list[Fields] = [
     GPT | {"strategy": "scratch-fsdp:offload=cpu"},
     GPT | {"strategy": "tp", "precision": "fp16"},
     GPT | {"strategy": "pipeline:gpipe:microbatches=2"},
+    GPT | {"strategy": "pipeline:1f1b:microbatches=4", "micro_batch": 4},
+    GPT | {"workload": "gpt-nano", "strategy": "pipeline:interleaved:microbatches=4", "micro_batch": 4},
     MLP | {"strategy": "ddp", "collective": "hierarchical"},
     MLP | {"strategy": "scratch-ddp", "collective": "hierarchical", "node_size": 1},
     MLP | {"strategy": "ddp", "compression": "topk:0.1"},
@@ -202,6 +204,7 @@ def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks: Ranks, tmp_
         for fields, record in zip(CELLS, records, strict=False):
             assert (record["outcome"], record["reason"]) == ("ok", None), (rank, fields)
             assert record["clock"] == "cuda-event"
+            assert record["environment"].process_group == "NcclLike"
             assert record["quads"].on_first_ns
             recorded = record["recorded"]
             assert recorded.operations.step
