@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+COMPAT := $(VENV)-compat
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 # Processes that run groups of tests beside each other (tests/conftest.py): two more than the two cores that CI
@@ -12,7 +13,7 @@ WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \
+.PHONY: demo test quick compat planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \
   reference format constraints clean
 
 demo: $(VENV)/.installed
@@ -61,6 +62,22 @@ gpu: $(VENV)-gpu/.installed
 
 gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)-gpu/.installed
 	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(@:gpu-%=%) $(if $(DEVICE),--device $(DEVICE))
+
+# Another version of torch or Python, in one environment that is replaced when either changes (a CUDA build takes
+# about 5 GB): a study of every strategy on two ranks, and the quick tests of strategies and workloads.
+compat: $(COMPAT)/.torch-$(TORCH)-$(notdir $(PYTHON))
+	OMP_NUM_THREADS=1 $(COMPAT)/bin/bench matrix docs/studies/strategies.yaml --name compat --workload gpt-nano \
+	  --gpus 1,2 --repeats 1 --budget 1s --out runs/compat-$(TORCH)
+	OMP_NUM_THREADS=1 $(COMPAT)/bin/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -q -m "not slow" \
+	  tests/strategies tests/workloads tests/worker/test_crew.py tests/worker/test_exchange.py
+
+$(COMPAT)/.torch-$(TORCH)-$(notdir $(PYTHON)): pyproject.toml
+	@test -n "$(TORCH)" || { echo "give a version of torch: make compat TORCH=2.15.0"; exit 2; }
+	@$(PYTHON) -c "" 2>/dev/null || { echo "$(PYTHON) does not run: install it, or give another PYTHON"; exit 2; }
+	rm -rf $(COMPAT)
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/pip --disable-pip-version-check install --quiet 'torch==$(TORCH)' --editable '.[dev]'
+	touch $@
 
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
@@ -115,4 +132,4 @@ $(VENV)-gpu/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*
+	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*
