@@ -41,6 +41,13 @@ ALLOCATION_OVER = re.compile(
 Of a job that was put back into the queue srun says that it is pending when it looks the job up, and Duplicate
 job id when it asks for a step after that.
 """
+STEP_PENDING = re.compile(
+    r"^srun: (?P<words>Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying .*)$", re.MULTILINE
+)
+"""What srun prints while the nodes of its job are held by another step.
+
+srun 22.05 prints this as late as two minutes after it has begun to wait.
+"""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 

@@ -238,26 +238,33 @@ class Campaign:
         return True
 
     def _starts_again(self, launch: Launch, attempt: Attempt, retries: int) -> bool:
-        """Whether a launch in which no cell began is tried again: the network may be better then.
+        """Whether a launch in which no cell began is started again: what prevented it may have passed.
 
         Raises MachineError if no other launch would fare better.
         """
         folder = self._study.launch_folder(launch.launch_id)
         self._never_ready += 1
-        if attempt.stopped_by is None:
-            found = attempt.outcomes.values()
+        found, why = attempt.outcomes.values(), None
+        if Outcome.NODE_FAILED in found:
+            why = attempt.stopped_by
+        elif attempt.stopped_by is None:
             fault = machine_fault(folder, launch, attempt.ranks) if Outcome.CANCELLED in found else None
             if fault is not None:
                 raise MachineError(f"workers cannot start on this machine: {fault}; {_NOT_STARTED}")
             unmet = no_rendezvous(folder, attempt.ranks) if Outcome.MISSING_RANKS in found else None
-            if unmet is not None and retries > 0:
-                self._console.warn(f"the workers did not meet ({unmet}); they are started again")
-                return True
+            why = None if unmet is None else f"the workers did not meet ({unmet})"
+        if why is not None and retries > 0:
+            self._console.warn(f"{why}; the launch is started again")
+            return True
         if self._never_ready >= NEVER_READY and not self._deadline.is_over:
             said = log_end(folder)
+            how = "without a word" if said is None else f"with {said}"
+            if attempt.stopped_by is not None:
+                # The last line is then what its processes said of their being ended.
+                how = f"because {attempt.stopped_by}"
             raise MachineError(
                 f"{self._never_ready} launches in a row ended before their first cell began, the last one "
-                f"{'without a word' if said is None else f'with {said}'}; {_NOT_STARTED}"
+                f"{how}; {_NOT_STARTED}"
             )
         return False
 

@@ -28,6 +28,10 @@ class LogWords:
     """That a launch could not be started because the scheduler did not answer; the group `words` says how."""
     allocation_over: re.Pattern[str] | None = None
     """That it could not because the scheduler has ended the job; the group `words` says how."""
+    start_delayed: re.Pattern[str] | None = None
+    """That the scheduler has not started a launch yet; the group `words` says why."""
+    agent_logs: str | None = None
+    """Glob of the logs that exist as soon as the scheduler has started a launch; None: there are none."""
 
 
 class Starter(Protocol):

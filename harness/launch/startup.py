@@ -68,6 +68,13 @@ def allocation_over(folder: Path, words: LogWords) -> str | None:
     return _said(folder, words.allocation_over)
 
 
+def never_started(folder: Path, words: LogWords) -> str | None:
+    """Why the scheduler has started no process of a launch; None if it has started one, or cannot be asked."""
+    if words.agent_logs is None or any(folder.glob(words.agent_logs)):
+        return None
+    return _said(folder, words.start_delayed) or "it has not said why"
+
+
 def _said(folder: Path, words: re.Pattern[str] | None) -> str | None:
     if words is None:
         return None

@@ -26,7 +26,7 @@ from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
-from harness.launch.startup import allocation_over, startup_outcome
+from harness.launch.startup import allocation_over, never_started, startup_outcome
 from harness.worker.watchdog import MARGIN_S
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
@@ -170,9 +170,15 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _hung(self, pulse: Pulse) -> Stopped | None:
-        """The end of a launch in which no rank's log has grown for too long; None while one grows."""
+        """The end of a launch in which no rank's log has grown for too long, or which the scheduler has not
+        started for as long; None while a log grows."""
         if min(pulse.silence_s().values()) <= self._launch.silence_s:
             return None
+        waits = never_started(self._folder, self._starter.log_words)
+        if waits is not None:
+            # No program of the cell has run, so none hangs.
+            words = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
+            return Stopped(outcome=Outcome.NODE_FAILED, reason=words)
         self._await_recordings()
         silence_s = pulse.silence_s()
         if min(silence_s.values()) <= self._launch.silence_s:

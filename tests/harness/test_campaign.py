@@ -180,6 +180,26 @@ def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does
         assert result.reason == f"before any cell began: the scheduler did not answer: {words}"
 
 
+def test_a_launch_that_the_scheduler_does_not_start_is_no_hang_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
+
+    def command(self: Shell, launch: Launch, path: Path) -> tuple[str, ...]:
+        if len(list(path.parents[1].iterdir())) == 3:
+            raise MachineError("a third launch")
+        (path.parent / "srun.log").write_text(f"srun: {busy}\n")
+        return "sleep", "600"
+
+    monkeypatch.setattr(Shell, "command", command)
+    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    with pytest.raises(MachineError, match="a third launch"):
+        _run(tmp_path, "", RunOptions(retries=2, silence_s=1.0))
+    first, second = Study(tmp_path / "s").results()
+    reason = f"before any cell began: the scheduler started no process within 1 s: {busy}"
+    assert [(run.outcome, run.reason) for run in (first, second)] == [(Outcome.NODE_FAILED, reason)] * 2
+
+
 class Nothing(LocalStarter):
     """Starts a program that is not there, as in a job whose set-up has lost its PATH."""
 

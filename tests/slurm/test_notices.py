@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from results.outcome import Outcome
-from slurm.notices import ALLOCATION_OVER, NODE_FAILED, read_notice
+from slurm.notices import ALLOCATION_OVER, NODE_FAILED, STEP_PENDING, read_notice
 
 START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
 
@@ -73,3 +73,11 @@ def test_srun_says_that_the_job_is_over(words: str) -> None:
 def test_a_launch_that_is_refused_otherwise_is_no_end_of_the_job() -> None:
     busy = "srun: error: Unable to create step for job 8: Requested nodes are busy\n"
     assert ALLOCATION_OVER.search(busy) is None
+
+
+def test_srun_says_that_another_step_holds_the_nodes() -> None:
+    words = "Job 3 step creation temporarily disabled, retrying (Requested nodes are busy)"
+    log = f"srun: cluster configuration lacks support for cpu binding\nsrun: {words}\n"
+    match = STEP_PENDING.search(f"{log}srun: Step created for job 3\n")
+    assert match is not None
+    assert match["words"] == words

@@ -18,6 +18,7 @@ from slurm.notices import (
     NODE_FAILED,
     OUT_OF_MEMORY_KILLS,
     SRUN_KILLED,
+    STEP_PENDING,
     read_notice,
 )
 from slurm.script import agent_command, log_path, rendezvous_port
@@ -40,6 +41,8 @@ class SlurmStarter:
         out_of_memory=OUT_OF_MEMORY_KILLS,
         scheduler_away=CONTROLLER_AWAY,
         allocation_over=ALLOCATION_OVER,
+        start_delayed=STEP_PENDING,
+        agent_logs=f"{LOG}-*.log",
     )
     supervisor_pid: int | None = None
 
