@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.launch.ending import Stopped, rank_exits
+from harness.launch.ending import Stopped, rank_exits, unless_disk_full
 from results import files
 from results.errors import StoreError
 from results.launch import Attempt, Launch
@@ -60,6 +60,7 @@ def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | No
         for slot in study.begun_slots(launch)
         if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
     ]
+    outcome, reason = unless_disk_full(folder, stopped.outcome, stopped.reason)
     return Attempt(
         launch_id=launch.launch_id,
         command=(),
@@ -67,9 +68,9 @@ def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | No
         started_at=None,
         ended_at=utc_now(),
         exit_code=None,
-        stopped_by=stopped.reason,
-        outcomes=dict.fromkeys(unfinished, stopped.outcome),
-        reasons=dict.fromkeys(unfinished, stopped.reason),
+        stopped_by=reason,
+        outcomes=dict.fromkeys(unfinished, outcome),
+        reasons=dict.fromkeys(unfinished, reason),
         ranks=rank_exits(sorted(folder.glob("*.log"))),
         startup_ns=None,
         scheduler=scheduler,

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.exits import signal_name
 from results.foreign_text import shortened
 from results.launch import RankExit
+from results.launch_files import rank_log_paths, rank_output_paths
 from results.outcome import Outcome
 
 _FAILURE = re.compile(
@@ -24,6 +25,8 @@ _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
 """What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_RAISED_DISK_FULL = re.compile(rf'\w+Error: [^"\n]*(?:{_DISK_FULL.pattern})')
+"""What a rank's log or its stderr has of such an exception; a warning after which it goes on is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,19 @@ def failed_node(logs: Sequence[Path], node_failed: re.Pattern[str] | None) -> st
     """The node that has failed, as the scheduler says in the words `node_failed` (`LogWords`)."""
     found = None if node_failed is None else node_failed.search(_text(logs))
     return None if found is None else found["node"]
+
+
+def unless_disk_full(folder: Path, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
+    """Outcome and reason of runs that lack records, given by how the launch in `folder` ended.
+
+    If a rank failed because the disk was full, that is why nobody recorded what happened.
+    """
+    if outcome not in (Outcome.CRASHED, Outcome.MISSING_RANKS, Outcome.UNKNOWN):
+        return outcome, reason
+    logs = [*rank_log_paths(folder).values(), *rank_output_paths(folder)]
+    found = (_RAISED_DISK_FULL.search(_text([log])) for log in logs)
+    words = next((match[0] for match in found if match is not None), None)
+    return (outcome, reason) if words is None else (Outcome.CANCELLED, f"the disk is full: {words}")
 
 
 def _text(logs: Sequence[Path]) -> str:

@@ -19,6 +19,7 @@ from harness.launch.ending import (
     inferred_outcome,
     killed_on_a_node,
     rank_exits,
+    unless_disk_full,
 )
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.guarded import Guarded
@@ -235,6 +236,8 @@ class Supervisor:
         if self._state.started:
             unfinished = [run for run in self._state.started if not self._complete(run)]
             outcome, reason = inferred_outcome(exits, stopped, signs)
+            if unfinished and stopped is None:
+                outcome, reason = unless_disk_full(self._folder, outcome, reason)
         else:
             # The first slot tells what happened; the cells of the others are to do as before.
             unfinished = [self._launch.slots[0].run_id]

@@ -204,6 +204,8 @@ def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(
     assert "Traceback" not in done.stderr
     (disk / "filler").unlink()
     scene.finish()
+    (lost,) = [run for run in scene.bench.results() if run.outcome is not Outcome.OK]
+    assert (lost.outcome, "No space left on device" in str(lost.reason)) == (Outcome.CANCELLED, True)
 
 
 def test_two_commands_at_once_do_the_work_once(scene: Scene) -> None:

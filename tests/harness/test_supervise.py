@@ -196,6 +196,29 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
 
 
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome", "reason"),
+    [
+        (f'"failed", "reason": "the disk is full: {FULL}"', Outcome.CANCELLED, f"the disk is full: {FULL}"),
+        # A rank that has gone on after that.
+        ('"note", "reason": "No space left on device"', Outcome.UNKNOWN, "the launch ended without a word; "),
+    ],
+)
+def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_log(
+    event: str, outcome: Outcome, reason: str, tmp_path: Path
+) -> None:
+    launch = _launch()
+    log = rank_log_path(tmp_path / "launches" / launch.launch_id, 0)
+    run = '{"event": "run", "run": "r", "cell": "c"}'
+    starter = Shell(f"echo '{run}' > {log}; echo '{{\"event\": {event}}}' >> {log}; exit 1")
+    attempt, _ = _supervisor(tmp_path, launch, starter).run()
+    assert attempt.outcomes == {"r": outcome}
+    assert attempt.reasons["r"].startswith(reason)
+
+
 class NodeFailed(Shell):
     """srun says that a node has failed and ends; Slurm may say a moment later why it ends the job."""
 
