@@ -69,7 +69,7 @@ def allocation_over(folder: Path, words: LogWords) -> str | None:
 
 
 def never_started(folder: Path, words: LogWords) -> str | None:
-    """Why the scheduler has started no process of a launch; None if it has started one, or cannot be asked."""
+    """Why the scheduler has started no process of a launch; None if it has, or if that is not known."""
     if words.agent_logs is None or any(folder.glob(words.agent_logs)):
         return None
     return _said(folder, words.start_delayed) or "it has not said why"
