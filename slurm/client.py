@@ -14,6 +14,7 @@ from slurm.cluster import (
     SINFO_FORMAT,
     Association,
     Cluster,
+    NodeGroup,
     has_accounting,
     kill_wait_s,
     read_associations,
@@ -140,9 +141,13 @@ class Client:
             version=settings["SLURM_VERSION"],
             has_accounting=self._has_accounting,
             kill_wait_s=kill_wait_s(settings),
-            groups=read_sinfo(self._ask(*_SINFO)),
+            groups=self.groups(),
             associations=self._associations() if self._has_accounting else None,
         )
+
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """The nodes of all partitions."""
+        return read_sinfo(self._ask(*_SINFO))
 
     def _associations(self) -> tuple[Association, ...] | None:
         user = pwd.getpwuid(os.geteuid()).pw_name

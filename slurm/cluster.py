@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from slurm.durations import slurm_seconds
 from slurm.runner import SlurmError
 
-SINFO_FORMAT = "%R|%a|%l|%D|%T|%c|%m|%G"
-"""Partition, whether it is up, time limit, nodes, their state, CPUs, memory in MB, GRES."""
+SINFO_FORMAT = "%R|%a|%l|%s|%D|%T|%c|%m|%G"
+"""Partition, whether it is up, time limit, nodes of a job, nodes, their state, CPUs, memory in MB, GRES."""
 ASSOCIATION_FORMAT = "account,partition,qos,maxsubmit"
 
 _GPUS = re.compile(r"(?:^|,)gpu:(?:(?P<type>[^:,()]+):)?(?P<count>\d+)")
@@ -25,6 +25,10 @@ class NodeGroup:
     is_up: bool
     """Whether the partition starts jobs."""
     time_limit_s: int | None
+    """Of a job in the partition; None: no limit."""
+    least_nodes: int = 1
+    """Of a job in the partition."""
+    most_nodes: int | None = None
     """Of a job in the partition; None: no limit."""
     nodes: int
     state: str
@@ -86,11 +90,15 @@ def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
 
 def _group(line: str) -> NodeGroup:
     try:
-        partition, up, limit, nodes, state, cpus, memory, gres = line.split("|")
+        partition, up, limit, size, nodes, state, cpus, memory, gres = line.split("|")
+        # `2-4`, `1-infinite`, or one number where both ends are the same.
+        least, _, most = size.rpartition("-")
         return NodeGroup(
             partition=partition,
             is_up=up == "up",
             time_limit_s=slurm_seconds(limit),
+            least_nodes=int(least or most),
+            most_nodes=None if most == "infinite" else int(most),
             nodes=int(nodes),
             state=state,
             cpus=int(cpus),

@@ -221,10 +221,12 @@ def _common(site: SiteProfile, job: ScriptJob | FollowUp) -> dict[str, str | boo
 def _gpus(site: SiteProfile, placement: Placement) -> dict[str, str]:
     parts = [*([site.gpu_type] if site.gpu_type else []), str(placement.gpus_per_node)]
     if site.gpu_request == "gres":
-        return {"gres": ":".join(["gpu", *parts])}
-    if site.gpu_request == "gpus-per-node":
-        return {"gpus-per-node": ":".join(parts)}
-    return {}
+        other = [str(site.directives["gres"])] if "gres" in site.directives else []
+        return {"gres": ",".join([":".join(["gpu", *parts]), *other])}
+    if site.gpu_request == "gpus-per-task":
+        # Which sbatch takes only with a number of tasks.
+        return {"gpus-per-task": ":".join(parts), "ntasks": str(placement.nodes)}
+    return {} if site.gpu_request == "none" else {site.gpu_request: ":".join(parts)}
 
 
 def _lines(options: dict[str, str | bool | None]) -> list[_Verbatim]:

@@ -15,12 +15,13 @@ from results.site import SitePrice, TimeLimits
 from results.strict_yaml import FileKind
 from slurm.quoting import carried, shell
 
-GpuRequest = Literal["gres", "gpus-per-node", "none"]
+GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"\d+[KMGT]?")
+_GPU = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu\b")
 _OWN_KEYS = {
     "account": "account",
     "constraint": "constraint",
@@ -73,7 +74,12 @@ def _mount(text: str) -> None:
 def _check_directive(name: str, value: str | bool) -> None:
     if not _OPTION.fullmatch(name):
         raise ValueError(f"directives: {name!r} is not a long option of sbatch, such as mail-type")
-    if name in _OWN_KEYS:
+    if name == "hetjob":
+        raise ValueError(
+            "directives: hetjob would give a job unlike nodes, and all nodes of a launch are alike; write a "
+            "profile for each kind of node, with its constraint or partition"
+        )
+    if name in _OWN_KEYS and (name != "gres" or _GPU.search(str(value))):
         raise ValueError(f"directives: {name} has a key of its own here, {_OWN_KEYS[name]}")
     if name in _THE_JOBS:
         raise ValueError(f"directives: {name} is for the job to decide; leave it out")
@@ -121,7 +127,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reservation: str | None = None
 
     gpu_request: GpuRequest = "gres"
-    """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
+    """How GPUs are asked for (a task is a whole node's share of a launch); `none` on a cluster without them,
+    where each worker is a CPU rank."""
     gpu_type: str | None = None
     gpu_model: str | None = None
     """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, to assume unmeasured step times from; left
@@ -138,7 +145,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     exclusive: bool = False
     """Whether nodes are the job's alone. Neighbours on a shared one disturb what is measured."""
     directives: dict[str, str | bool] = {}
-    """Other options of sbatch by long name; true for one that takes no value."""
+    """Other options of sbatch by long name; true for one that takes no value. `gres` is what a node needs
+    beside GPUs, such as nic:1."""
     time: TimeLimits = TimeLimits()
 
     setup: tuple[str, ...] = ()

@@ -35,6 +35,39 @@ def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, .
     return (*_partitions(site, cluster), _signal(site, cluster), *_accounting(site, cluster))
 
 
+def over_limits(
+    site: SiteProfile, nodes: int, time_limit_s: float, groups: Sequence[NodeGroup]
+) -> str | None:
+    """Why no partition of the profile starts a job of this size; None if one does, or if that is not known.
+
+    With EnforcePartLimits=NO Slurm takes such a job and keeps it waiting.
+    """
+    found = [
+        _over(name, nodes, time_limit_s, group)
+        for name in _names(site.partition)
+        for group in groups
+        if group.partition == name
+    ]
+    return None if not found or None in found else found[0]
+
+
+def _over(name: str, nodes: int, time_limit_s: float, group: NodeGroup) -> str | None:
+    most = group.most_nodes
+    if nodes < group.least_nodes or (most is not None and nodes > most):
+        allowed = f"at least {group.least_nodes}" if nodes < group.least_nodes else f"at most {most}"
+        return (
+            f"it asks for {nodes} node{'s' * (nodes > 1)}, and a job in {name} has {allowed}; "
+            f"leave its sizes out of --gpus, or name another --partition"
+        )
+    if group.time_limit_s is not None and time_limit_s > group.time_limit_s:
+        limit = _written(group.time_limit_s)
+        return (
+            f"it asks for {_written(time_limit_s)}, and a job in {name} has at most {limit}; "
+            f"give --time {limit}, write time.maximum: {limit} in the profile, or name another --partition"
+        )
+    return None
+
+
 def _wrong(about: str, words: str) -> ClusterCheck:
     return ClusterCheck(level="wrong", about=about, words=words)
 

@@ -73,7 +73,7 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ("gpus_per_node: eight", "line 1: gpus_per_node takes a whole number, at least 1, not 'eight'"),
         (
             "gpu_request: gpu",
-            "line 1: gpu_request takes gres, gpus-per-node or none, not 'gpu'",
+            "line 1: gpu_request takes gres, gpus-per-node, gpus-per-task or none, not 'gpu'",
         ),
         (
             "environment: {A: x, NCCL_IB_TIMEOUT: 22}",
@@ -107,6 +107,8 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ),
         ("gpu_model: h100", "gpu_model: 'h100' is not in the catalogue of GPUs, which has V100-SXM2-16GB, "),
         ("directives: {gres: 'gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
+        ("directives: {gres: 'nic:1,gpu:8'}", "directives: gres has a key of its own here, gpu_request"),
+        ("directives: {hetjob: true}", "directives: hetjob would give a job unlike nodes, and all nodes of a"),
         ("directives: {output: x}", "directives: output is for the job to decide"),
         ("directives: {contiguous: false}", "directives: contiguous is false; leave it out"),
         ("directives: {-N: '4'}", "directives: '-N' is not a long option of sbatch"),

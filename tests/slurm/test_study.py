@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,32 @@ def test_a_refused_job_does_not_stop_the_others(drained: Any, bench: Bench) -> N
     store = JobStore(bench.study().root)
     ends = [store.ended(job.job_id) for job in store.jobs()]
     assert [end and end.outcome for end in ends] == [None, Outcome.CANCELLED]
+
+
+@pytest.fixture
+def lenient(drained: Any) -> Iterator[Any]:
+    """A cluster that takes jobs beyond the limits of their partition and keeps them waiting: the default."""
+    path = drained.folder / "slurm.conf"
+    text = path.read_text()
+    other = text.replace("EnforcePartLimits=ALL", "EnforcePartLimits=NO")
+    path.write_text(other.replace("Nodes=n[1-2]", "Nodes=n[1-2] MaxNodes=1"))
+    drained.command("scontrol", "reconfigure")
+    yield drained
+    path.write_text(text)
+    drained.command("scontrol", "reconfigure")
+
+
+def test_a_job_beyond_the_limits_of_its_partition_is_refused_and_the_others_are_submitted(
+    lenient: Any, bench: Bench
+) -> None:
+    done = bench.matrix(*TWO, "--partition", "short")
+    assert (done.code, len(bench.jobs())) == (1, 1)
+    assert "was refused: it asks for 2 nodes, and a job in short has at most 1;" in done.stderr
+    long = bench.matrix(*ONE, "--partition", "short", "--time", "31m", out="long")
+    assert (long.code, bench.jobs("long")) == (1, [])
+    assert "was refused: it asks for 31m, and a job in short has at most 30m;" in long.stderr
+    # The second one takes it.
+    assert bench.matrix(*ONE, "--partition", "short,main", "--time", "31m", out="long").code == 0
 
 
 def test_a_partition_that_does_not_exist(bench: Bench) -> None:

@@ -13,13 +13,14 @@ from harness.jobs.job_status import JobStatus, end_of_job
 from harness.launchers.slurm.documents import SCRIPT
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from reports.text import count
-from results.job import Submission
+from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.runner import NoAnswerError, QueueFullError, RefusedError
 from slurm.site import SiteProfile
+from slurm.site_checks import over_limits
 from slurm.states import JobPhase
 
 Feed = Literal["once", "wait", "depend"]
@@ -48,6 +49,8 @@ class Submitter:
         self._poll_s = POLL_S
         # Asked for beforehand: nothing comes between a job's number and its record.
         self._cluster = client.cluster_name
+        # Without a partition Slurm chooses one, and nobody knows its limits.
+        self._groups = client.groups() if site.partition else ()
 
     def submit(self, documents: Sequence[Document], *, feed: Feed) -> Submitted:
         """Submit the jobs in order, until the queue is full.
@@ -97,6 +100,8 @@ class Submitter:
         if not (self._store.folder(job.job_id) / "job.json").exists():
             self._store.add(job, document=document.text, name=SCRIPT)
         try:
+            if job.purpose == "run":
+                self._require_fits(job)
             slurm_id = self._client.submit(document.text, after=after)
         except QueueFullError:
             return False
@@ -116,6 +121,12 @@ class Submitter:
         done.taken.append(slurm_id)
         self._console.note(f"job {slurm_id}: {job.name}")
         return True
+
+    def _require_fits(self, job: Job) -> None:
+        """Raises RefusedError for a job that Slurm might take, and would never start."""
+        why = over_limits(self._site, job.placement.nodes, job.time_limit_s, self._groups)
+        if why is not None:
+            raise RefusedError(why)
 
     def _close(self, document: Document, reason: str) -> None:
         self._store.add_end(end_of_job(document.job, None, Outcome.CANCELLED, f"refused: {reason}"))
