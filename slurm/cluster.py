@@ -27,9 +27,9 @@ class NodeGroup:
     time_limit_s: int | None
     """Of a job in the partition; None: no limit."""
     least_nodes: int = 1
-    """Of a job in the partition."""
+    """The smallest number of nodes that a job in the partition may have."""
     most_nodes: int | None = None
-    """Of a job in the partition; None: no limit."""
+    """The largest number of nodes that a job in the partition may have; None: no limit."""
     nodes: int
     state: str
     """Slurm's word, such as `idle`, `mixed`, `drained*`."""

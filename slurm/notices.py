@@ -44,10 +44,7 @@ job id when it asks for a step after that.
 STEP_PENDING = re.compile(
     r"^srun: (?P<words>Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying .*)$", re.MULTILINE
 )
-"""What srun prints while the nodes of its job are held by another step.
-
-srun 22.05 prints this as late as two minutes after it has begun to wait.
-"""
+"""srun prints this while another step holds the nodes, version 22.05 as late as after two minutes."""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 

@@ -145,8 +145,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     exclusive: bool = False
     """Whether nodes are the job's alone. Neighbours on a shared one disturb what is measured."""
     directives: dict[str, str | bool] = {}
-    """Other options of sbatch by long name; true for one that takes no value. `gres` is what a node needs
-    beside GPUs, such as nic:1."""
+    """Other options of sbatch by long name; true for one that takes no value. `gres` names resources
+    other than GPUs, such as nic:1."""
     time: TimeLimits = TimeLimits()
 
     setup: tuple[str, ...] = ()

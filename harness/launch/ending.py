@@ -26,7 +26,7 @@ _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MU
 """What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _RAISED_DISK_FULL = re.compile(rf'\w+Error: [^"\n]*(?:{_DISK_FULL.pattern})')
-"""What a rank's log or its stderr has of such an exception; a warning after which it goes on is none."""
+"""The pattern matches the exception in a rank's log or stderr, and no warning of a rank that continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ class LogWords:
     allocation_over: re.Pattern[str] | None = None
     """That it could not because the scheduler has ended the job; the group `words` says how."""
     start_delayed: re.Pattern[str] | None = None
-    """That the scheduler has not started a launch yet; the group `words` says why."""
+    """The pattern matches the message that a launch waits; the group `words` says why."""
     agent_logs: str | None = None
-    """Glob of the logs that exist as soon as the scheduler has started a launch; None: there are none."""
+    """The glob finds the logs that exist as soon as the scheduler has started a launch; None: not known."""
 
 
 class Starter(Protocol):
