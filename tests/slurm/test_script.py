@@ -275,7 +275,6 @@ def test_agents_in_a_container() -> None:
         (SiteProfile(), "#SBATCH --gres=gpu:2"),
         (SiteProfile(gpu_type="h100"), "#SBATCH --gres=gpu:h100:2"),
         (SiteProfile(directives={"gres": "nic:1"}), "#SBATCH --gres=gpu:2,nic:1"),
-        (SiteProfile(gpu_request="none", directives={"gres": "nic:1"}), "#SBATCH --gres=nic:1"),
         (SiteProfile(gpu_request="gpus-per-task"), "#SBATCH --gpus-per-task=2"),
         (SiteProfile(gpu_request="gpus-per-node"), "#SBATCH --gpus-per-node=2"),
         (SiteProfile(gpu_request="gpus-per-node", gpu_type="a100"), "#SBATCH --gpus-per-node=a100:2"),
