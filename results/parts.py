@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,6 +23,8 @@ class Weight:
     """Values of a row."""
     split: Literal["rows", "columns"] | None = None
     """What of it tensor parallelism splits; None: every rank has all of it."""
+    trained: bool = True
+    """Whether it gets gradients, and so optimizer state; False: it is frozen."""
 
     @property
     def values(self) -> int:
@@ -70,6 +72,19 @@ class Part:
         return sum(weight.values for weight in self.weights)
 
     @cached_property
+    def trained(self) -> Part:
+        """The part without its frozen weights."""
+        return self._with(tuple(weight for weight in self.weights if weight.trained))
+
+    @cached_property
+    def frozen(self) -> Part:
+        """The part without its trained weights."""
+        return self._with(tuple(weight for weight in self.weights if not weight.trained))
+
+    def _with(self, weights: tuple[Weight, ...]) -> Part:
+        return self if len(weights) == len(self.weights) else replace(self, weights=weights)
+
+    @cached_property
     def _kinds(self) -> tuple[tuple[Weight, int], ...]:
         """Each weight and how often it occurs: a plan asks for every cell."""
         return tuple(Counter(self.weights).items())
@@ -102,6 +117,8 @@ class ModelParts:
     head: Part
     shared_values: int = 0
     """Parameters of the stem that the head uses too: a tied embedding."""
+    frozen_shared: int = 0
+    """Those of `shared_values` that are frozen."""
     logits: int = 0
     """Bytes of one sample's results, fp32."""
     chained: bool = True
@@ -113,6 +130,20 @@ class ModelParts:
     @property
     def parts(self) -> tuple[Part, ...]:
         return (self.stem, *self.blocks, self.head)
+
+    @cached_property
+    def trained(self) -> ModelParts:
+        """The model without its frozen weights; the model itself where it has none."""
+        if all(weight.trained for part in self.parts for weight in part.weights):
+            return self
+        return replace(
+            self,
+            stem=self.stem.trained,
+            blocks=tuple(block.trained for block in self.blocks),
+            head=self.head.trained,
+            shared_values=self.shared_values - self.frozen_shared,
+            frozen_shared=0,
+        )
 
     @cached_property
     def values(self) -> int:
@@ -141,5 +172,5 @@ class ModelParts:
 
     @property
     def largest_weight(self) -> int:
-        """Values of the largest parameter."""
-        return self.weight_values[0]
+        """Values of the largest parameter; 0 where there is none."""
+        return max(self.weight_values, default=0)

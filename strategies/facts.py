@@ -59,7 +59,7 @@ class StrategyFacts(CatalogFacts):
     distributed: ClassVar[bool] = True
     """Whether it takes more than one rank."""
     bucket_copies: ClassVar[int] = 0
-    """Copies of all parameters' size that a rank has beside parameters and gradients: buckets, say."""
+    """Copies of all trained parameters that a rank has beside parameters and gradients: buckets, say."""
     takes_ddp_hooks: ClassVar[bool] = False
     """Whether a compressor can be a hook of torch's DistributedDataParallel."""
     fixed_exchange: ClassVar[str | None] = None
@@ -166,12 +166,13 @@ class StrategyFacts(CatalogFacts):
     def whole_model(self, cell: Cell, parts: ModelParts) -> tuple[Sizes, Footprint]:
         """Sizes of a rank that has every layer, or its part of it; and what it holds at all moments."""
         sizes = self.sizes(cell, parts)
-        whole = sizes.parameters
+        trained = sizes.trained
         base = Footprint(
             moment="update",
-            parameters=whole,
-            optimizer=sizes.state(whole),
-            buckets=self.bucket_copies * whole,
+            parameters=sizes.parameters,
+            gradients=trained,
+            optimizer=sizes.state(trained),
+            buckets=self.bucket_copies * trained,
         )
         return sizes, base
 
@@ -181,7 +182,11 @@ class StrategyFacts(CatalogFacts):
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         """Bytes of the parameters that the busiest rank updates."""
-        return self.sizes(cell, parts).parameters
+        return self.sizes(cell, parts).trained
+
+    def offloaded(self, cell: Cell, parts: ModelParts) -> Footprint:
+        """What a rank has in the memory of its host beside that of its device."""
+        return Footprint(moment="update", parameters=0)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         """Of the computation of a replica, what the busiest of its ranks does: layers that are split are

@@ -57,20 +57,28 @@ class ShardingFacts(StrategyFacts):
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         sizes = self.sizes(cell, parts)
         units = self.units(sizes)
-        shard = 0 if self.offloads and cell.device == "cuda" else units.shard
-        rest = Footprint(moment="update", parameters=shard, optimizer=sizes.state(shard))
+        elsewhere = self.offloads and cell.device == "cuda"
+        rest = Footprint(moment="update", parameters=0) if elsewhere else _shards(sizes, units)
         if parts.by_unit:
             if sizes.groups.tensor > 1:
                 # As torch shards the first block, its parts are there until all of it is in shards.
                 first = units.full_block // sizes.groups.shard
                 yield Footprint(moment="model built", parameters=sizes.split_by_layer(beside=first))
-            yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
+            built = self.built(sizes, units)
+            yield Footprint(moment="model built", parameters=rest.parameters, gathered=built)
         else:
-            yield from built_whole(sizes, units)
+            yield from built_whole(sizes, rest.parameters)
         yield from sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        return self.units(self.sizes(cell, parts)).shard
+        return self.units(self.sizes(cell, parts)).trained_shard
+
+    def offloaded(self, cell: Cell, parts: ModelParts) -> Footprint:
+        """With offload=cpu the shards of a rank on a GPU."""
+        if not self.offloads or cell.device == "cpu":
+            return super().offloaded(cell, parts)
+        sizes = self.sizes(cell, parts)
+        return _shards(sizes, self.units(sizes))
 
     @abstractmethod
     def units(self, sizes: Sizes) -> Units:
@@ -87,3 +95,13 @@ class ShardingFacts(StrategyFacts):
     @abstractmethod
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         """Gradients on their way into shards."""
+
+
+def _shards(sizes: Sizes, units: Units) -> Footprint:
+    """The shards of a rank, with their gradients and the optimizer's state."""
+    return Footprint(
+        moment="update",
+        parameters=units.shard,
+        gradients=units.trained_shard,
+        optimizer=sizes.state(units.trained_shard),
+    )

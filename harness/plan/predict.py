@@ -89,17 +89,14 @@ def _update_values(cell: Cell) -> int:
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
     """What a rank has in its host's memory: with offload=cpu a shard of parameters, gradients and state."""
-    if cell.device == "cpu" or not STRATEGIES.facts(cell.strategy).offloads:
-        return 0
-    return (2 + OPTIMIZERS.facts(cell.optimizer).state_values) * updated_bytes(cell, parts)
+    return STRATEGIES.facts(cell.strategy).offloaded(cell, parts).total
 
 
 def _offloading(cell: Cell, parts: ModelParts) -> float:
     """Shards to the GPU twice, gradients back, and an update from the host's memory."""
-    if not offloaded_bytes(cell, parts):
-        return 0.0
-    shard = updated_bytes(cell, parts)
-    return 3 * shard / HOST_LINK_BYTES_PER_S + _update_values(cell) * shard / CORE_BYTES_PER_S
+    there = STRATEGIES.facts(cell.strategy).offloaded(cell, parts)
+    moved = 2 * there.parameters + there.gradients
+    return moved / HOST_LINK_BYTES_PER_S + _update_values(cell) * there.gradients / CORE_BYTES_PER_S
 
 
 def _exposed(

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from results.errors import BenchError, UsageError
 from results.layout import ModelLayout
-from results.parts import ModelParts, Part, Saved, Weight
+from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from strategies.pipeline.chain import chained_layout
 from strategies.training.found_layout import found_layout
 from workloads.batch import Batch, placed, tensors
@@ -69,7 +69,7 @@ def _parts(workload: Workload) -> ModelParts:
     module = workload.module.to("meta").train()
     layout, chained = _layout(workload, module)
     few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
-    weights, shared = _weights(module, layout)
+    weights, shared, frozen_shared = _weights(module, layout)
 
     def part(key: int | str) -> Part:
         each = max(0, more.saved.get(key, 0) - few.saved.get(key, 0)) // (_MORE - _FEW)
@@ -89,6 +89,7 @@ def _parts(workload: Workload) -> ModelParts:
         blocks=tuple(part(place) for place in range(len(layout.blocks))),
         head=part("head"),
         shared_values=shared,
+        frozen_shared=frozen_shared,
         logits=few.results // _FEW,
         chained=chained,
     )
@@ -180,19 +181,29 @@ def _hooks(
     ]
 
 
-def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int]:
+def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int, int]:
     """The parameters of each part, each where it is registered first, and values of those that the head
-    shares with the stem."""
+    shares with the stem, of all and of the frozen ones."""
     found: dict[int | str, list[Weight]] = {}
     places = {f"{name}.": place for place, name in enumerate(layout.blocks)}
     ends = {id(each) for name in layout.head for each in module.get_submodule(name).parameters()}
-    shared = 0
+    shared = frozen = 0
     for name, parameter in module.named_parameters():
         block = next((place for prefix, place in places.items() if name.startswith(prefix)), None)
         in_stem = any(name.startswith(f"{stem}.") for stem in layout.stem)
         key = ("stem" if in_stem else "head") if block is None else block
-        rows = parameter.shape[0] if parameter.dim() else 1
-        columns = parameter.numel() // rows if rows else 0
-        found.setdefault(key, []).append(Weight(rows=rows, columns=columns))
-        shared += parameter.numel() if in_stem and id(parameter) in ends else 0
-    return found, shared
+        weight = _weight(parameter)
+        found.setdefault(key, []).append(weight)
+        if in_stem and id(parameter) in ends:
+            shared += weight.values
+            frozen += 0 if weight.trained else weight.values
+    return found, shared, frozen
+
+
+def _weight(parameter: nn.Parameter) -> Weight:
+    """A parameter; one of another type counts as so many values of single precision as its bytes hold."""
+    values, trained = parameter.nbytes // VALUE_BYTES, parameter.requires_grad
+    rows = parameter.shape[0] if parameter.dim() else 1
+    if not rows or values % rows:
+        return Weight(rows=values, trained=trained)
+    return Weight(rows=rows, columns=values // rows, trained=trained)

@@ -2,7 +2,8 @@
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 5, have the three stages of ZeRO; here is counted what the
 code of this package does, buffers included. With P the bytes of all parameters, k the optimizer's values a
-parameter (AdamW 2, SGD with momentum 1), A the activations of a micro-batch and p ranks:
+parameter (AdamW 2, SGD with momentum 1), A the activations of a micro-batch and p ranks, where everything is
+trained (frozen parameters have neither gradients, buckets nor state):
 
 - single: P + k P, and the larger of A (backward begins) and P of gradients (backward ends);
 - ddp, scratch-ddp: P of buckets beside; scratch-ddp and `bucket_view` have their gradients in them;
@@ -29,6 +30,14 @@ def footprint(cell: Cell, parts: ModelParts) -> Footprint:
     """The fullest moment of the fullest rank of a cell whose model has these parts."""
     moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
     return max(moments, key=lambda moment: moment.total)
+
+
+def least_bytes(cell: Cell, parts: ModelParts) -> int:
+    """What the fullest rank of a cell certainly has at once: when the model has been built, or in an update,
+    which needs parameters, gradients and the optimizer's state. Activations are not in it, nor buffers."""
+    moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
+    sure = (moment.certain for moment in moments if moment.moment in ("model built", "update"))
+    return max(sure, default=0)
 
 
 def updated_bytes(cell: Cell, parts: ModelParts) -> int:

@@ -25,6 +25,13 @@ class Footprint:
     buckets: int = 0
     """Copies that are exchanged, or received."""
     activations: int = 0
+    estimated: int = 0
+    """Of all these but the activations, bytes that may be fewer: what an update computes in between, say."""
+
+    @property
+    def certain(self) -> int:
+        """What is there whatever a batch keeps."""
+        return self.total - self.activations - self.estimated
 
     @property
     def total(self) -> int:
@@ -33,11 +40,12 @@ class Footprint:
 
 
 def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> Iterator[Footprint]:
-    """The moments of a rank that has every layer, or its part of it; it has `base` in all of them.
+    """The moments of a rank that has every layer, or its part of it; it has `base` in all of them, and the
+    gradients of `base` when all of them are there.
 
     `in_buckets`: gradients are views of the buckets, where they go when the last micro-batch is done.
     """
-    kept, whole = sizes.activations(), base.parameters
+    kept, whole = sizes.activations(), base.gradients
     yield Footprint(moment="model built", parameters=sizes.built, buckets=base.buckets)
     before = whole if sizes.accumulates else 0
     yield replace(base, moment="backward begins", gradients=before, activations=kept.begin)
@@ -45,14 +53,18 @@ def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> 
     yield replace(base, moment="backward ends", gradients=after, activations=kept.end)
     extra = sizes.update(whole)
     yield replace(
-        base, moment="update", gradients=0 if in_buckets else whole, optimizer=base.optimizer + extra
+        base,
+        moment="update",
+        gradients=0 if in_buckets else whole,
+        optimizer=base.optimizer + extra,
+        estimated=extra,
     )
 
 
-def built_whole(sizes: Sizes, units: Units) -> Iterator[Footprint]:
+def built_whole(sizes: Sizes, shard: int) -> Iterator[Footprint]:
     """The moments at which a model that was built whole is split, and sharded."""
-    yield Footprint(moment="model built", parameters=sizes.built)
-    yield Footprint(moment="model built", parameters=sizes.parameters + units.shard)
+    yield Footprint(moment="model built", parameters=sizes.built, estimated=sizes.built - sizes.parameters)
+    yield Footprint(moment="model built", parameters=sizes.parameters + shard, estimated=shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +92,17 @@ class AveragingBytes:
 def sharded_moments(
     sizes: Sizes, units: Units, rest: Footprint, gathered: Gathered, averaging: AveragingBytes
 ) -> Iterator[Footprint]:
-    """The moments of a rank that has shards; it has `rest` in all moments after the model is built."""
+    """The moments of a rank that has shards; it has `rest` in all moments after the model is built, and the
+    gradients of `rest` in the update."""
     kept, held = sizes.activations(), averaging.held
     begins = replace(rest, moment="backward begins", gradients=held)
     yield replace(begins, gathered=gathered.at_loss, activations=kept.at_loss)
     yield replace(begins, gathered=gathered.at_block, activations=kept.at_block)
     ends = replace(rest, moment="backward ends", activations=kept.end)
-    own = max(held, units.shard)
+    own = max(held, units.trained_shard)
     still = max(gathered.at_end, min(gathered.at_block, units.around + units.block))
-    yield replace(ends, gathered=still, gradients=own + units.full_block, buckets=averaging.at_block)
-    last = own + units.full_around + sizes.shared
+    yield replace(ends, gathered=still, gradients=own + units.trained_block, buckets=averaging.at_block)
+    last = own + units.trained_around + sizes.shared
     yield replace(ends, gathered=gathered.at_end, gradients=last, buckets=averaging.at_end)
-    extra = sizes.update(rest.parameters)
-    yield replace(
-        rest,
-        gathered=gathered.at_update,
-        gradients=rest.parameters,
-        optimizer=rest.optimizer + extra,
-    )
+    extra = sizes.update(rest.gradients)
+    yield replace(rest, gathered=gathered.at_update, optimizer=rest.optimizer + extra, estimated=extra)

@@ -39,13 +39,18 @@ class Sizes:
         self._checkpointed = checkpointed
         self._optimizer = OPTIMIZERS.facts(cell.optimizer)
         self.accumulates = cell.accumulation > 1
-        self.shared = VALUE_BYTES * parts.shared_values
+        self.shared = VALUE_BYTES * parts.trained.shared_values
         """Gradients of a shared parameter come from both of its uses, and are there twice for a moment."""
 
     @property
     def parameters(self) -> int:
         """P of a rank that has every layer, or its part of it."""
         return VALUE_BYTES * self.parts.values_over(self.groups.tensor)
+
+    @property
+    def trained(self) -> int:
+        """Of `parameters`, the bytes that are trained: as many as gradients have."""
+        return VALUE_BYTES * self.parts.trained.values_over(self.groups.tensor)
 
     @property
     def built(self) -> int:
@@ -74,7 +79,7 @@ class Sizes:
         On CPU torch's optimizers go from parameter to parameter; on CUDA they take all of them at once.
         """
         on_cpu = self.cell.device == "cpu"
-        at_once = VALUE_BYTES * self.parts.largest_weight if on_cpu else parameters
+        at_once = VALUE_BYTES * self.parts.trained.largest_weight if on_cpu else parameters
         return min(parameters, at_once) * self._optimizer.temporaries(self.cell)
 
     def checkpointing(self, block: int) -> Checkpointing:
@@ -96,16 +101,24 @@ class Units:
     def __init__(self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool) -> None:
         """`full` gives the bytes of a unit in full precision, filled up to equal shards; `halved`: parameters
         are gathered in half precision."""
-        around, blocks = full(sizes.parts.around), [full(block) for block in sizes.parts.blocks]
+
+        def bytes_of(parts: ModelParts) -> tuple[int, list[int]]:
+            return full(parts.around), [full(block) for block in parts.blocks]
+
+        around, blocks = whole = bytes_of(sizes.parts)
+        trained = sizes.parts.trained
+        self.trained_around, averaged = whole if trained is sizes.parts else bytes_of(trained)
+        self.trained_block = max(averaged, default=0)
+        self.trained_whole = self.trained_around + sum(averaged)
+        self.trained_shard = self.trained_whole // sizes.groups.shard
+        """Of the trained parameters alone, in full precision: what gradients have."""
         self.full_around, self.full_block = around, max(blocks, default=0)
-        """In full precision, as gradients are averaged; what follows is as parameters are gathered."""
+        """In full precision, as parameters are built; what follows is as they are gathered."""
         self.around = around // 2 if halved else around
         self.blocks = [block // 2 if halved else block for block in blocks]
         self.block = max(self.blocks, default=0)
-        self.whole = around + sum(blocks)
-        """Of all gradients."""
-        self.shard = self.whole // sizes.groups.shard
-        """Of parameters, and as much of gradients."""
+        self.shard = (around + sum(blocks)) // sizes.groups.shard
+        """Of all parameters, in full precision."""
 
 
 class Activations:

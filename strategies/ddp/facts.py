@@ -39,12 +39,13 @@ class BucketedFacts(StrategyFacts):
         return step_moments(*self.whole_model(cell, parts), in_buckets=self.in_buckets)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        weights = [weight.values for part in parts.parts for weight in part.weights]
+        trained = parts.trained
+        weights = [weight.values for part in trained.parts for weight in part.weights]
         yield term(
             "gradients",
             "all-reduce",
             ("replicate", cell.gpus),
-            payload=VALUE_BYTES * parts.values,
+            payload=VALUE_BYTES * trained.values,
             operations=self._buckets(weights),
             overlap="last backward",
         )

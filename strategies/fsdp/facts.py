@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MappingProxyType
 
 from results.cell import Cell
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Entry, Option
-from strategies.closed_form.moments import AveragingBytes, Gathered
+from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import Overlap, Term, term
 from strategies.facts import AutoPoint, Proposal, quotient
@@ -87,15 +88,20 @@ class Fsdp2Facts(ShardingFacts):
 
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         return AveragingBytes(
-            held=units.whole if sizes.accumulates else 0,
-            at_block=2 * units.full_block,
-            at_end=units.full_block,
+            held=units.trained_whole if sizes.accumulates else 0,
+            at_block=2 * units.trained_block,
+            at_end=units.trained_block,
         )
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-        around = VALUE_BYTES * parts.around.padded_values(groups.shard, groups.tensor)
-        blocks = [VALUE_BYTES * block.padded_values(groups.shard, groups.tensor) for block in parts.blocks]
+
+        def padded(unit: Part) -> int:
+            return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
+
+        around, blocks = padded(parts.around), [padded(block) for block in parts.blocks]
+        trained = parts.trained
+        averaged = [size for unit in (trained.around, *trained.blocks) if (size := padded(unit))]
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
             yield self._gatherings(cell, groups.shard, around, blocks)
@@ -103,8 +109,8 @@ class Fsdp2Facts(ShardingFacts):
                 "gradients",
                 "reduce-scatter" if cell.backend == "nccl" else "all-reduce",
                 ("shard", groups.shard),
-                payload=around + sum(blocks),
-                operations=1 + len(blocks),
+                payload=sum(averaged),
+                operations=len(averaged),
                 overlap=after,
             )
         if groups.replicate > 1:
@@ -112,8 +118,8 @@ class Fsdp2Facts(ShardingFacts):
                 "shards of gradients",
                 "all-reduce",
                 ("replicate", groups.replicate),
-                payload=(around + sum(blocks)) / groups.shard,
-                operations=1 + len(blocks),
+                payload=sum(averaged) / groups.shard,
+                operations=len(averaged),
                 overlap=after,
             )
         if groups.tensor > 1:
@@ -226,6 +232,13 @@ class Manual(Fsdp2Facts):
 
     def checkpoints(self, block: int) -> bool:
         return read_choices(self._text)[block].checkpoint
+
+    def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
+        """What lies in the memory of the host is counted too, so that of all this nothing is certain."""
+        found = super().moments(cell, parts)
+        if cell.device == "cuda" and any(choice.offload for choice in read_choices(self._text)):
+            return (replace(each, estimated=each.total - each.activations) for each in found)
+        return found
 
     def refusal(self, cell: Cell) -> str | None:
         if cell.activation_checkpointing:

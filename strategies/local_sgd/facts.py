@@ -45,11 +45,12 @@ class LocalSgd(StrategyFacts):
         return (f"averages every {self.period} step{'s' if self.period > 1 else ''}",)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        buckets = runs([weight.values for part in parts.parts for weight in part.weights])
+        trained = parts.trained
+        buckets = runs([weight.values for part in trained.parts for weight in part.weights])
         yield term(
             "parameters",
             "all-reduce",
             ("replicate", cell.gpus),
-            payload=VALUE_BYTES * parts.values / self.period,
+            payload=VALUE_BYTES * trained.values / self.period,
             operations=buckets / self.period,
         )

@@ -172,20 +172,21 @@ class Pipeline(StrategyFacts):
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
         whole = VALUE_BYTES * sum(stage_values(parts, stage) for stage in own)
+        trained = VALUE_BYTES * sum(stage_values(parts.trained, stage) for stage in own)
         samples, flights = cell.micro_batch // pieces, self.in_flight(cell, rank)
         largest = max(
             (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
             key=lambda kept: kept.begin,
         )
         received = samples * pieces * sum(_edges(parts, [stage])[0] for stage in own)
-        averaged = whole if sizes.groups.replicate > 1 else 0
+        averaged = trained if sizes.groups.replicate > 1 else 0
         rest = {"parameters": whole, "buckets": received + averaged}
-        state, update = sizes.state(whole), sizes.update(whole)
+        state, update = sizes.state(trained), sizes.update(trained)
         yield Footprint(moment="model built", parameters=sizes.built)
         begin = largest.begin * len(own) if len(own) > 1 else largest.begin
-        before = whole if sizes.accumulates or pieces * len(own) > flights else 0
+        before = trained if sizes.accumulates or pieces * len(own) > flights else 0
         # The second one begins with gradients, and without the activations of the first.
-        for gradients, activations in ((before, begin), (whole, begin - begin // flights)):
+        for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
             yield Footprint(
                 moment="backward begins",
                 optimizer=state,
@@ -197,11 +198,18 @@ class Pipeline(StrategyFacts):
         yield Footprint(
             moment="backward ends",
             optimizer=state,
-            gradients=whole + sizes.shared * both_ends,
+            gradients=trained + sizes.shared * both_ends,
             activations=largest.end,
             **rest,
         )
-        yield Footprint(moment="update", optimizer=state + update, gradients=whole, **rest)
+        yield Footprint(
+            moment="update",
+            optimizer=state + update,
+            gradients=trained,
+            # What is received may be of half precision.
+            estimated=update + received,
+            **rest,
+        )
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         """Of the rank that sends most activations; both ends share the gradient of what both have."""
@@ -221,14 +229,15 @@ class Pipeline(StrategyFacts):
             buckets = -(-largest // BUCKET_BYTES)
             across: Receivers = ("replicate", groups.replicate)
             yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
-        if parts.shared_values and groups.pipeline > 1:
-            shared = VALUE_BYTES * parts.shared_values
+        if parts.trained.shared_values and groups.pipeline > 1:
+            shared = VALUE_BYTES * parts.trained.shared_values
             yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
         yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         every = self.stages(cell, parts)
-        return VALUE_BYTES * max(sum(stage_values(parts, stage) for stage in own) for own in every)
+        trained = parts.trained
+        return VALUE_BYTES * max(sum(stage_values(trained, stage) for stage in own) for own in every)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         total = sum(part.flops for part in parts.parts)

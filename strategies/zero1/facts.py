@@ -39,12 +39,12 @@ class Zero1(BucketedFacts):
             "updated parameters",
             "broadcast",
             ("replicate", cell.gpus),
-            payload=VALUE_BYTES * parts.values,
-            operations=sum(1 for values in deal(parts.weight_values, cell.gpus) if values),
+            payload=VALUE_BYTES * parts.trained.values,
+            operations=sum(1 for values in deal(parts.trained.weight_values, cell.gpus) if values),
         )
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        return VALUE_BYTES * max(deal(parts.weight_values, cell.gpus))
+        return VALUE_BYTES * max(deal(parts.trained.weight_values, cell.gpus))
 
 
 def deal(values: Sequence[int], ranks: int) -> list[int]:
