@@ -31,6 +31,7 @@ from harness.plan.options import read_counts, read_duration_s
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
+from harness.plan.surroundings import MIB, Devices, devices_here
 from harness.report import write_report
 from harness.studies import place_words, warn_of_losses
 from harness.worker.turns import VARIABLE
@@ -151,6 +152,7 @@ class Matrix:
         self._warn_of_other_work(study)
         plans = self._plans(study)
         plan = _as_one(plans)
+        self._warn_of_tight(study, plan)
         code = with_packages(code_version(), plan.cells)
         conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
         for sentence in uncounted(study.results(), plan, conditions):
@@ -194,6 +196,7 @@ class Matrix:
         # Once before anything is written: a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
         plans = self._plans(study)
+        self._warn_of_tight(study, _as_one(plans))
         code = with_packages(code_version(), _as_one(plans).cells)
         self._call.check_all(study, self._to_run(plans), code)
         with study_lock(self._root) as lock, signals_are_ctrl_c():
@@ -269,10 +272,31 @@ class Matrix:
                 f"another --name makes a study of its own"
             )
 
-    def _limit(self) -> Limit | None:
-        """What cells of this machine may need; None: they run elsewhere, or share its devices."""
-        limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
-        return self._machine.limit(self._request.device, _offer()) if limited else None
+    def _limit(self) -> Limit:
+        """What cells may need: of devices where they run here and do not share them, and of memory."""
+        here = not self._launcher.several_hosts
+        limited = here and not self._run_options.oversubscribe
+        limit = self._machine.limit(self._request.device, _offer()) if limited else Limit()
+        if self._request.device == "cpu" or self._options.keep_unfit:
+            return limit
+        model = self._call.hosts.gpu_model
+        return replace(limit, gpus=devices_here() if here and model is None else Devices(gpu_name=model))
+
+    def _warn_of_tight(self, study: Study, plan: Plan) -> None:
+        """Tell of new cells whose predicted memory is more than a GPU has."""
+        memory = self._limit().gpu_bytes
+        planned = {cell.id for plan in study.plans() for cell in plan.cells}
+        over = [
+            f"{cell.workload} with {cell.strategy} on {cell.gpus} ({size / MIB:,.0f})"
+            for cell in plan.cells
+            if memory and (size := plan.predicted_bytes.get(cell.id, 0)) > memory and cell.id not in planned
+        ]
+        if memory and over:
+            more = f" and {len(over) - 3} more" if len(over) > 3 else ""
+            self._console.warn(
+                f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB, by "
+                f"prediction: {', '.join(over[:3])}{more}"
+            )
 
     def _link_obstacle(self) -> str | None:
         return link_obstacle() if self._request.has_links else None
@@ -287,10 +311,7 @@ class Matrix:
                 f"nothing was measured: {count(len(plan.skips), 'point')} skipped, no cell left"
             )
             return 1
-        limit, obstacle = self._limit(), self._link_obstacle()
-        left_out = [
-            skip.reason for skip in plan.skips if skip.reason in (obstacle, limit and limit.reason(skip.gpus))
-        ]
+        left_out = [skip.reason for skip in plan.skips if skip.rule in ("machine", "link", "memory")]
         if self._options.require is None or not left_out:
             return 0
         self._console.note(

@@ -74,15 +74,7 @@ class Part:
     @cached_property
     def trained(self) -> Part:
         """The part without its frozen weights."""
-        return self._with(tuple(weight for weight in self.weights if weight.trained))
-
-    @cached_property
-    def frozen(self) -> Part:
-        """The part without its trained weights."""
-        return self._with(tuple(weight for weight in self.weights if not weight.trained))
-
-    def _with(self, weights: tuple[Weight, ...]) -> Part:
-        return self if len(weights) == len(self.weights) else replace(self, weights=weights)
+        return replace(self, weights=tuple(weight for weight in self.weights if weight.trained))
 
     @cached_property
     def _kinds(self) -> tuple[tuple[Weight, int], ...]:
@@ -117,8 +109,6 @@ class ModelParts:
     head: Part
     shared_values: int = 0
     """Parameters of the stem that the head uses too: a tied embedding."""
-    frozen_shared: int = 0
-    """Those of `shared_values` that are frozen."""
     logits: int = 0
     """Bytes of one sample's results, fp32."""
     chained: bool = True
@@ -141,8 +131,7 @@ class ModelParts:
             stem=self.stem.trained,
             blocks=tuple(block.trained for block in self.blocks),
             head=self.head.trained,
-            shared_values=self.shared_values - self.frozen_shared,
-            frozen_shared=0,
+            shared_values=min(self.shared_values, self.stem.trained.values),
         )
 
     @cached_property

@@ -35,10 +35,11 @@ Rule = Literal[
     "nodes",
     "link",
     "machine",
+    "memory",
 ]
 """What leaves a point out: the study file, `auto` (nothing fits or can be weighed), the groups of ranks that
 a strategy forms, the division of the batch, what does not go with the strategy, the link or the workload, the
-split of the model, whole nodes, no link here, too few devices here."""
+split of the model, whole nodes, no link here, too few devices here, too little memory of a GPU."""
 EXCLUDED = "excluded by the study file"
 """How the reason of an excluded point begins."""
 

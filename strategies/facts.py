@@ -184,10 +184,6 @@ class StrategyFacts(CatalogFacts):
         """Bytes of the parameters that the busiest rank updates."""
         return self.sizes(cell, parts).trained
 
-    def offloaded(self, cell: Cell, parts: ModelParts) -> Footprint:
-        """What a rank has in the memory of its host beside that of its device."""
-        return Footprint(moment="update", parameters=0)
-
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         """Of the computation of a replica, what the busiest of its ranks does: layers that are split are
         those of the blocks."""

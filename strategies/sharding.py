@@ -58,27 +58,21 @@ class ShardingFacts(StrategyFacts):
         sizes = self.sizes(cell, parts)
         units = self.units(sizes)
         elsewhere = self.offloads and cell.device == "cuda"
-        rest = Footprint(moment="update", parameters=0) if elsewhere else _shards(sizes, units)
+        shard, trained = (0, 0) if elsewhere else (units.shard, units.trained.shard)
+        state = sizes.state(trained)
+        rest = Footprint(moment="update", parameters=shard, gradients=trained, optimizer=state)
         if parts.by_unit:
             if sizes.groups.tensor > 1:
                 # As torch shards the first block, its parts are there until all of it is in shards.
                 first = units.full_block // sizes.groups.shard
                 yield Footprint(moment="model built", parameters=sizes.split_by_layer(beside=first))
-            built = self.built(sizes, units)
-            yield Footprint(moment="model built", parameters=rest.parameters, gathered=built)
+            yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
         else:
-            yield from built_whole(sizes, rest.parameters)
+            yield from built_whole(sizes, shard)
         yield from sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        return self.units(self.sizes(cell, parts)).trained_shard
-
-    def offloaded(self, cell: Cell, parts: ModelParts) -> Footprint:
-        """With offload=cpu the shards of a rank on a GPU."""
-        if not self.offloads or cell.device == "cpu":
-            return super().offloaded(cell, parts)
-        sizes = self.sizes(cell, parts)
-        return _shards(sizes, self.units(sizes))
+        return self.units(self.sizes(cell, parts)).trained.shard
 
     @abstractmethod
     def units(self, sizes: Sizes) -> Units:
@@ -95,13 +89,3 @@ class ShardingFacts(StrategyFacts):
     @abstractmethod
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         """Gradients on their way into shards."""
-
-
-def _shards(sizes: Sizes, units: Units) -> Footprint:
-    """The shards of a rank, with their gradients and the optimizer's state."""
-    return Footprint(
-        moment="update",
-        parameters=units.shard,
-        gradients=units.trained_shard,
-        optimizer=sizes.state(units.trained_shard),
-    )

@@ -93,6 +93,15 @@ class Choice:
         return _best([candidate for candidate in self.candidates if candidate.fits])
 
     @property
+    def lightest(self) -> str | None:
+        """The options of the simplest that fits, with activation checkpointing if none does without."""
+        for each in (*self.candidates, *self._checkpointed):
+            if each.fits:
+                flag = " --activation-checkpointing" if each.cell.activation_checkpointing is True else ""
+                return f"--strategy {each.strategy}{flag}"
+        return None
+
+    @property
     def reason(self) -> str:
         """One clause: why this one, or why none."""
         chosen = self.chosen

@@ -13,9 +13,9 @@ from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.limit import Limit
 from harness.plan.points import MatrixPoint, points, workloads_of
-from harness.plan.predict import predicted_bytes, unpredicted
+from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.reason import Reason
-from harness.plan.surroundings import devices_of
+from harness.plan.surroundings import MIB, devices_of
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
@@ -25,6 +25,9 @@ from strategies.refusal import Refusal, refusal
 from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
+
+_DOUBLINGS = 7
+"""Numbers of workers that are tried for what does not fit: as many, and up to 64 times as many."""
 
 
 def expand(
@@ -39,11 +42,12 @@ def expand(
     """The plan of a request.
 
     `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
-    `limit` turns what does not fit on this machine into skips, and `link_obstacle`, why no link can be made
-    here, all cells under one. Raises UsageError where a `py:` workload's
-    source or a data file cannot be read.
+    `limit` turns what does not fit into skips (too little memory: of cells that are in none of them alone),
+    and `link_obstacle`, why no link can be made here, all cells under one. Raises UsageError where a `py:`
+    workload's source or a data file cannot be read.
     """
     matrix = _Matrix(request, GlobalBatches(request, earlier), limit, link_obstacle)
+    matrix.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
     for point in points(request):
         matrix.add(point)
     return Plan(
@@ -94,6 +98,9 @@ class _Matrix:
         self._link_obstacle = link_obstacle
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
+        self._fitting: dict[MatrixPoint, str] = {}
+        self.planned: frozenset[str] = frozenset()
+        """Ids of cells that stay, whether they fit or not."""
 
     def add(self, point: MatrixPoint) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
@@ -106,11 +113,37 @@ class _Matrix:
                 return
             point = replace(point, key=replace(point.key, strategy=choice.chosen.strategy))
         cell = self._cell(point)
+        if isinstance(cell, Cell):
+            cell = self._unfit(point, cell) or cell
         if isinstance(cell, Reason):
             self.skips.append(point.skip(cell))
             return
         self.cells.setdefault(cell.id, cell)
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
+
+    def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
+        """Why a cell certainly does not fit into a GPU, unless it is planned already."""
+        memory = None if self._limit is None else self._limit.gpu_bytes
+        if memory is None or cell.id in self.planned:
+            return None
+        need = certain_bytes(cell, self._request.gpus_per_node)
+        if need <= memory:
+            return None
+        anyone = replace(point, key=replace(point.key, strategy=AUTO))
+        if anyone not in self._fitting:
+            self._fitting[anyone] = self._what_fits(anyone)
+        text = f"{cell.workload} with {cell.strategy} needs at least {need / MIB:,.0f} MiB of a GPU's"
+        instead = f"{self._fitting[anyone]}; --keep-unfit measures it anyway"
+        return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}")
+
+    def _what_fits(self, point: MatrixPoint) -> str:
+        """What fits in place of a point, by prediction, on as many workers or on more."""
+        for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
+            choice = self.choice(replace(point, gpus=gpus))
+            if isinstance(choice, Choice) and choice.lightest is not None:
+                more = "" if gpus == point.gpus else f" --gpus {gpus}"
+                return f"{choice.lightest}{more} fits by prediction"
+        return "give more workers, and a strategy that shards"
 
     def choice(self, point: MatrixPoint) -> Choice | Reason:
         """What `auto` makes of a point, or why it cannot."""
@@ -119,6 +152,8 @@ class _Matrix:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
 
         devices, per_node = devices_of(self._request), self._request.gpus_per_node
+        if self._limit is not None and self._limit.gpus is not None:
+            devices = self._limit.gpus
         return choose(self._probe(point), made, devices=devices, gpus_per_node=per_node)
 
     def series(self) -> Iterable[Series]:

@@ -16,13 +16,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from harness.plan.estimate import BACKWARD_AND_FORWARD, replica_seconds
 from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings, devices_here
 from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
-from strategies.closed_form.footprint import footprint, updated_bytes
+from strategies.closed_form.footprint import footprint, least_bytes, updated_bytes
+from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Overlap, Term
 from workloads.catalog import WORKLOADS, facts
 
@@ -54,9 +57,18 @@ def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[st
     for cell in cells:
         parts = facts(WORKLOADS.parse(cell.workload)).parts
         if cell.dense and not isinstance(parts, Unknown):
-            placed = Surroundings.of(cell, devices_here(), gpus_per_node).placed(cell)
-            found[cell.id] = footprint(placed, parts).total
+            found[cell.id] = footprint(_placed(cell, gpus_per_node), parts).total
     return found
+
+
+def certain_bytes(cell: Cell, gpus_per_node: int | None) -> int:
+    """What the fullest rank of a cell has at least; 0 where its model states no parts."""
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    return 0 if isinstance(parts, Unknown) else least_bytes(_placed(cell, gpus_per_node), parts)
+
+
+def _placed(cell: Cell, gpus_per_node: int | None) -> Cell:
+    return Surroundings.of(cell, devices_here(), gpus_per_node).placed(cell)
 
 
 def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
@@ -89,12 +101,22 @@ def _update_values(cell: Cell) -> int:
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
     """What a rank has in its host's memory: with offload=cpu a shard of parameters, gradients and state."""
-    return STRATEGIES.facts(cell.strategy).offloaded(cell, parts).total
+    there = _offloaded(cell, parts)
+    return there.certain - there.gathered
+
+
+def _offloaded(cell: Cell, parts: ModelParts) -> Footprint:
+    """An update of a rank that had its shards on its device; nothing where they are there."""
+    strategy = STRATEGIES.facts(cell.strategy)
+    if cell.device == "cpu" or not strategy.offloads:
+        return Footprint(moment="update", parameters=0)
+    moments = strategy.moments(msgspec.structs.replace(cell, device="cpu", backend="gloo"), parts)
+    return next(moment for moment in moments if moment.moment == "update")
 
 
 def _offloading(cell: Cell, parts: ModelParts) -> float:
     """Shards to the GPU twice, gradients back, and an update from the host's memory."""
-    there = STRATEGIES.facts(cell.strategy).offloaded(cell, parts)
+    there = _offloaded(cell, parts)
     moved = 2 * there.parameters + there.gradients
     return moved / HOST_LINK_BYTES_PER_S + _update_values(cell) * there.gradients / CORE_BYTES_PER_S
 

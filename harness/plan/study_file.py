@@ -127,6 +127,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prune: Annotated[
         Switch, option("leave out cells whose smaller batch ran out of memory (the default)")
     ] = None
+    keep_unfit: Annotated[
+        Switch, option("measure also cells that certainly need more memory than a GPU has")
+    ] = None
     rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
     require: Annotated[
         Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")

@@ -69,7 +69,7 @@ def _parts(workload: Workload) -> ModelParts:
     module = workload.module.to("meta").train()
     layout, chained = _layout(workload, module)
     few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
-    weights, shared, frozen_shared = _weights(module, layout)
+    weights, shared = _weights(module, layout)
 
     def part(key: int | str) -> Part:
         each = max(0, more.saved.get(key, 0) - few.saved.get(key, 0)) // (_MORE - _FEW)
@@ -89,7 +89,6 @@ def _parts(workload: Workload) -> ModelParts:
         blocks=tuple(part(place) for place in range(len(layout.blocks))),
         head=part("head"),
         shared_values=shared,
-        frozen_shared=frozen_shared,
         logits=few.results // _FEW,
         chained=chained,
     )
@@ -181,29 +180,21 @@ def _hooks(
     ]
 
 
-def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int, int]:
+def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int]:
     """The parameters of each part, each where it is registered first, and values of those that the head
-    shares with the stem, of all and of the frozen ones."""
+    shares with the stem."""
     found: dict[int | str, list[Weight]] = {}
     places = {f"{name}.": place for place, name in enumerate(layout.blocks)}
     ends = {id(each) for name in layout.head for each in module.get_submodule(name).parameters()}
-    shared = frozen = 0
+    shared = 0
     for name, parameter in module.named_parameters():
         block = next((place for prefix, place in places.items() if name.startswith(prefix)), None)
         in_stem = any(name.startswith(f"{stem}.") for stem in layout.stem)
         key = ("stem" if in_stem else "head") if block is None else block
-        weight = _weight(parameter)
-        found.setdefault(key, []).append(weight)
-        if in_stem and id(parameter) in ends:
-            shared += weight.values
-            frozen += 0 if weight.trained else weight.values
-    return found, shared, frozen
-
-
-def _weight(parameter: nn.Parameter) -> Weight:
-    """A parameter; one of another type counts as so many values of single precision as its bytes hold."""
-    values, trained = parameter.nbytes // VALUE_BYTES, parameter.requires_grad
-    rows = parameter.shape[0] if parameter.dim() else 1
-    if not rows or values % rows:
-        return Weight(rows=values, trained=trained)
-    return Weight(rows=rows, columns=values // rows, trained=trained)
+        # One of another type counts as so many values of single precision as its bytes hold.
+        values = parameter.nbytes // VALUE_BYTES
+        rows = min(parameter.shape[0] if parameter.dim() else 1, values)
+        columns, trained = values // rows if rows else 0, parameter.requires_grad
+        found.setdefault(key, []).append(Weight(rows=rows, columns=columns, trained=trained))
+        shared += values if in_stem and id(parameter) in ends else 0
+    return found, shared

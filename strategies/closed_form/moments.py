@@ -99,10 +99,10 @@ def sharded_moments(
     yield replace(begins, gathered=gathered.at_loss, activations=kept.at_loss)
     yield replace(begins, gathered=gathered.at_block, activations=kept.at_block)
     ends = replace(rest, moment="backward ends", activations=kept.end)
-    own = max(held, units.trained_shard)
+    own = max(held, units.trained.shard)
     still = max(gathered.at_end, min(gathered.at_block, units.around + units.block))
-    yield replace(ends, gathered=still, gradients=own + units.trained_block, buckets=averaging.at_block)
-    last = own + units.trained_around + sizes.shared
+    yield replace(ends, gathered=still, gradients=own + units.trained.full_block, buckets=averaging.at_block)
+    last = own + units.trained.full_around + sizes.shared
     yield replace(ends, gathered=gathered.at_end, gradients=last, buckets=averaging.at_end)
     extra = sizes.update(rest.gradients)
     yield replace(rest, gathered=gathered.at_update, optimizer=rest.optimizer + extra, estimated=extra)

@@ -98,27 +98,24 @@ class Sizes:
 class Units:
     """The units of a sharded model: its blocks, and what is around them."""
 
-    def __init__(self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool) -> None:
+    def __init__(
+        self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool, parts: ModelParts | None = None
+    ) -> None:
         """`full` gives the bytes of a unit in full precision, filled up to equal shards; `halved`: parameters
-        are gathered in half precision."""
-
-        def bytes_of(parts: ModelParts) -> tuple[int, list[int]]:
-            return full(parts.around), [full(block) for block in parts.blocks]
-
-        around, blocks = whole = bytes_of(sizes.parts)
-        trained = sizes.parts.trained
-        self.trained_around, averaged = whole if trained is sizes.parts else bytes_of(trained)
-        self.trained_block = max(averaged, default=0)
-        self.trained_whole = self.trained_around + sum(averaged)
-        self.trained_shard = self.trained_whole // sizes.groups.shard
-        """Of the trained parameters alone, in full precision: what gradients have."""
+        are gathered in half precision. `parts` None: those of `sizes`."""
+        parts = parts or sizes.parts
+        around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
-        """In full precision, as parameters are built; what follows is as they are gathered."""
+        """In full precision, as gradients are averaged; what follows is as parameters are gathered."""
         self.around = around // 2 if halved else around
         self.blocks = [block // 2 if halved else block for block in blocks]
         self.block = max(self.blocks, default=0)
-        self.shard = (around + sum(blocks)) // sizes.groups.shard
-        """Of all parameters, in full precision."""
+        self.whole = around + sum(blocks)
+        """In full precision."""
+        self.shard = self.whole // sizes.groups.shard
+        trained = parts.trained
+        self.trained = self if trained is parts else Units(sizes, full=full, halved=halved, parts=trained)
+        """The same of the trained parameters alone: what gradients have."""
 
 
 class Activations:

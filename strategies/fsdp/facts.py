@@ -88,9 +88,9 @@ class Fsdp2Facts(ShardingFacts):
 
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
         return AveragingBytes(
-            held=units.trained_whole if sizes.accumulates else 0,
-            at_block=2 * units.trained_block,
-            at_end=units.trained_block,
+            held=units.trained.whole if sizes.accumulates else 0,
+            at_block=2 * units.trained.full_block,
+            at_end=units.trained.full_block,
         )
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:

@@ -202,14 +202,8 @@ class Pipeline(StrategyFacts):
             activations=largest.end,
             **rest,
         )
-        yield Footprint(
-            moment="update",
-            optimizer=state + update,
-            gradients=trained,
-            # What is received may be of half precision.
-            estimated=update + received,
-            **rest,
-        )
+        fewer = update + received  # What is received may be of half precision.
+        yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         """Of the rank that sends most activations; both ends share the gradient of what both have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -66,14 +66,10 @@ class ScratchFsdp(ShardingFacts):
 
     def units(self, sizes: Sizes) -> Units:
         def full(part: Part) -> int:
-            return self._flat_bytes(part, sizes.groups.shard)
+            value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
+            return VALUE_BYTES * part.flat_values(sizes.groups.shard, value_bytes)
 
         return Units(sizes, full=full, halved=self.gathers_bf16)
-
-    def _flat_bytes(self, part: Part, ranks: int) -> int:
-        """Of a unit's two flat vectors, one of what is trained and one of what is frozen."""
-        value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
-        return VALUE_BYTES * sum(kind.flat_values(ranks, value_bytes) for kind in _kinds(part))
 
     def built(self, sizes: Sizes, units: Units) -> int:
         # Parameters are drawn one by one, each beside the vector that it goes into.
@@ -86,28 +82,28 @@ class ScratchFsdp(ShardingFacts):
         return Gathered(at_loss=part, at_block=part, at_end=always or units.around, at_update=always)
 
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
-        averaged = MOST_UNDER_WAY * (2 if sizes.cell.device == "cpu" else 1) * units.trained_block
-        held = units.trained_shard if self.sums_micro_batches else units.trained_whole
+        averaged = MOST_UNDER_WAY * (2 if sizes.cell.device == "cpu" else 1) * units.trained.full_block
+        held = units.trained.shard if self.sums_micro_batches else units.trained.whole
         return AveragingBytes(held=held if sizes.accumulates else 0, at_block=averaged, at_end=averaged)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         ranks, rounds = cell.gpus, cell.accumulation
         half = 2 if self.gathers_bf16 else 1
 
-        def whole(units: Sequence[Part]) -> tuple[int, int]:
-            vectors = sum(len(_kinds(unit)) for unit in units)
-            return sum(self._flat_bytes(unit, ranks) for unit in units), vectors
+        def whole(part: Part) -> int:
+            return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
 
-        (around, first), (blocks, others) = whole([parts.around]), whole(parts.blocks)
-        units, count = around + blocks, first + others
-        averaged, averages_of = whole([parts.trained.around, *parts.trained.blocks])
+        blocks = sum(whole(block) for block in parts.blocks)
+        units, count = whole(parts.around) + blocks, 1 + len(parts.blocks)
+        trained = parts.trained
+        averaged = [size for unit in (trained.around, *trained.blocks) if (size := whole(unit))]
         at_each_use = self.stage == 3
         yield term(
             "parameters",
             "all-gather",
             ("shard", ranks),
             payload=(rounds * (units + blocks) if at_each_use else units) / ranks / half,
-            operations=rounds * (count + others) if at_each_use else count,
+            operations=rounds * (2 * count - 1) if at_each_use else count,
             overlap="compute" if at_each_use else "first forward",
         )
         averages = rounds if self.sums_micro_batches else 1
@@ -115,12 +111,7 @@ class ScratchFsdp(ShardingFacts):
             "gradients",
             "all-to-all" if cell.device == "cpu" else "reduce-scatter",
             ("shard", ranks),
-            payload=averages * averaged,
-            operations=averages * averages_of,
+            payload=averages * sum(averaged),
+            operations=averages * len(averaged),
             overlap="backward" if self.sums_micro_batches else "last backward",
         )
-
-
-def _kinds(part: Part) -> list[Part]:
-    """What has a flat vector of its own: the trained parameters of a unit, and the frozen ones."""
-    return [kind for kind in (part.trained, part.frozen) if kind.weights]
