@@ -273,7 +273,7 @@ class Matrix:
             )
 
     def _limit(self) -> Limit:
-        """What cells may need: of devices where they run here and do not share them, and of memory."""
+        """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory."""
         here = not self._launcher.several_hosts
         limited = here and not self._run_options.oversubscribe
         limit = self._machine.limit(self._request.device, _offer()) if limited else Limit()
@@ -283,7 +283,7 @@ class Matrix:
         return replace(limit, gpus=devices_here() if here and model is None else Devices(gpu_name=model))
 
     def _warn_of_tight(self, study: Study, plan: Plan) -> None:
-        """Tell of new cells whose predicted memory is more than a GPU has."""
+        """Warn about new cells whose predicted memory exceeds that of a GPU."""
         memory = self._limit().gpu_bytes
         planned = {cell.id for plan in study.plans() for cell in plan.cells}
         over = [
@@ -292,11 +292,9 @@ class Matrix:
             if memory and (size := plan.predicted_bytes.get(cell.id, 0)) > memory and cell.id not in planned
         ]
         if memory and over:
-            more = f" and {len(over) - 3} more" if len(over) > 3 else ""
-            self._console.warn(
-                f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB, by "
-                f"prediction: {', '.join(over[:3])}{more}"
-            )
+            named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
+            what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
+            self._console.warn(f"{what}, by prediction: {named}")
 
     def _link_obstacle(self) -> str | None:
         return link_obstacle() if self._request.has_links else None

@@ -73,7 +73,7 @@ class Part:
 
     @cached_property
     def trained(self) -> Part:
-        """The part without its frozen weights."""
+        """The part with only its trained weights."""
         return replace(self, weights=tuple(weight for weight in self.weights if weight.trained))
 
     @cached_property
@@ -123,7 +123,7 @@ class ModelParts:
 
     @cached_property
     def trained(self) -> ModelParts:
-        """The model without its frozen weights; the model itself where it has none."""
+        """The model with only its trained weights; it is the same object if all are trained."""
         if all(weight.trained for part in self.parts for weight in part.weights):
             return self
         return replace(
@@ -131,6 +131,7 @@ class ModelParts:
             stem=self.stem.trained,
             blocks=tuple(block.trained for block in self.blocks),
             head=self.head.trained,
+            # At most: it is not stated which weights of the stem are shared.
             shared_values=min(self.shared_values, self.stem.trained.values),
         )
 
@@ -161,5 +162,5 @@ class ModelParts:
 
     @property
     def largest_weight(self) -> int:
-        """Values of the largest parameter; 0 where there is none."""
+        """Values of the largest parameter; 0 for a model that has no parameters."""
         return max(self.weight_values, default=0)

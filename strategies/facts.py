@@ -59,7 +59,7 @@ class StrategyFacts(CatalogFacts):
     distributed: ClassVar[bool] = True
     """Whether it takes more than one rank."""
     bucket_copies: ClassVar[int] = 0
-    """Copies of all trained parameters that a rank has beside parameters and gradients: buckets, say."""
+    """Copies of all trained parameters that a rank has in addition to them and their gradients (buckets)."""
     takes_ddp_hooks: ClassVar[bool] = False
     """Whether a compressor can be a hook of torch's DistributedDataParallel."""
     fixed_exchange: ClassVar[str | None] = None

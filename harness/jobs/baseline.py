@@ -23,6 +23,7 @@ def baseline_of(cells: Sequence[Cell]) -> Cell:
         compression=UNCOMPRESSED,
         collective=DEFAULT_COLLECTIVE,
         gpus=1,
+        model_parallel=1,
         node_size=None,
         link_mbit_per_s=None,
     )

@@ -94,7 +94,7 @@ class Choice:
 
     @property
     def lightest(self) -> str | None:
-        """The options of the simplest that fits, with activation checkpointing if none does without."""
+        """The options of the simplest candidate that fits, with activation checkpointing if it needs that."""
         for each in (*self.candidates, *self._checkpointed):
             if each.fits:
                 flag = " --activation-checkpointing" if each.cell.activation_checkpointing is True else ""

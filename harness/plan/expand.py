@@ -15,7 +15,7 @@ from harness.plan.limit import Limit
 from harness.plan.points import MatrixPoint, points, workloads_of
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.reason import Reason
-from harness.plan.surroundings import MIB, devices_of
+from harness.plan.surroundings import MIB, Devices, devices_of
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
@@ -27,7 +27,7 @@ from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 
 _DOUBLINGS = 7
-"""Numbers of workers that are tried for what does not fit: as many, and up to 64 times as many."""
+"""The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""
 
 
 def expand(
@@ -42,8 +42,8 @@ def expand(
     """The plan of a request.
 
     `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
-    `limit` turns what does not fit into skips (too little memory: of cells that are in none of them alone),
-    and `link_obstacle`, why no link can be made here, all cells under one. Raises UsageError where a `py:`
+    `limit` turns what does not fit into skips, and `link_obstacle`, why no link can be made here, all cells
+    under one. A cell of an earlier plan is not skipped for its memory. Raises UsageError where a `py:`
     workload's source or a data file cannot be read.
     """
     matrix = _Matrix(request, GlobalBatches(request, earlier), limit, link_obstacle)
@@ -100,7 +100,7 @@ class _Matrix:
         self._members: dict[SeriesId, dict[int, str]] = {}
         self._fitting: dict[MatrixPoint, str] = {}
         self.planned: frozenset[str] = frozenset()
-        """Ids of cells that stay, whether they fit or not."""
+        """Ids of cells that stay in the plan even if they do not fit."""
 
     def add(self, point: MatrixPoint) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
@@ -122,38 +122,37 @@ class _Matrix:
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
 
     def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
-        """Why a cell certainly does not fit into a GPU, unless it is planned already."""
-        memory = None if self._limit is None else self._limit.gpu_bytes
+        """Return why a cell certainly does not fit into a GPU; None if it may fit or is already planned."""
+        memory = self._limit and self._limit.gpu_bytes
         if memory is None or cell.id in self.planned:
             return None
         need = certain_bytes(cell, self._request.gpus_per_node)
         if need <= memory:
             return None
-        anyone = replace(point, key=replace(point.key, strategy=AUTO))
-        if anyone not in self._fitting:
-            self._fitting[anyone] = self._what_fits(anyone)
         text = f"{cell.workload} with {cell.strategy} needs at least {need / MIB:,.0f} MiB of a GPU's"
-        instead = f"{self._fitting[anyone]}; --keep-unfit measures it anyway"
-        return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}")
+        instead = self._what_fits(replace(point, key=replace(point.key, strategy=AUTO)))
+        return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
     def _what_fits(self, point: MatrixPoint) -> str:
-        """What fits in place of a point, by prediction, on as many workers or on more."""
-        for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
-            choice = self.choice(replace(point, gpus=gpus))
-            if isinstance(choice, Choice) and choice.lightest is not None:
-                more = "" if gpus == point.gpus else f" --gpus {gpus}"
-                return f"{choice.lightest}{more} fits by prediction"
-        return "give more workers, and a strategy that shards"
+        """Name the options that fit by prediction, with the same number of workers or with more."""
+        assert self._limit is not None
+        if point not in self._fitting:
+            self._fitting[point] = "give more workers, and a strategy that shards"
+            for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
+                choice = self.choice(replace(point, gpus=gpus), self._limit.gpus)
+                if isinstance(choice, Choice) and choice.lightest is not None:
+                    more = "" if gpus == point.gpus else f" --gpus {gpus}"
+                    self._fitting[point] = f"{choice.lightest}{more} fits by prediction"
+                    break
+        return self._fitting[point]
 
-    def choice(self, point: MatrixPoint) -> Choice | Reason:
-        """What `auto` makes of a point, or why it cannot."""
+    def choice(self, point: MatrixPoint, gpus: Devices | None = None) -> Choice | Reason:
+        """What `auto` makes of a point, or why it cannot; `gpus` None: those of the request."""
 
         def made(strategy: str) -> Cell | Reason:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
 
-        devices, per_node = devices_of(self._request), self._request.gpus_per_node
-        if self._limit is not None and self._limit.gpus is not None:
-            devices = self._limit.gpus
+        devices, per_node = gpus or devices_of(self._request), self._request.gpus_per_node
         return choose(self._probe(point), made, devices=devices, gpus_per_node=per_node)
 
     def series(self) -> Iterable[Series]:

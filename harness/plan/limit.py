@@ -10,24 +10,24 @@ from results.catalogue.gpus import memory_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the machines of a plan have; a cell beyond it is skipped with a reason, not refused."""
+    """What the cells of a plan may need. A cell that exceeds it is skipped with a reason, not refused."""
 
     devices: int | None = None
-    """Cores of this machine on CPU, its CUDA devices otherwise; None: as many as are asked for."""
+    """Cores of this machine on CPU, its CUDA devices otherwise; None if the number is not limited."""
     word: str = ""
     """What is counted: `cores` or `CUDA devices`."""
     hint: str = ""
     """What would make a larger cell run."""
     gpus: Devices | None = None
-    """The GPUs whose memory cells must fit into; None where they need not, or it is not known."""
+    """The GPUs whose memory each cell must fit into; None if memory is not limited."""
 
     @property
     def gpu_bytes(self) -> int | None:
-        """At most what one of `gpus` has."""
+        """An upper bound of the memory of one GPU; None if it is not known or not limited."""
         if self.gpus is None or self.gpus.gpu_bytes is not None:
             return self.gpus and self.gpus.gpu_bytes
         stated = self.gpus.gpu_name and memory_bytes(self.gpus.gpu_name)
-        # A GB of the catalogue may be a GiB: an A100 of 80 GB has 85e9 bytes.
+        # The catalogue's GB can be GiB: an A100 of 80 GB has 85e9 bytes.
         return stated * 2**30 // 10**9 if stated else None
 
     def reason(self, gpus: int) -> str | None:

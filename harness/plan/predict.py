@@ -62,7 +62,7 @@ def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[st
 
 
 def certain_bytes(cell: Cell, gpus_per_node: int | None) -> int:
-    """What the fullest rank of a cell has at least; 0 where its model states no parts."""
+    """Return a lower bound of the fullest rank's memory in bytes; 0 if the model states no parts."""
     parts = facts(WORKLOADS.parse(cell.workload)).parts
     return 0 if isinstance(parts, Unknown) else least_bytes(_placed(cell, gpus_per_node), parts)
 
@@ -106,7 +106,7 @@ def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
 
 
 def _offloaded(cell: Cell, parts: ModelParts) -> Footprint:
-    """An update of a rank that had its shards on its device; nothing where they are there."""
+    """Return the shards that a rank keeps in host memory, as in an update; 0 bytes without offload."""
     strategy = STRATEGIES.facts(cell.strategy)
     if cell.device == "cpu" or not strategy.offloads:
         return Footprint(moment="update", parameters=0)

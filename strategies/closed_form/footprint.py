@@ -33,8 +33,8 @@ def footprint(cell: Cell, parts: ModelParts) -> Footprint:
 
 
 def least_bytes(cell: Cell, parts: ModelParts) -> int:
-    """What the fullest rank of a cell certainly has at once: when the model has been built, or in an update,
-    which needs parameters, gradients and the optimizer's state. Activations are not in it, nor buffers."""
+    """Return a lower bound in bytes of the memory of the fullest rank: the larger of a newly built model and
+    an update, which needs parameters, gradients and optimizer state at once. It has no activations."""
     moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
     sure = (moment.certain for moment in moments if moment.moment in ("model built", "update"))
     return max(sure, default=0)

@@ -26,11 +26,11 @@ class Footprint:
     """Copies that are exchanged, or received."""
     activations: int = 0
     estimated: int = 0
-    """Of all these but the activations, bytes that may be fewer: what an update computes in between, say."""
+    """The part of all these, except activations, that can be smaller, such as temporaries of an update."""
 
     @property
     def certain(self) -> int:
-        """What is there whatever a batch keeps."""
+        """The bytes that a rank certainly has at this moment."""
         return self.total - self.activations - self.estimated
 
     @property

@@ -49,7 +49,7 @@ class Sizes:
 
     @property
     def trained(self) -> int:
-        """Of `parameters`, the bytes that are trained: as many as gradients have."""
+        """The bytes of `parameters` that are trained; gradients take as many."""
         return VALUE_BYTES * self.parts.trained.values_over(self.groups.tensor)
 
     @property
@@ -115,7 +115,7 @@ class Units:
         self.shard = self.whole // sizes.groups.shard
         trained = parts.trained
         self.trained = self if trained is parts else Units(sizes, full=full, halved=halved, parts=trained)
-        """The same of the trained parameters alone: what gradients have."""
+        """The units with only the trained parameters; gradients have these sizes."""
 
 
 class Activations:

@@ -100,8 +100,7 @@ class Fsdp2Facts(ShardingFacts):
             return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
 
         around, blocks = padded(parts.around), [padded(block) for block in parts.blocks]
-        trained = parts.trained
-        averaged = [size for unit in (trained.around, *trained.blocks) if (size := padded(unit))]
+        averaged = [size for unit in (parts.trained.around, *parts.trained.blocks) if (size := padded(unit))]
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
             yield self._gatherings(cell, groups.shard, around, blocks)
@@ -234,7 +233,7 @@ class Manual(Fsdp2Facts):
         return read_choices(self._text)[block].checkpoint
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """What lies in the memory of the host is counted too, so that of all this nothing is certain."""
+        """The prediction also counts offloaded blocks, so it gives no lower bound for a GPU with them."""
         found = super().moments(cell, parts)
         if cell.device == "cuda" and any(choice.offload for choice in read_choices(self._text)):
             return (replace(each, estimated=each.total - each.activations) for each in found)

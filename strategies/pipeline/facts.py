@@ -230,8 +230,7 @@ class Pipeline(StrategyFacts):
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         every = self.stages(cell, parts)
-        trained = parts.trained
-        return VALUE_BYTES * max(sum(stage_values(trained, stage) for stage in own) for own in every)
+        return VALUE_BYTES * max(sum(stage_values(parts.trained, stage) for stage in own) for own in every)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         total = sum(part.flops for part in parts.parts)

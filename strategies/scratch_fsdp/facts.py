@@ -95,8 +95,7 @@ class ScratchFsdp(ShardingFacts):
 
         blocks = sum(whole(block) for block in parts.blocks)
         units, count = whole(parts.around) + blocks, 1 + len(parts.blocks)
-        trained = parts.trained
-        averaged = [size for unit in (trained.around, *trained.blocks) if (size := whole(unit))]
+        averaged = [size for unit in (parts.trained.around, *parts.trained.blocks) if (size := whole(unit))]
         at_each_use = self.stage == 3
         yield term(
             "parameters",

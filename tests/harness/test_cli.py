@@ -339,3 +339,18 @@ def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
     assert f"; 0 of {runs} runs to do" in capsys.readouterr().err
     assert Study(Path("study")).unplanned_cells() == []
     assert {path: path.read_bytes() for path in raw} == raw
+
+
+def test_what_certainly_does_not_fit_is_left_out_and_what_may_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").write_text("gpus_per_node: 8\ngpu_model: A100-SXM4-80GB\n")
+    call = ["matrix", "--workload", "llama-7b", "--strategy", "ddp,zero1", "--gpus", "16", "--device", "cuda"]
+    call += ["--launcher", "slurm", "--site", "site.yaml", "--dry-run"]
+    assert run(call) == 0
+    said = capsys.readouterr()
+    assert "1 cell x 3 repeats; 1 point skipped" in said.out
+    assert "llama-7b with zero1 on 16" in " ".join(said.err.split())
+    assert run([*call, "--keep-unfit"]) == 0
+    assert "2 cells x 3 repeats; 0 points skipped" in capsys.readouterr().out

@@ -93,6 +93,8 @@ def test_a_plan_without_a_single_device_gets_one_as_baseline() -> None:
         "default",
     )
     assert baseline.id == plan_of(gpus="1", strategy="single").cells[0].id
+    # One whose replica is on two ranks.
+    assert baseline_of([msgspec.structs.replace(plan.cells[0], model_parallel=2)]) == baseline
 
 
 def test_a_plan_without_cells_has_no_jobs() -> None:

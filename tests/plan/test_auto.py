@@ -22,14 +22,14 @@ from harness.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
-from results.parts import ModelParts
+from results.parts import ModelParts, Part
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.closed_form.footprint import footprint
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.traffic import traffic
 from strategies.pipeline.facts import microbatch_counts
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import WORKLOADS, facts, learn
 
 MakePlan = Callable[..., Plan]
 
@@ -146,6 +146,31 @@ def test_a_models_own_code_alone_knows_its_measures(plan_of: MakePlan, tmp_path:
         "auto: memory and traffic of py:mine:build are unknown, because planning does not run a user's own "
         "code; name a strategy"
     )
+
+
+def test_replicas_fit_where_most_of_a_model_is_frozen(
+    plan_of: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters of 475 MiB, trained whole, are four times as much in ddp; with vectors alone trained it has
+    them once."""
+    monkeypatch.setattr("workloads.catalog._COUNTED", {})
+    (tmp_path / "adapted.py").write_text("def build(): ...\n", encoding="utf-8")
+    whole = facts(WORKLOADS.parse("gpt2-small:seq=64")).parts
+    assert isinstance(whole, ModelParts)
+
+    def adapted(part: Part) -> Part:
+        weights = (replace(weight, trained=weight.columns == 1) for weight in part.weights)
+        return replace(part, weights=tuple(weights))
+
+    blocks = tuple(adapted(block) for block in whole.blocks)
+    frozen = replace(whole, stem=adapted(whole.stem), blocks=blocks, head=adapted(whole.head))
+    options = {"gpus": 4, "strategy": "auto", "batch_size": 1, "memory_limit_mb": 1000}
+    chosen = []
+    for parts in (whole, frozen):
+        learn("py:adapted:build", parts, splits=None)
+        chosen += [cell.strategy for cell in plan_of(workload="py:adapted:build", **options).cells]
+    assert chosen[-1] == "ddp"
+    assert chosen[:-1] != ["ddp"]
 
 
 def test_compressed_gradients_are_not_weighed(plan_of: MakePlan) -> None:

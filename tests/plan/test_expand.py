@@ -3,11 +3,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.plan.expand import expand
 from harness.plan.limit import Limit
+from harness.plan.surroundings import Devices
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
 from workloads.catalog import MEMBERS
@@ -169,6 +171,32 @@ def test_one_core_is_not_called_cores() -> None:
     limit = Limit(devices=1, word="cores", hint="h")
     assert limit.reason(1) is None
     assert limit.reason(2) == "needs 2, this machine has 1 core; h"
+
+
+A100 = Limit(gpus=Devices(gpu_name="A100-SXM4-80GB"))
+LLAMA: dict[str, Any] = {
+    "workload": "llama-7b",
+    "strategy": "single,ddp,fsdp",
+    "device": "cuda",
+    "backend": "nccl",
+}
+
+
+def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped(plan_of: MakePlan) -> None:
+    """6,738,415,616 parameters of 4 bytes, five times in ddp (128,525 MiB) and four times on one device. What
+    is offered in its place fits."""
+    plan = plan_of(**LLAMA, gpus="1,8", limit=A100)
+    assert [(cell.strategy, cell.gpus) for cell in plan.cells] == [("fsdp", 8)]
+    alone, replicas = (skip.reason for skip in plan.skips if skip.rule == "memory")
+    assert "llama-7b with single needs at least 102,820 MiB of a GPU's 81,920" in alone
+    assert "llama-7b with ddp needs at least 128,525 MiB of a GPU's 81,920" in replicas
+    assert "--strategy fsdp fits" in replicas
+    assert "--gpus" in alone
+    # Cells that are planned already stay, and where nothing is known of the GPUs nothing is left out.
+    free = plan_of(**LLAMA, gpus="1,8")
+    assert len(free.cells) == 3
+    assert plan_of(**LLAMA, gpus="1,8", limit=A100, earlier=(free,)).cells == free.cells
+    assert plan_of(**LLAMA, gpus="1,8", limit=Limit(gpus=Devices())).cells == free.cells
 
 
 def test_workers_that_do_not_fill_nodes_are_skipped(plan_of: MakePlan) -> None:

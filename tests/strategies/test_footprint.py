@@ -21,7 +21,7 @@ from harness.worker.usage import reset_rss_peak
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import STRATEGIES
-from strategies.closed_form.footprint import footprint, updated_bytes
+from strategies.closed_form.footprint import footprint, least_bytes, updated_bytes
 from strategies.pipeline.facts import Pipeline
 from strategies.training.trainer import Trainer, TrainSettings
 from strategies.zero1.facts import deal
@@ -87,6 +87,63 @@ def test_small_activations_leave_the_update_the_fullest_moment() -> None:
     assert footprint(cell_of("single", 1, optimizer="sgd:lr=0.1:momentum=0"), light).optimizer == 0
     # On CUDA AdamW is fused and has no temporaries, so that the tied embedding's second gradient is the most.
     assert total("single", 1, light, device="cuda", backend="nccl") == 4 * P + 2000
+
+
+FROZEN = replace(
+    SMALL,
+    stem=replace(SMALL.stem, weights=(Weight(rows=50, columns=10, trained=False),)),
+    blocks=(replace(BLOCK, weights=(replace(BLOCK.weights[0], trained=False), BLOCK.weights[1])),) * 4,
+)
+"""In each block 20 values are trained, and all 10 values of the head."""
+T = 4 * (4 * 20 + 10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "parameters", "state", "between"),
+    [
+        ("single", 1, P, 2 * T, 0),
+        # Buckets, and views of them.
+        ("ddp", 4, P, 2 * T, T),
+        ("scratch-ddp", 4, P, 2 * T, T),
+        ("local-sgd:2", 4, P, 2 * T, 2 * T),
+        # 5 tensors dealt to 2: 20 + 20 + 10 and 20 + 20.
+        ("zero1", 2, P, 2 * 4 * 50, T),
+        # Over 2 the trained parameters of a rank are half of 90; what is gathered are all parameters.
+        ("fsdp", 2, P // 2, T, 4 * (510 + 320)),
+        # The last stage has 2 blocks, 10 values and a copy of the frozen 500; it receives 8 x 400 bytes.
+        ("pipeline:1f1b", 2, 4 * (2 * 320 + 510), 2 * 4 * 50, 8 * 400),
+    ],
+)
+def test_what_is_frozen_has_no_gradients_no_state_and_no_buckets(
+    strategy: str, gpus: int, parameters: int, state: int, between: int
+) -> None:
+    batch = 8 if "pipeline" in strategy else 2
+    found = footprint(
+        cell_of(strategy, gpus, micro_batch=batch, model_parallel=gpus if batch == 8 else 1), FROZEN
+    )
+    assert (found.parameters, found.optimizer) == (parameters, state)
+    assert found.gathered + found.buckets == between
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "fields", "expected"),
+    [
+        # Parameters, gradients, AdamW's two and the buckets; no temporaries of the update.
+        ("ddp", 4, {}, 5 * P),
+        ("ddp:bucket_view=true", 4, {}, 4 * P),
+        ("zero1", 2, {}, 3 * P + 2 * 4 * 900),
+        # Built whole, which is more than four shards of a quarter with their padding.
+        ("fsdp", 4, {}, 4 * 4 * 513),
+        ("fsdp:offload=cpu", 4, {"device": "cuda", "backend": "nccl"}, P),
+        # Which blocks are in the host's memory is not counted.
+        ("manual:reshard.offload*4", 4, {"device": "cuda", "backend": "nccl"}, 0),
+        ("pipeline:1f1b", 2, {"micro_batch": 8, "model_parallel": 2}, 4 * 4 * 1150),
+    ],
+)
+def test_the_least_is_what_an_update_and_a_new_model_have(
+    strategy: str, gpus: int, fields: dict[str, Any], expected: int
+) -> None:
+    assert least_bytes(cell_of(strategy, gpus, **fields), SMALL) == expected
 
 
 REPLICATED = [
@@ -367,5 +424,6 @@ def test_steps_take_what_is_predicted(ranks: Ranks, strategy: str, size: int) ->
     """
     peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600, fresh=True))
     predicted = total(strategy, size, MEASURED.parts(), micro_batch=4)
+    assert least_bytes(cell_of(strategy, size, micro_batch=4), MEASURED.parts()) <= peak
     low, high = COUNTED_NOT_MIB
     assert predicted + low * MIB <= peak <= predicted + high * MIB
