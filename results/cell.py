@@ -29,6 +29,14 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Checkpointing = bool | Literal["selective"]
 """False: all activations are kept; True: a block's are computed again in backward; selective: those alone
 that are computed again soon, while the results of matrix products are kept."""
+GPU_BLOCK_S = 0.5
+"""A block on a GPU lasts at least this long, so that about 20 us at its start and end are 0.004 % of it."""
+GPU_WARM_UP_S = 10.0
+"""A warm-up on a GPU lasts at least this long. Its clock rises within the first second of load, and falls
+while the chip heats up: the readings of 5 s are compared with those of the 5 s before."""
+GPU_LONGEST_WARM_UP_S = 40.0
+"""A warm-up on a GPU ends then, steady or not: heat settles over some tens of seconds, and more than twice
+the default budget of measuring would not be worth it."""
 
 
 def _at_least(name: str, value: float, least: float) -> None:
@@ -47,9 +55,10 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """How long a run warms up and measures."""
 
     block_steps: int = 5
-    """Steps between two barriers; a block is what is timed."""
+    """Steps between two barriers, at least (`steps_of_block`); a block is what is timed."""
     warmup_max_steps: int = 40
-    """Warm-up ends when the step time is steady, or here."""
+    """Warm-up ends when the step time is steady, or here. On a GPU it ends by time, and 0 alone counts: no
+    warm-up."""
     min_blocks: int = 6
     """Measured whatever the budget says."""
     max_blocks: int = 200
@@ -69,6 +78,12 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             _as_float(self, name)
         if self.max_blocks < self.min_blocks:
             raise ValueError(f"max_blocks ({self.max_blocks}) is less than min_blocks ({self.min_blocks})")
+
+    def steps_of_block(self, period: int, gpu_step_s: float | None = None) -> int:
+        """Whole periods of at least `block_steps`; of `GPU_BLOCK_S` too where steps on a GPU take
+        `gpu_step_s`. None: on CPU, or nothing is known of the step time."""
+        by_time = math.ceil(GPU_BLOCK_S / gpu_step_s) if gpu_step_s else 0
+        return math.ceil(max(self.block_steps, by_time) / period) * period
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True, weakref=True):

@@ -37,7 +37,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quads(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of `steps` steps in the order on, off, off, on: wall time of this rank from the barrier."""
+    """Blocks of `steps` steps in the order on, off, off, on: their times on this rank, as `blocks_ns`."""
 
     steps: int
     on_first_ns: list[int] = []
@@ -45,7 +45,8 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     off_second_ns: list[int] = []
     on_second_ns: list[int] = []
     off_step_ns: list[int] = []
-    """Every step of the off blocks, in order: what this rank needs when it waits for nobody."""
+    """Every step of the off blocks, in order: what this rank needs when it waits for nobody. With an equal
+    share of the time between steps, which older records left out: the sum is the block's time."""
 
     def __post_init__(self) -> None:
         blocks = ("on_first_ns", "off_first_ns", "off_second_ns", "on_second_ns")
@@ -143,10 +144,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Updates of a training run so far, those of earlier launches among them; None: the run was measured."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
-    """Whether warm-up ended because the step time was steady; None if it did not end."""
+    """Whether warm-up ended because the step time (on a GPU its clock too) was steady; None if it did not
+    end."""
     steps: StepColumns = StepColumns()
     blocks_ns: list[int] = []
-    """Wall time of each measured block on this rank, from the barrier to its own last finished step."""
+    """Time of each measured block on this rank, from the barrier to its own last finished step, by `clock`.
+    Older records of GPUs have it by the host's clock."""
     block_steps: int = 0
     stop: Literal["target", "budget", "blocks"] | None = None
     """Why measuring ended."""

@@ -7,7 +7,7 @@ proof takes more steps than is counted here.
 
 from __future__ import annotations
 
-from results.cell import Cell
+from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell
 from results.parts import VALUE_BYTES
 from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEPS, SUMMED_BYTES_PER_S
 from results.recorded import RECORDED_STEPS
@@ -28,20 +28,25 @@ QUAD_BLOCKS = 4
 def longest_unknown_step_s(cell: Cell) -> float:
     """The longest step of which the measuring budget holds the fewest blocks: for a step that nothing is
     known of."""
-    return cell.steps.budget_s / (cell.steps.min_blocks * _block_steps(cell))
+    period = STRATEGIES.facts(cell.strategy).period
+    return cell.steps.budget_s / (cell.steps.min_blocks * cell.steps.steps_of_block(period))
 
 
 def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> dict[str, float]:
     """Seconds of each part of a run whose step takes `step_s`.
 
-    `parameters` are those of the whole model. A run is taken to use its whole budget. The simulation of a
-    step does the work of every replica that it simulates, with that of all its ranks and without a bubble.
+    `parameters` are those of the whole model. A run is taken to use its whole budget and the longest warm-up.
+    The simulation of a step does the work of every replica that it simulates, with that of all its ranks and
+    without a bubble.
     """
     policy, strategy = cell.steps, STRATEGIES.facts(cell.strategy)
-    block_s = _block_steps(cell) * step_s
+    by_time = cell.device == "cuda" and policy.warmup_max_steps > 0
+    block_s = policy.steps_of_block(strategy.period, step_s if by_time else None) * step_s
+    if by_time:
+        block_s = max(block_s, GPU_BLOCK_S)
     hash_s = VALUE_BYTES * parameters / HASHED_BYTES_PER_S
     measured_s = {
-        "warm-up": policy.warmup_max_steps * step_s,
+        "warm-up": GPU_LONGEST_WARM_UP_S + block_s if by_time else policy.warmup_max_steps * step_s,
         "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
     begins = max(STEPS, strategy.period)
@@ -98,12 +103,6 @@ def _held_bytes(cell: Cell, parameters: int) -> float:
     ranks = cell.gpus if STRATEGIES.facts(cell.strategy).shards else cell.model_parallel
     values = 1 + OPTIMIZERS.facts(cell.optimizer).state_values
     return VALUE_BYTES * values * parameters / ranks
-
-
-def _block_steps(cell: Cell) -> int:
-    """Whole periods."""
-    period = STRATEGIES.facts(cell.strategy).period
-    return -(-cell.steps.block_steps // period) * period
 
 
 def _recorded_steps(cell: Cell) -> int:

@@ -83,9 +83,20 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Number, option("relative half-width of the interval at which a run stops measuring", ge=0, le=1)
     ] = None
     warmup_steps: Annotated[
-        Whole, option("most steps of warm-up; it ends sooner when the step time is steady", ge=0, le=100_000)
+        Whole,
+        option(
+            "most steps of warm-up, which ends sooner when the step time is steady; on a GPU it lasts 10 to "
+            "40 s, until its clock is flat too, and this option says only whether there is one: 0 for none",
+            ge=0,
+            le=100_000,
+        ),
     ] = None
-    block_steps: Annotated[Whole, option("steps between two barriers", ge=1, le=100_000)] = None
+    block_steps: Annotated[
+        Whole,
+        option(
+            "steps between two barriers; on a GPU, after a warm-up, half a second at least", ge=1, le=100_000
+        ),
+    ] = None
     quads: Annotated[
         Whole,
         option("sync-on, off, off, on quads that measure exposed communication; 0 for none", ge=0, le=1000),

@@ -7,6 +7,10 @@ A block is some steps between a barrier and the last rank's finished work; nothi
 the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
 figures that all ranks share, so that all decide alike.
 
+The clock that times the steps times the blocks too. On a device with streams it is the device's: a block
+begins when the queues of all devices have met, and ends when this one has done all that the block queued,
+on every stream. Blocks are long there, by the step time that the warm-up has seen.
+
 Every block is whole periods of the strategy: each has its share of what is done in every H-th step alone. A
 block may begin anywhere in a period, as the steps before it (a proof's, say) leave it, for any H steps in a
 row hold exactly one such step.
@@ -16,9 +20,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal, Protocol
 
 import torch
@@ -30,17 +34,20 @@ from harness.worker.exchange import ExchangeGroup
 from harness.worker.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
 from harness.worker.log import RankLog
 from harness.worker.recorder import Recorder, steps_to_record
-from results.cell import StepPolicy
+from results.cell import GPU_LONGEST_WARM_UP_S, GPU_WARM_UP_S, StepPolicy
 from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
-from strategies.training.snapshot import Snapshot
+from strategies.training.snapshot import SPARE_SHARE, Snapshot
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 
 STEADY_WITHIN = 0.05
-"""Warm-up has ended when a block differs from the one before it by no more than this share."""
+"""Warm-up has ended when the steps of a block differ from those before it by no more than this share."""
+FLAT_WITHIN = 0.005
+"""A clock is flat when the means of both halves of its readings differ by no more than this share. With 5 s
+in each half this allows a drift of 2 % in 20 s."""
 Stop = Literal["target", "budget", "blocks"]
 
 
@@ -84,24 +91,43 @@ class Stopwatch:
         """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
         self.buckets: BucketCounter | None = None
         """Of the period that went before the recorded steps, once they were taken."""
+        self._device = device_of(control.device)
+        self._fastest_s: float | None = None
+        """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
         trainer.observer = clock
 
-    def warm_up(self, policy: StepPolicy) -> tuple[StepColumns, bool]:
+    def warm_up(
+        self, policy: StepPolicy, clock_mhz: Callable[[], Sequence[float]] = list
+    ) -> tuple[StepColumns, bool]:
         """Steps until the step time is steady, or the policy's limit. Returns them, and whether it is steady.
 
+        On a device the limits are of time, and its clock must be flat as well: `clock_mhz` gives the latest
+        readings of this rank's, none where it cannot be read.
         What a strategy begins with differently has been done before (`proof.first_steps`).
         """
-        columns = StepColumns()
-        steps = self._block_steps(policy)
-        walls: list[float] = []
-        steady = False
-        while not steady and len(columns.step_ns) < policy.warmup_max_steps:
+        columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
+        steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
+        while not steady and (
+            warmed_s < GPU_LONGEST_WARM_UP_S if timed else len(columns.step_ns) < policy.warmup_max_steps
+        ):
+            steps = self._block_steps(policy)
             _, wall, block = self._block(steps, self._batches)
             columns = joined_steps(columns, block)
             self.after_block(block)
-            steady = bool(walls) and abs(wall - walls[-1]) <= STEADY_WITHIN * walls[-1]
-            walls.append(wall)
+            warmed_s, step_s = warmed_s + wall / 1e9, wall / steps / 1e9
+            steady = abs(step_s - before_s) <= STEADY_WITHIN * before_s < math.inf
+            before_s = step_s
+            if timed:
+                self._fastest_s = min(step_s, self._fastest_s or math.inf)
+                steady = steady and warmed_s >= GPU_WARM_UP_S and self._is_flat(clock_mhz())
         return columns, steady
+
+    def _is_flat(self, readings: Sequence[float]) -> bool:
+        """Whether the clock of no rank's device goes up or down; collective."""
+        half = len(readings) // 2
+        before = fmean(readings[:half]) if half else 0.0
+        change = abs(fmean(readings[half:]) / before - 1) if before else 0.0
+        return self._control.largest([change])[0] <= FLAT_WITHIN
 
     def measure(self, policy: StepPolicy) -> Measured:
         """Blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
@@ -143,21 +169,41 @@ class Stopwatch:
         Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
         data phase is on neither side and the training data go on as if the off blocks had not been.
         """
-        steps = self._block_steps(policy)
-        exchange.traffic.fills = not device_of(self._control.device).asynchronous
+        steps = self._steps_of_quads(policy)
+        exchange.traffic.fills = not self._device.asynchronous
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
-            first = self._draw(steps)
-            quads.on_first_ns.append(self._drawn_block(first)[0])
+            batches = self._draw(steps)
+            quads.on_first_ns.append(self._drawn_block(batches)[0])
             snapshot = Snapshot(self._trainer)
             exchange.traffic.enabled = False
-            quads.off_first_ns.append(self._off_block(first, quads.off_step_ns))
-            second = self._draw(steps)
-            quads.off_second_ns.append(self._off_block(second, quads.off_step_ns))
+            quads.off_first_ns.append(self._off_block(batches, quads.off_step_ns))
+            # Before the next ones are drawn: on a device they take its memory.
+            del batches
+            batches = self._draw(steps)
+            quads.off_second_ns.append(self._off_block(batches, quads.off_step_ns))
             exchange.traffic.enabled = True
             snapshot.restore()
-            quads.on_second_ns.append(self._drawn_block(second)[0])
+            quads.on_second_ns.append(self._drawn_block(batches)[0])
         return quads
+
+    def _steps_of_quads(self, policy: StepPolicy) -> int:
+        """Those of a block; fewer, down to the policy's, where their batches would take more than half of the
+        memory that the device has to spare. Collective; trains on the batches that it measures."""
+        period = self._trainer.model.period
+        steps, fewest = self._block_steps(policy), policy.steps_of_block(period)
+        before = self._device.memory()
+        if steps == fewest or before is None:
+            return steps
+        batches = self._draw(fewest)
+        after = self._device.memory()
+        assert after is not None
+        # Of data that are given again and again nothing is added.
+        each = max(1, after.allocated - before.allocated) / fewest
+        spare = (after.free - SPARE_SHARE * after.total) / 2
+        [negated] = self._control.largest([-min(float(steps), spare / each)])
+        self._drawn_block(batches)
+        return max(fewest, int(-negated) // period * period)
 
     def record(self, exchange: ExchangeGroup, device: torch.device) -> Recorded:
         """A block of about 20 steps with the recorder on; collective.
@@ -187,11 +233,12 @@ class Stopwatch:
         CUDA alone."""
         steps = self._whole_periods(PROFILED_STEPS)
         with profiled_kernels(device) as kernels:
-            self._block(steps, self._batches)
+            # A sum by which the devices meet would be among the kernels.
+            self._block(steps, self._batches, devices=False)
         return kernel_times(kernels, steps) if kernels else None
 
     def _block_steps(self, policy: StepPolicy) -> int:
-        return self._whole_periods(policy.block_steps)
+        return policy.steps_of_block(self._trainer.model.period, self._fastest_s)
 
     def _whole_periods(self, steps: int) -> int:
         period = self._trainer.model.period
@@ -201,9 +248,14 @@ class Stopwatch:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
 
     def _off_block(self, batches: list[Batch], each_ns: list[int]) -> int:
-        """A block that is undone; adds the times of its steps to `each_ns`."""
+        """A block that is undone; adds the times of its steps to `each_ns`, whose sum is the block's.
+
+        The time between steps is in the on blocks, too: each step has an equal share of it.
+        """
         mine, columns = self._drawn_block(batches, undone=True)
-        each_ns.extend(columns.step_ns)
+        count, between = len(columns.step_ns), mine - sum(columns.step_ns)
+        shares = (between * (at + 1) // count - between * at // count for at in range(count))
+        each_ns.extend(ns + share for ns, share in zip(columns.step_ns, shares, strict=True))
         return mine
 
     def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> tuple[int, StepColumns]:
@@ -212,21 +264,25 @@ class Stopwatch:
         return mine, columns
 
     def _block(
-        self, steps: int, batches: Iterator[Batch], *, undone: bool = False
+        self, steps: int, batches: Iterator[Batch], *, undone: bool = False, devices: bool = True
     ) -> tuple[int, float, StepColumns]:
         """One block: this rank's wall time, the longest of all ranks, and the steps. Collective.
 
+        `devices`: whether the ranks' devices meet before it, as their hosts do.
         Raises DivergedError on all ranks if one had a loss that is not finite, unless the block is undone.
         """
         self._control.synchronize()
-        self._control.barrier()
-        start = time.perf_counter_ns()
+        self._control.begin_together(devices=devices)
+        start = self._device.moment()
         for _ in range(steps):
             self._trainer.step(batches)
             # Reads a clock, and writes a line every few seconds, so that slow steps are not taken for a hang.
             self._log.heartbeat()
         self._control.synchronize()
-        mine = time.perf_counter_ns() - start
+        # After the wait, as a strategy may leave work on other streams than the current one.
+        end = self._device.moment()
+        self._control.synchronize()
+        mine = self._device.elapsed_ns(start, end)
         columns = self._clock.drain()
         wall, broken = self._control.largest([float(mine), float(None in columns.loss)])
         if broken and not undone:

@@ -24,7 +24,7 @@ from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.failure import classify
 from harness.worker.fingerprints import compare_random_state
-from harness.worker.kernels import LONGEST_PERIOD
+from harness.worker.kernels import LONGEST_PERIOD, attach_profiler
 from harness.worker.link_peak import measure_link_peak
 from harness.worker.log import RankLog
 from harness.worker.measure import Measured, Stopwatch
@@ -67,8 +67,8 @@ from workloads.flops import count_flops
 from workloads.workload import Workload
 
 FEWER_WARM_UP_STEPS = 10
-"""At most, of a run that is wanted for its blocks alone. On a busy machine no two blocks are alike, so that
-each run would take all of the policy's steps."""
+"""At most, of a run on CPU that is wanted for its blocks alone. On a busy machine no two blocks are alike, so
+that each run would take all of the policy's steps."""
 ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
 
 
@@ -218,6 +218,8 @@ class RunInProgress:
         self._begin("build")
         # First, so that the groups of the cell before are not taken for idle memory.
         around.exchange.reset()
+        # Likewise: what the profiler takes is the idle worker's, in the first cell as in later ones.
+        attach_profiler(around.device)
         memory = MemoryUse(around.device)
         setup = CellSetup(
             cell=cell,
@@ -459,7 +461,11 @@ class RunInProgress:
                 "the kernel does not reset peaks: the peak is the process's, not the run's"
             )
         self._begin("warm-up")
-        warmup, steady = watch.warm_up(policy)
+        if around.device.type == "cuda":
+            with sampler(around.device, around.rank) as sampling:
+                warmup, steady = watch.warm_up(policy, sampling.clock_mhz)
+        else:
+            warmup, steady = watch.warm_up(policy)
         self._found |= {"warmup": warmup, "warmup_steady": steady}
         if self._cell.compile:
             require_compiled()

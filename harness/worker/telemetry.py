@@ -1,4 +1,5 @@
-"""Telemetry: a thread of its own samples this rank's device and host while the timed blocks run.
+"""Telemetry: a thread of its own samples this rank's device and host while the timed blocks run, and on a GPU
+while it warms up.
 
 ============================== ======================================================== ==============
 series                         what it is                                               from
@@ -46,6 +47,7 @@ from harness.device import GPU_READINGS, THROTTLING, GpuReader, NoReadingError, 
 from harness.worker.environment import device_uuid
 from harness.worker.rank import Rank
 from harness.worker.usage import rss_bytes
+from results.cell import GPU_WARM_UP_S
 from results.recorded import Telemetry
 
 INTERVAL_S = 0.5
@@ -90,6 +92,12 @@ class Samples:
         if len(self._rows) > self._most:
             self._rows = self._rows[::2]
             self.interval_s *= 2
+
+    def recent(self, name: str, seconds: float) -> list[float]:
+        """What was read under this name in so many seconds up to the last sample, in order."""
+        rows = list(self._rows)
+        since_ns = rows[-1][0] - seconds * 1e9
+        return [row[name] for at_ns, row in rows if at_ns >= since_ns and name in row]
 
     def due_ns(self) -> int:
         """When the next sample is due."""
@@ -182,6 +190,11 @@ class TelemetrySampler:
             energy = "no energy counter is read on this device"
         series = "; ".join(f"no {name}: {why}" for name, why in found.items())
         return ({"energy_j": energy} if energy else {}) | ({"telemetry": series} if series else {})
+
+    def clock_mhz(self) -> list[float]:
+        """The latest readings of the multiprocessors' clock, of as many seconds as the shortest warm-up has;
+        none where it cannot be read."""
+        return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
 
     def telemetry(self) -> Telemetry:
         """What was sampled; after the exit."""

@@ -48,8 +48,8 @@ from workloads.catalog import WORKLOADS, facts  # noqa: E402
 PARTS = "smoke", "correct", "ranks", "figures"
 LONGEST_S = {"smoke": 120, "correct": 480, "ranks": 480, "figures": 480}
 """What a part may take on a recent GPU."""
-FEW = StudyFile(budget=0, warmup_steps=2, block_steps=2, quads=1)
-"""Steps of what is to be right, not fast."""
+FEW = StudyFile(budget=0, warmup_steps=0, block_steps=2, quads=1)
+"""Steps of what is to be right, not fast: with a warm-up, a GPU would be timed for seconds."""
 ENOUGH = 8
 """Samples of a batch: where more do not fit, activations are computed again."""
 AIMS = {"resnet50": "3,000 images/s on an H200", "gpt2": "MFU 50 %", "llama": "MFU 50 %"}

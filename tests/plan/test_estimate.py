@@ -99,10 +99,11 @@ def test_a_gpu_without_a_known_peak_takes_its_budget(
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
     # 6 blocks of 5 steps fill the budget of 20 s if a step takes 2/3 s; then set-up 1, the proof's 3 steps
-    # and their simulation, warm-up 40 steps, the budget, 9 steps before the late one, and 5 % of the 46.7 s
-    # measured for it. Building and checking half a million parameters is little beside that.
-    steps = 2 / 3 * (3 * 2 + 40 + 9)
-    expected = 1 + steps + 20 + 0.05 * (40 * 2 / 3 + 20)
+    # and their simulation, 40 s of warm-up and the block that goes on then, the budget, 9 steps before the
+    # late one, and 5 % of all that was measured for it. Building and checking half a million parameters is
+    # little beside that.
+    steps, warm_up = 2 / 3 * (3 * 2 + 9), 40 + 5 * 2 / 3
+    expected = 1 + steps + warm_up + 20 + 0.05 * (warm_up + 20)
     assert run_seconds(cell, step, proves=True, known_s={}) == pytest.approx(expected, rel=0.01)
 
 
@@ -153,6 +154,29 @@ def test_a_run_is_the_sum_of_its_parts(
 ) -> None:
     parts = run_parts(cell_of(gpus=gpus), step_s, parameters=0, proves=proves)
     assert parts == pytest.approx({"build": 1.0, "hash": 0.0, **expected})
+
+
+@pytest.mark.parametrize(
+    ("policy", "step_s", "warm_up", "measure", "exposed"),
+    [
+        # 6 blocks of half a second, and 5 quads of 4, whether a step takes 1 ms, or nothing is known of it.
+        ({"budget_s": 0}, 0.001, 40.5, 3, 10),
+        ({"budget_s": 0}, 0.0, 40.5, 3, 10),
+        # Whole periods: a block has 8 steps of 0.3 s.
+        ({"budget_s": 0}, 0.3, 42.4, 14.4, 48),
+        # Without a warm-up nothing is known of the step time, and blocks have 5 steps, so 8.
+        ({"budget_s": 0, "warmup_max_steps": 0}, 0.001, 0, 0.048, 0.16),
+    ],
+)
+def test_blocks_on_a_gpu_last_by_time(
+    cell_of: MakeCell, policy: dict[str, float], step_s: float, warm_up: float, measure: float, exposed: float
+) -> None:
+    fields = {"device": "cuda", "backend": "nccl", "steps": StepPolicy(**policy)}  # type: ignore[arg-type]
+    cell = cell_of(gpus=2, strategy="local-sgd:8", **fields)
+    parts = run_parts(cell, step_s, parameters=0, proves=False)
+    assert (parts["warm-up"], parts["measure"], parts["exposed"]) == pytest.approx(
+        (warm_up, measure, exposed), rel=0.01
+    )
 
 
 def test_without_quads_nothing_is_added_for_them(cell_of: MakeCell) -> None:
@@ -257,8 +281,8 @@ def test_a_cell_proves_itself_once(cell_of: MakeCell) -> None:
 def test_a_cuda_launch_starts_more_slowly(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     result = estimate(schedule([cell], repeats=1), earlier={cell.id: Earlier(step_ns=1_000_000)})
-    # 15 + 1, 3 and 40 and 200 x 5 and 9 steps, and 5 % of 1.04 s for the late proof.
-    assert result.seconds == pytest.approx(15 + 1 + 1.052 + 0.052, abs=0.05)
+    # 15 + 1, 3 and 9 steps of 1 ms, 40 s of warm-up with a last block of 0.5 s, the budget, and 10 checks.
+    assert result.seconds == pytest.approx(15 + 1 + 0.012 + 40.5 + 20 + 0.02, abs=0.05)
 
 
 def test_the_estimate_of_nothing_is_nothing() -> None:

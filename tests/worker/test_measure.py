@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from harness.worker.measure import DivergedError, Stopwatch
 from harness.worker.watchdog import Watchdog
 from results.cell import StepPolicy
 from results.record import StepColumns
-from strategies import Trainer, TrainSettings
+from strategies import Trainer, TrainSettings, devices
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -38,6 +39,7 @@ class World:
         self.blocks = 0
         self.settings = TrainSettings()
         self.model = SimpleNamespace(period=1)
+        self.device = CPU
 
     def step(self, batches: Iterator[object]) -> None:
         next(batches)
@@ -68,7 +70,7 @@ class World:
 
     def synchronize(self) -> None: ...
 
-    def barrier(self) -> None: ...
+    def begin_together(self, *, devices: bool) -> None: ...
 
     def heartbeat(self, **fields: object) -> None: ...
 
@@ -77,7 +79,7 @@ class World:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, World]]:
     def make(own_ms: Sequence[float], slowest_ms: Sequence[float] | None = None) -> tuple[Stopwatch, World]:
         world: Any = World(own_ms, slowest_ms)
-        monkeypatch.setattr(measure, "time", world)
+        monkeypatch.setattr(devices, "time", world)
         endless: Any = iter(int, 1)
         return Stopwatch(world, endless, clock=world, control=world, log=world), world
 
@@ -135,6 +137,143 @@ def test_a_block_is_whole_periods_of_the_strategy(
     measured = stopwatch.measure(StepPolicy(block_steps=asked, min_blocks=3, max_blocks=3))
     assert measured.columns.step_ns == [steps] * 3 * steps
     assert (measured.block_steps, len(measured.blocks_ns)) == (steps, 3)
+
+
+class GpuWorld(World):
+    """A device whose steps take 2 ms, and whose clock is read every 0.5 s, in MHz, from `clock`.
+
+    Of two ranks: `others` is by how much the other one's clock changes, as long as it warms up.
+    """
+
+    kind, asynchronous, clock = "cuda", True, "cuda-event"
+
+    def __init__(self, mhz: Callable[[float], float] | None, others: Callable[[float], float]) -> None:
+        super().__init__([])
+        self._mhz, self._others = mhz, others
+        self.lengths: list[int] = []
+        """Steps of each block."""
+
+    def moment(self) -> int:
+        # The time that the device has come to; the host's clock is no part of it.
+        self.synchronize()
+        return self._now
+
+    def elapsed_ns(self, first: int, second: int) -> int:
+        return second - first
+
+    def synchronize(self) -> None:
+        if self._steps > sum(self.lengths):
+            self.lengths.append(self._steps - sum(self.lengths))
+            self._now += self.lengths[-1] * 2 * MS
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        return list(values) if len(values) > 1 else [max(values[0], self._others(self._now / 1e9))]
+
+    def drain(self) -> StepColumns:
+        done = self.lengths[-1]
+        return StepColumns(**{name: [2 * MS] * done for name in StepColumns.__struct_fields__})
+
+    def clock_mhz(self) -> list[float]:
+        read = [at / 2 for at in range(self._now // (500 * MS) + 1)][-20:]
+        return [self._mhz(at) for at in read] if self._mhz else []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, Any]]:
+    def make(
+        mhz: Callable[[float], float] | None = None, others: Callable[[float], float] = lambda at: -math.inf
+    ) -> tuple[Stopwatch, Any]:
+        world: Any = GpuWorld(mhz, others)
+        monkeypatch.setitem(devices.KINDS, "cpu", lambda device: world)
+        endless: Any = iter(int, 1)
+        return Stopwatch(world, endless, clock=world, control=world, log=world), world
+
+    return make
+
+
+# Blocks of 0.5 s after a first one of 5 steps, 10 ms: 10 s are over after 20 of them, and 40 s after 80.
+@pytest.mark.parametrize(
+    ("mhz", "others", "blocks", "steady"),
+    [
+        # Where no clock can be read the time and the step time decide.
+        (None, lambda at: 0.0, 20, True),
+        (lambda at: 1980.0, lambda at: 0.0, 20, True),
+        # From 8 s on it is 80 MHz lower. Of the 20 readings up to 17 s, only the one at 7.5 s is of before:
+        # the first ten have a mean of 1908, 0.42 % above the others'. Half a second before it was 0.83 %.
+        (lambda at: 1980.0 if at < 8 else 1900.0, lambda at: 0.0, 34, True),
+        # Another rank's clock changes by 0.6 % until 20 s, and by 0.5 % from then on.
+        (lambda at: 1980.0, lambda at: 0.006 if at < 20 else 0.005, 40, True),
+        # It falls for ever.
+        (lambda at: 1980.0 * (1 - 0.01 * at), lambda at: 0.0, 80, False),
+    ],
+)
+def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
+    gpu: Callable[..., tuple[Stopwatch, Any]],
+    mhz: Callable[[float], float] | None,
+    others: Callable[[float], float],
+    blocks: int,
+    steady: bool,
+) -> None:
+    stopwatch, world = gpu(mhz, others)
+    columns, found = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
+    assert found is steady
+    assert (world.lengths[0], {*world.lengths[1:]}) == (5, {250})
+    assert len(world.lengths) == 1 + blocks
+    assert len(columns.step_ns) == sum(world.lengths)
+
+
+@pytest.mark.parametrize(
+    ("policy", "period", "steps"),
+    [
+        # Half a second of 2 ms, in whole periods, and never fewer than were asked for.
+        ({}, 1, 250),
+        ({}, 4, 252),
+        ({"block_steps": 300}, 1, 300),
+        # Nothing is known of the step time.
+        ({"warmup_max_steps": 0}, 1, 5),
+    ],
+)
+def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(
+    gpu: Callable[..., tuple[Stopwatch, Any]], policy: dict[str, int], period: int, steps: int
+) -> None:
+    stopwatch, world = gpu()
+    world.model.period = period
+    few = StepPolicy(min_blocks=3, max_blocks=3, **policy)
+    stopwatch.warm_up(few)
+    measured = stopwatch.measure(few)
+    assert measured.block_steps == steps
+    assert measured.blocks_ns == [steps * 2 * MS] * 3
+
+
+@pytest.mark.parametrize(
+    ("grown", "steps"),
+    [
+        # Data that are given again and again take nothing.
+        (0, 250),
+        # Of 1000 bytes 300 are free, and 100 of these stay free; half of the rest has room for 50 steps of 2.
+        (2, 50),
+        # As many as the policy has, in any case.
+        (90, 5),
+    ],
+)
+def test_the_batches_of_a_long_block_do_not_fill_the_device(
+    gpu: Callable[..., tuple[Stopwatch, Any]], monkeypatch: pytest.MonkeyPatch, grown: int, steps: int
+) -> None:
+    stopwatch, world = gpu()
+    stopwatch.warm_up(StepPolicy())
+    figures = [
+        devices.MemoryFigures(
+            allocated=allocated, allocated_peak=0, reserved=0, reserved_peak=0, free=300, total=1000
+        )
+        for allocated in (500, 500 + 5 * grown)
+    ]
+    world.memory = lambda: figures.pop(0)
+    monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
+    exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
+    blocks = len(world.lengths)
+    quads = stopwatch.measure_exposed(exchange, StepPolicy(quads=2))
+    assert world.lengths[blocks:] == [5, *[steps] * 8]
+    assert quads.steps == steps
 
 
 # Of six blocks of 90 and 110 ms in turn the mean is 100, the deviation sqrt(6 * 10^2 / 5) = 10.954, and the
@@ -201,7 +340,9 @@ class Quad:
         settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
         self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
-        control: Any = SimpleNamespace(synchronize=int, barrier=int, largest=list, device=CPU)
+        control: Any = SimpleNamespace(
+            synchronize=int, begin_together=lambda devices: None, largest=list, device=CPU
+        )
         self.log = RankLog(folder / "log.jsonl", 0, Watchdog(900))
         self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
 
@@ -228,6 +369,9 @@ def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
     walls = [quads.on_first_ns, quads.off_first_ns, quads.off_second_ns, quads.on_second_ns]
     assert [len(values) for values in walls] == [2] * 4
     assert all(wall > 0 for values in walls for wall in values)
+    # The steps of an off block are all of it.
+    off = [*zip(quads.off_first_ns, quads.off_second_ns, strict=True)]
+    assert [sum(quads.off_step_ns[at : at + 2]) for at in (0, 2, 4, 6)] == [ns for pair in off for ns in pair]
 
 
 def test_the_blocks_of_quads_are_whole_periods_too(tmp_path: Path) -> None:

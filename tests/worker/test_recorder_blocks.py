@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,12 +17,13 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from harness.worker import clock as clock_module
+from harness.worker import kernels, memory_use
 from harness.worker import link_peak as link_peak_module
-from harness.worker import memory_use
+from harness.worker import run as run_module
 from harness.worker.clock import FirstStep
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
-from harness.worker.kernels import Kernel, kernel_times, kernels_on
+from harness.worker.kernels import Kernel, attach_profiler, kernel_times, kernels_on
 from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.log import RankLog
 from harness.worker.rank import Rank
@@ -276,6 +278,7 @@ def first_acts(rank: int, folder: str) -> list[str]:
     cell = Cell(**MLP | {"strategy": "single"}, gpus=1, device="cpu", backend="gloo")
     with (
         patch.object(around.exchange, "reset", lambda: acts.append("reset")),
+        patch.object(run_module, "attach_profiler", lambda device: acts.append(f"profiler on {device}")),
         patch.object(memory_use, "rss_bytes", look),
     ):
         RunInProgress(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
@@ -344,8 +347,18 @@ def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: P
             assert not {"recorded", "link_peak"} & set(run["absent"])
 
 
-def test_groups_of_the_cell_before_are_gone_when_idle_memory_is_read(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(1, first_acts, str(tmp_path)) == [["reset", "idle memory"]]
+def test_groups_are_gone_and_the_profiler_is_there_before_all_else(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(1, first_acts, str(tmp_path)) == [["reset", "profiler on cpu", "idle memory"]]
+
+
+def test_the_profiler_is_attached_once_in_a_process_on_cuda() -> None:
+    attached: list[torch.device] = []
+    profiled = patch.object(kernels, "profiled_kernels", lambda on: nullcontext(attached.append(on)))
+    with profiled:
+        for device in (CPU, torch.device("cuda", 1), torch.device("cuda", 1)):
+            attach_profiler(device)
+    attach_profiler.cache_clear()
+    assert attached == [torch.device("cuda", 1)]
 
 
 def test_one_rank_has_nothing_to_record_and_says_so(ranks: Ranks, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.log import RankLog
+from harness.worker.measure import Stopwatch
 from harness.worker.rank import Rank
 from harness.worker.recorder import Recorder
 from harness.worker.run import RankContext, RunInProgress
@@ -69,6 +70,9 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         stack.enter_context(watched())
         # Some steps in which every operation is recorded show what twenty do.
         stack.enter_context(patch("harness.worker.recorder.RECORDED_STEPS", 2))
+        # A block of one step warms up and shows the step time, by which blocks then have one step.
+        stack.enter_context(patch("harness.worker.measure.GPU_LONGEST_WARM_UP_S", 1e-9))
+        stack.enter_context(patch("results.cell.GPU_BLOCK_S", 1e-9))
         control = Control(DEVICE, exchange.backend)
         for number, fields in enumerate(cells):
             began = time.perf_counter()
@@ -225,6 +229,38 @@ def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_
     for records in ranks(2, run_cells, str(tmp_path), cells, True):
         assert [(record["outcome"], record["reason"]) for record in records] == [("ok", None)] * len(cells)
         assert all(record["recorded"].operations.step for record in records)
+
+
+def begun(rank: int) -> tuple[int, int]:
+    """On a rank: when a block begins on its device, and when its host left the barrier; rank 1 is late."""
+    exchange, moments, left = streams().open_nccl_like(), [], []
+    moment = streams().SimulatedDevice.moment
+
+    def watched_moment(device: Any) -> Any:
+        moments.append(moment(device))
+        return moments[-1]
+
+    def late_barrier() -> None:
+        dist.barrier()
+        time.sleep(0.1 * rank)
+        left.append(time.perf_counter_ns())
+
+    with simulated(), patch.object(streams().SimulatedDevice, "moment", watched_moment):
+        control: Any = Control(DEVICE, exchange.backend)
+        columns = StepColumns(**{name: [1] for name in StepColumns.__struct_fields__})
+        nothing: Any = SimpleNamespace(
+            step=next, model=SimpleNamespace(period=1), drain=lambda: columns, heartbeat=int
+        )
+        watch = Stopwatch(nothing, iter([None]), clock=nothing, control=control, log=nothing)
+        with patch.object(control, "barrier", late_barrier):
+            watch.measure(StepPolicy(block_steps=1, min_blocks=1, max_blocks=1))
+    return moments[0].at_ns, left[0]
+
+
+def test_a_block_begins_when_the_devices_have_met_not_their_hosts(ranks: Ranks) -> None:
+    # The clock of one machine.
+    (first_ns, _), (_, late_ns) = ranks(2, begun)
+    assert first_ns >= late_ns
 
 
 def simulated() -> Any:

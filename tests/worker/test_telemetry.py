@@ -74,6 +74,14 @@ def test_times_are_from_the_start_of_measuring() -> None:
     assert samples.telemetry(7 * S).at_ms == [3]
 
 
+def test_the_latest_readings_are_of_so_many_seconds_without_those_that_failed() -> None:
+    samples = Samples()
+    for second, row in enumerate([{"mhz": 1.0}, {"mhz": 2.0}, {}, {"mhz": 4.0, "w": 9.0}]):
+        samples.add(second * S, row)
+    assert samples.recent("mhz", 2.0) == [2.0, 4.0]
+    assert samples.recent("other", 2.0) == []
+
+
 def test_a_counter_becomes_its_growth_a_second_over_the_samples_that_are_kept() -> None:
     # 30 bytes in 2 s, 10 bytes in half a second.
     assert rates([0, 2 * S, 2 * S + S // 2], [100, 130, 140]) == [None, 15.0, 20.0]
