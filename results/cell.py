@@ -32,8 +32,8 @@ that are computed again soon, while the results of matrix products are kept."""
 GPU_BLOCK_S = 0.5
 """A block on a GPU lasts at least this long, so that about 20 us at its start and end are 0.004 % of it."""
 GPU_WARM_UP_S = 10.0
-"""A warm-up on a GPU lasts at least this long. Its clock rises within the first second of load, and falls
-while the chip heats up: the readings of 5 s are compared with those of the 5 s before."""
+"""A warm-up on a GPU lasts at least this long. The clock rises within the first second of load and falls
+while the chip heats up; to see that it no longer falls takes two means over 5 s each."""
 GPU_LONGEST_WARM_UP_S = 40.0
 """A warm-up on a GPU ends then, steady or not: heat settles over some tens of seconds, and more than twice
 the default budget of measuring would not be worth it."""
@@ -80,8 +80,8 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             raise ValueError(f"max_blocks ({self.max_blocks}) is less than min_blocks ({self.min_blocks})")
 
     def steps_of_block(self, period: int, gpu_step_s: float | None = None) -> int:
-        """Whole periods of at least `block_steps`; of `GPU_BLOCK_S` too where steps on a GPU take
-        `gpu_step_s`. None: on CPU, or nothing is known of the step time."""
+        """Return the steps of a block: whole periods, at least `block_steps`. Where steps on a GPU take
+        `gpu_step_s`, the block also lasts at least `GPU_BLOCK_S`; `None` is a CPU or an unknown step time."""
         by_time = math.ceil(GPU_BLOCK_S / gpu_step_s) if gpu_step_s else 0
         return math.ceil(max(self.block_steps, by_time) / period) * period
 

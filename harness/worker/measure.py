@@ -188,8 +188,11 @@ class Stopwatch:
         return quads
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:
-        """Those of a block; fewer, down to the policy's, where their batches would take more than half of the
-        memory that the device has to spare. Collective; trains on the batches that it measures."""
+        """Return the steps of a quad's block: as many as of any block, or fewer, but never fewer than the
+        policy's, where the drawn batches would take more than half of the memory that the device can spare.
+
+        Collective. It draws the batches of a short block, sees what memory they take, and trains on them.
+        """
         period = self._trainer.model.period
         steps, fewest = self._block_steps(policy), policy.steps_of_block(period)
         before = self._device.memory()

@@ -1,5 +1,4 @@
-"""Telemetry: a thread of its own samples this rank's device and host while the timed blocks run, and on a GPU
-while it warms up.
+"""Telemetry: a thread of its own samples this rank's device and host while the timed blocks run.
 
 ============================== ======================================================== ==============
 series                         what it is                                               from
@@ -25,6 +24,7 @@ series                         what it is                                       
 `nvlink_received_bytes_per_s`  the same, received                                       NVML
 ============================== ======================================================== ==============
 
+The warm-up on a GPU is sampled too, for the clock that ends it; its samples are not kept.
 A series is there if the device gives it. Network series are of the host, and kept by its local rank 0.
 Series made from a counter (`cpu_cores`, network, NVLink) are the mean since the sample before, so the first
 has none.
@@ -94,7 +94,7 @@ class Samples:
             self.interval_s *= 2
 
     def recent(self, name: str, seconds: float) -> list[float]:
-        """What was read under this name in so many seconds up to the last sample, in order."""
+        """Return the readings called `name` of the last `seconds` before the newest sample, in order."""
         rows = list(self._rows)
         since_ns = rows[-1][0] - seconds * 1e9
         return [row[name] for at_ns, row in rows if at_ns >= since_ns and name in row]
@@ -192,8 +192,8 @@ class TelemetrySampler:
         return ({"energy_j": energy} if energy else {}) | ({"telemetry": series} if series else {})
 
     def clock_mhz(self) -> list[float]:
-        """The latest readings of the multiprocessors' clock, of as many seconds as the shortest warm-up has;
-        none where it cannot be read."""
+        """Return the readings of the multiprocessors' clock of the last `GPU_WARM_UP_S`; the list is empty
+        where NVML does not give them."""
         return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
 
     def telemetry(self) -> Telemetry:

@@ -157,26 +157,25 @@ def test_a_run_is_the_sum_of_its_parts(
 
 
 @pytest.mark.parametrize(
-    ("policy", "step_s", "warm_up", "measure", "exposed"),
+    ("most_steps", "step_s", "warm_up", "measure", "exposed"),
     [
         # 6 blocks of half a second, and 5 quads of 4, whether a step takes 1 ms, or nothing is known of it.
-        ({"budget_s": 0}, 0.001, 40.5, 3, 10),
-        ({"budget_s": 0}, 0.0, 40.5, 3, 10),
+        (40, 0.001, 40.5, 3, 10),
+        (40, 0.0, 40.5, 3, 10),
         # Whole periods: a block has 8 steps of 0.3 s.
-        ({"budget_s": 0}, 0.3, 42.4, 14.4, 48),
+        (40, 0.3, 42.4, 14.4, 48),
         # Without a warm-up nothing is known of the step time, and blocks have 5 steps, so 8.
-        ({"budget_s": 0, "warmup_max_steps": 0}, 0.001, 0, 0.048, 0.16),
+        (0, 0.001, 0, 0.048, 0.16),
     ],
 )
 def test_blocks_on_a_gpu_last_by_time(
-    cell_of: MakeCell, policy: dict[str, float], step_s: float, warm_up: float, measure: float, exposed: float
+    cell_of: MakeCell, most_steps: int, step_s: float, warm_up: float, measure: float, exposed: float
 ) -> None:
-    fields = {"device": "cuda", "backend": "nccl", "steps": StepPolicy(**policy)}  # type: ignore[arg-type]
-    cell = cell_of(gpus=2, strategy="local-sgd:8", **fields)
+    steps = StepPolicy(budget_s=0, warmup_max_steps=most_steps)
+    cell = cell_of(gpus=2, strategy="local-sgd:8", device="cuda", backend="nccl", steps=steps)
     parts = run_parts(cell, step_s, parameters=0, proves=False)
-    assert (parts["warm-up"], parts["measure"], parts["exposed"]) == pytest.approx(
-        (warm_up, measure, exposed), rel=0.01
-    )
+    found = parts["warm-up"], parts["measure"], parts["exposed"]
+    assert found == pytest.approx((warm_up, measure, exposed), rel=0.01)
 
 
 def test_without_quads_nothing_is_added_for_them(cell_of: MakeCell) -> None:
@@ -281,8 +280,9 @@ def test_a_cell_proves_itself_once(cell_of: MakeCell) -> None:
 def test_a_cuda_launch_starts_more_slowly(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     result = estimate(schedule([cell], repeats=1), earlier={cell.id: Earlier(step_ns=1_000_000)})
-    # 15 + 1, 3 and 9 steps of 1 ms, 40 s of warm-up with a last block of 0.5 s, the budget, and 10 checks.
-    assert result.seconds == pytest.approx(15 + 1 + 0.012 + 40.5 + 20 + 0.02, abs=0.05)
+    # 15 + 1, 3 and 9 steps of 1 ms, 40 s of warm-up with a last block of 0.5 s, the budget, and 10 checks of
+    # 2 ms that copy half a million parameters in 5.
+    assert result.seconds == pytest.approx(15 + 1 + 0.012 + 40.5 + 20 + 0.07, abs=0.05)
 
 
 def test_the_estimate_of_nothing_is_nothing() -> None:

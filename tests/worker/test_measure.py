@@ -25,6 +25,7 @@ from strategies import Trainer, TrainSettings, devices
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 MS = 1_000_000
+MHz = Callable[[float], float] | None
 
 
 class World:
@@ -140,140 +141,100 @@ def test_a_block_is_whole_periods_of_the_strategy(
 
 
 class GpuWorld(World):
-    """A device whose steps take 2 ms, and whose clock is read every 0.5 s, in MHz, from `clock`.
+    """A device whose steps take 2 ms; `mhz` is its clock at each half second, and `others` the share by which
+    the clock of another rank's device changes."""
 
-    Of two ranks: `others` is by how much the other one's clock changes, as long as it warms up.
-    """
+    asynchronous = True
 
-    kind, asynchronous, clock = "cuda", True, "cuda-event"
-
-    def __init__(self, mhz: Callable[[float], float] | None, others: Callable[[float], float]) -> None:
+    def __init__(self, mhz: MHz = None, others: Callable[[float], float] = lambda at: -math.inf) -> None:
         super().__init__([])
-        self._mhz, self._others = mhz, others
         self.lengths: list[int] = []
-        """Steps of each block."""
+        self._mhz, self._others = mhz, others
+
+    def begin_together(self, *, devices: bool) -> None:
+        self._now += 1
+
+    def step(self, batches: Iterator[object]) -> None:
+        super().step(batches)
+        self._now += 2 * MS
 
     def moment(self) -> int:
-        # The time that the device has come to; the host's clock is no part of it.
-        self.synchronize()
         return self._now
 
     def elapsed_ns(self, first: int, second: int) -> int:
         return second - first
 
-    def synchronize(self) -> None:
-        if self._steps > sum(self.lengths):
-            self.lengths.append(self._steps - sum(self.lengths))
-            self._now += self.lengths[-1] * 2 * MS
+    def drain(self) -> StepColumns:
+        self.lengths.append(self._steps)
+        return super().drain()
 
     def largest(self, values: Sequence[float]) -> list[float]:
         return list(values) if len(values) > 1 else [max(values[0], self._others(self._now / 1e9))]
 
-    def drain(self) -> StepColumns:
-        done = self.lengths[-1]
-        return StepColumns(**{name: [2 * MS] * done for name in StepColumns.__struct_fields__})
-
     def clock_mhz(self) -> list[float]:
-        read = [at / 2 for at in range(self._now // (500 * MS) + 1)][-20:]
-        return [self._mhz(at) for at in read] if self._mhz else []
+        return [self._mhz(at / 2) for at in range(self._now // (500 * MS) + 1)][-20:] if self._mhz else []
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, Any]]:
-    def make(
-        mhz: Callable[[float], float] | None = None, others: Callable[[float], float] = lambda at: -math.inf
-    ) -> tuple[Stopwatch, Any]:
-        world: Any = GpuWorld(mhz, others)
-        monkeypatch.setitem(devices.KINDS, "cpu", lambda device: world)
-        endless: Any = iter(int, 1)
-        return Stopwatch(world, endless, clock=world, control=world, log=world), world
-
-    return make
+def gpu(patches: pytest.MonkeyPatch, *given: Any) -> tuple[Stopwatch, Any]:
+    world: Any = GpuWorld(*given)
+    patches.setitem(devices.KINDS, "cpu", lambda device: world)
+    return Stopwatch(world, iter(int, 1), clock=world, control=world, log=world), world
 
 
 # Blocks of 0.5 s after a first one of 5 steps, 10 ms: 10 s are over after 20 of them, and 40 s after 80.
 @pytest.mark.parametrize(
-    ("mhz", "others", "blocks", "steady"),
+    ("mhz", "others", "blocks"),
     [
-        # Where no clock can be read the time and the step time decide.
-        (None, lambda at: 0.0, 20, True),
-        (lambda at: 1980.0, lambda at: 0.0, 20, True),
+        # Where no clock can be read, the time and the step time decide.
+        (None, lambda at: 0.0, 20),
         # From 8 s on it is 80 MHz lower. Of the 20 readings up to 17 s, only the one at 7.5 s is of before:
         # the first ten have a mean of 1908, 0.42 % above the others'. Half a second before it was 0.83 %.
-        (lambda at: 1980.0 if at < 8 else 1900.0, lambda at: 0.0, 34, True),
-        # Another rank's clock changes by 0.6 % until 20 s, and by 0.5 % from then on.
-        (lambda at: 1980.0, lambda at: 0.006 if at < 20 else 0.005, 40, True),
+        (lambda at: 1980.0 if at < 8 else 1900.0, lambda at: 0.0, 34),
+        (lambda at: 1980.0, lambda at: 0.006 if at < 20 else 0.005, 40),
         # It falls for ever.
-        (lambda at: 1980.0 * (1 - 0.01 * at), lambda at: 0.0, 80, False),
+        (lambda at: 1980.0 * (1 - 0.01 * at), lambda at: 0.0, 80),
     ],
 )
 def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
-    gpu: Callable[..., tuple[Stopwatch, Any]],
-    mhz: Callable[[float], float] | None,
-    others: Callable[[float], float],
-    blocks: int,
-    steady: bool,
+    monkeypatch: pytest.MonkeyPatch, mhz: MHz, others: Callable[[float], float], blocks: int
 ) -> None:
-    stopwatch, world = gpu(mhz, others)
-    columns, found = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
-    assert found is steady
-    assert (world.lengths[0], {*world.lengths[1:]}) == (5, {250})
-    assert len(world.lengths) == 1 + blocks
-    assert len(columns.step_ns) == sum(world.lengths)
+    stopwatch, world = gpu(monkeypatch, mhz, others)
+    _, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
+    assert world.lengths == [5, *[250] * blocks]
+    assert steady is (blocks < 80)
 
 
+# Half a second of 2 ms, in whole periods, and never fewer than were asked for; without a warm-up these.
 @pytest.mark.parametrize(
     ("policy", "period", "steps"),
-    [
-        # Half a second of 2 ms, in whole periods, and never fewer than were asked for.
-        ({}, 1, 250),
-        ({}, 4, 252),
-        ({"block_steps": 300}, 1, 300),
-        # Nothing is known of the step time.
-        ({"warmup_max_steps": 0}, 1, 5),
-    ],
+    [({}, 1, 250), ({}, 4, 252), ({"block_steps": 300}, 1, 300), ({"warmup_max_steps": 0}, 1, 5)],
 )
 def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(
-    gpu: Callable[..., tuple[Stopwatch, Any]], policy: dict[str, int], period: int, steps: int
+    monkeypatch: pytest.MonkeyPatch, policy: dict[str, int], period: int, steps: int
 ) -> None:
-    stopwatch, world = gpu()
+    stopwatch, world = gpu(monkeypatch)
     world.model.period = period
     few = StepPolicy(min_blocks=3, max_blocks=3, **policy)
     stopwatch.warm_up(few)
     measured = stopwatch.measure(few)
-    assert measured.block_steps == steps
-    assert measured.blocks_ns == [steps * 2 * MS] * 3
+    assert (measured.block_steps, measured.blocks_ns) == (steps, [steps * 2 * MS] * 3)
 
 
-@pytest.mark.parametrize(
-    ("grown", "steps"),
-    [
-        # Data that are given again and again take nothing.
-        (0, 250),
-        # Of 1000 bytes 300 are free, and 100 of these stay free; half of the rest has room for 50 steps of 2.
-        (2, 50),
-        # As many as the policy has, in any case.
-        (90, 5),
-    ],
-)
+# Data that are given again and again take nothing. Of 1000 bytes 300 are free, of which 100 are to stay free;
+# half of the rest has room for 50 steps of 2. In any case there are as many steps as the policy has.
+@pytest.mark.parametrize(("grown", "steps"), [(0, 250), (2, 50), (90, 5)])
 def test_the_batches_of_a_long_block_do_not_fill_the_device(
-    gpu: Callable[..., tuple[Stopwatch, Any]], monkeypatch: pytest.MonkeyPatch, grown: int, steps: int
+    monkeypatch: pytest.MonkeyPatch, grown: int, steps: int
 ) -> None:
-    stopwatch, world = gpu()
+    stopwatch, world = gpu(monkeypatch)
     stopwatch.warm_up(StepPolicy())
-    figures = [
-        devices.MemoryFigures(
-            allocated=allocated, allocated_peak=0, reserved=0, reserved_peak=0, free=300, total=1000
-        )
-        for allocated in (500, 500 + 5 * grown)
-    ]
+    before = len(world.lengths)
+    figures = [SimpleNamespace(allocated=5 * each, free=300, total=1000) for each in (100, 100 + grown)]
     world.memory = lambda: figures.pop(0)
     monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
     exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
-    blocks = len(world.lengths)
     quads = stopwatch.measure_exposed(exchange, StepPolicy(quads=2))
-    assert world.lengths[blocks:] == [5, *[steps] * 8]
-    assert quads.steps == steps
+    assert (quads.steps, world.lengths[before:]) == (steps, [5, *[steps] * 8])
 
 
 # Of six blocks of 90 and 110 ms in turn the mean is 100, the deviation sqrt(6 * 10^2 / 5) = 10.954, and the
@@ -369,9 +330,7 @@ def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
     walls = [quads.on_first_ns, quads.off_first_ns, quads.off_second_ns, quads.on_second_ns]
     assert [len(values) for values in walls] == [2] * 4
     assert all(wall > 0 for values in walls for wall in values)
-    # The steps of an off block are all of it.
-    off = [*zip(quads.off_first_ns, quads.off_second_ns, strict=True)]
-    assert [sum(quads.off_step_ns[at : at + 2]) for at in (0, 2, 4, 6)] == [ns for pair in off for ns in pair]
+    assert sum(quads.off_step_ns) == sum(quads.off_first_ns + quads.off_second_ns)
 
 
 def test_the_blocks_of_quads_are_whole_periods_too(tmp_path: Path) -> None:

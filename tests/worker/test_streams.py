@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -232,29 +232,24 @@ def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_
 
 
 def begun(rank: int) -> tuple[int, int]:
-    """On a rank: when a block begins on its device, and when its host left the barrier; rank 1 is late."""
-    exchange, moments, left = streams().open_nccl_like(), [], []
-    moment = streams().SimulatedDevice.moment
-
-    def watched_moment(device: Any) -> Any:
-        moments.append(moment(device))
-        return moments[-1]
+    """On a rank: when a step begins on its device, and when its host left the barrier; rank 1 is late."""
+    exchange, began, left = streams().open_nccl_like(), [], []
 
     def late_barrier() -> None:
         dist.barrier()
         time.sleep(0.1 * rank)
         left.append(time.perf_counter_ns())
 
-    with simulated(), patch.object(streams().SimulatedDevice, "moment", watched_moment):
+    def step(batches: Any) -> None:
+        began.append(streams().SimulatedDevice(DEVICE).moment())
+
+    with simulated():
         control: Any = Control(DEVICE, exchange.backend)
-        columns = StepColumns(**{name: [1] for name in StepColumns.__struct_fields__})
-        nothing: Any = SimpleNamespace(
-            step=next, model=SimpleNamespace(period=1), drain=lambda: columns, heartbeat=int
-        )
-        watch = Stopwatch(nothing, iter([None]), clock=nothing, control=control, log=nothing)
+        idle: Any = SimpleNamespace(step=step, model=SimpleNamespace(period=1), drain=StepColumns)
+        watch = Stopwatch(idle, iter(()), clock=idle, control=control, log=Mock())
         with patch.object(control, "barrier", late_barrier):
             watch.measure(StepPolicy(block_steps=1, min_blocks=1, max_blocks=1))
-    return moments[0].at_ns, left[0]
+        return began[0].at_ns, left[0]
 
 
 def test_a_block_begins_when_the_devices_have_met_not_their_hosts(ranks: Ranks) -> None:
