@@ -39,7 +39,7 @@ from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
-from strategies.training.snapshot import SPARE_SHARE, Snapshot
+from strategies.training.snapshot import Snapshot
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 
@@ -189,7 +189,7 @@ class Stopwatch:
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:
         """Return the steps of a quad's block: as many as of any block, or fewer, but never fewer than the
-        policy's, where the drawn batches would take more than half of the memory that the device can spare.
+        policy's, where the drawn batches would take more than half of the memory that is free on the device.
 
         Collective. It draws the batches of a short block, sees what memory they take, and trains on them.
         """
@@ -202,9 +202,9 @@ class Stopwatch:
         after = self._device.memory()
         assert after is not None
         # Of data that are given again and again nothing is added.
-        each = max(1, after.allocated - before.allocated) / fewest
-        spare = (after.free - SPARE_SHARE * after.total) / 2
-        [negated] = self._control.largest([-min(float(steps), spare / each)])
+        each = (after.allocated - before.allocated) / fewest
+        fit = after.free / 2 / each if each > 0 else math.inf
+        [negated] = self._control.largest([-min(steps, fit)])
         self._drawn_block(batches)
         return max(fewest, int(-negated) // period * period)
 

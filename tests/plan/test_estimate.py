@@ -99,9 +99,8 @@ def test_a_gpu_without_a_known_peak_takes_its_budget(
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
     # 6 blocks of 5 steps fill the budget of 20 s if a step takes 2/3 s; then set-up 1, the proof's 3 steps
-    # and their simulation, 40 s of warm-up and the block that goes on then, the budget, 9 steps before the
-    # late one, and 5 % of all that was measured for it. Building and checking half a million parameters is
-    # little beside that.
+    # and their simulation, 40 s of warm-up and a block, the budget, 9 steps before the late one, and 5 % of
+    # what was measured for it. Building and checking half a million parameters is little beside that.
     steps, warm_up = 2 / 3 * (3 * 2 + 9), 40 + 5 * 2 / 3
     expected = 1 + steps + warm_up + 20 + 0.05 * (warm_up + 20)
     assert run_seconds(cell, step, proves=True, known_s={}) == pytest.approx(expected, rel=0.01)

@@ -220,8 +220,8 @@ def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(
     assert (measured.block_steps, measured.blocks_ns) == (steps, [steps * 2 * MS] * 3)
 
 
-# Data that are given again and again take nothing. Of 1000 bytes 300 are free, of which 100 are to stay free;
-# half of the rest has room for 50 steps of 2. In any case there are as many steps as the policy has.
+# Data that are given again and again take nothing. Half of 200 free bytes has room for 50 steps of 2. In any
+# case there are as many steps as the policy has.
 @pytest.mark.parametrize(("grown", "steps"), [(0, 250), (2, 50), (90, 5)])
 def test_the_batches_of_a_long_block_do_not_fill_the_device(
     monkeypatch: pytest.MonkeyPatch, grown: int, steps: int
@@ -229,7 +229,7 @@ def test_the_batches_of_a_long_block_do_not_fill_the_device(
     stopwatch, world = gpu(monkeypatch)
     stopwatch.warm_up(StepPolicy())
     before = len(world.lengths)
-    figures = [SimpleNamespace(allocated=5 * each, free=300, total=1000) for each in (100, 100 + grown)]
+    figures = [SimpleNamespace(allocated=5 * each, free=200) for each in (100, 100 + grown)]
     world.memory = lambda: figures.pop(0)
     monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
     exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
