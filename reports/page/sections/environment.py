@@ -117,7 +117,7 @@ def _warnings(study: StudyFigures) -> Mapping[str, Mapping[str, Cell]]:
 def _own_warnings(run: RunResult) -> Iterator[str]:
     """Facts of a record that a reader should know as warnings."""
     if run.warmup_steady is False:
-        yield "warm-up ended at its limit before the step time was steady"
+        yield "warm-up ended at its limit before the step time, or the clock of a GPU, was steady"
     if run.stop == "budget":
         yield "measuring ended with the time budget before the target precision was met"
 
