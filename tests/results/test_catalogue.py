@@ -18,20 +18,29 @@ DRIVER_NAMES = {
     "NVIDIA H200 NVL": "H200-NVL",
     "NVIDIA H800": "H800-SXM5-80GB",
     "NVIDIA GH200 480GB": "GH200-96GB",
+    "NVIDIA GH200 120GB": "GH200-96GB",
+    "NVIDIA GH200 144G HBM3e": "GH200-144GB",
     "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
     "Tesla V100-SXM2-32GB": "V100-SXM2-16GB",
     "Tesla V100-PCIE-16GB": "V100-PCIe",
     "Tesla T4": "T4-16GB",
     "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
     "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
+    "NVIDIA A100-SXM-80GB": "A100-SXM4-80GB",
+    "NVIDIA A100-SXM-64GB": "A100-SXM-64GB",
+    "NVIDIA A800-SXM4-80GB": "A800-SXM4-80GB",
     "NVIDIA L4": "L4-24GB",
     "NVIDIA L40S": "L40S-48GB",
     "NVIDIA H100 80GB HBM3": "H100-SXM5-80GB",
+    "NVIDIA H100 64GB HBM2": "H100-SXM5-64GB",
     "NVIDIA H100 PCIe": "H100-PCIe-80GB",
     "NVIDIA H100 NVL": "H100-NVL",
     "NVIDIA H200": "H200-SXM5-141GB",
     "NVIDIA B200": "B200-SXM",
     "NVIDIA GB200": "GB200 (per Blackwell GPU)",
+    "NVIDIA B300": "B300-SXM",
+    "NVIDIA B300 SXM6 AC": "B300-SXM",
+    "NVIDIA GB300": "GB300 (per Blackwell GPU)",
     "AMD Instinct MI300X": "MI300X-192GB",
 }
 UNKNOWN = [
@@ -40,7 +49,7 @@ UNKNOWN = [
     "NVIDIA H20-3e",
     "NVIDIA H800 PCIe",
     "NVIDIA GH200",
-    "NVIDIA GH200 144G HBM3e",
+    "NVIDIA B300 MIG 1g.34gb",
     "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
     "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
     "NVIDIA A10G",
@@ -93,6 +102,9 @@ def test_every_pattern_is_reached_and_has_its_row() -> None:
         ("NVIDIA H200 NVL", "fp32", None),  # not in the sources
         ("NVIDIA H800", "bf16", 989.0),
         ("NVIDIA GH200 480GB", "bf16", 989.0),
+        ("NVIDIA A100-SXM-64GB", "bf16", 358.0),  # 312 x 124 / 108 SMs
+        ("NVIDIA B300 SXM6 AC", "bf16", 2250.0),
+        ("NVIDIA GB300", "bf16", 2500.0),  # 360 PFLOPS of fp8 over 72 GPUs, halved
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),  # sums in fp32
         ("NVIDIA L4", "bf16", 121.0),
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
