@@ -37,6 +37,11 @@ COPY . .
 RUN pip install --no-cache-dir --constraint constraints.txt '.[tensorboard]'
 
 FROM python:${PYTHON}
+# NCCL loads these libraries to use InfiniBand and RoCE, and exchanges over TCP without them. Debian's
+# versions are those of the image, which is pinned.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --no-install-recommends -y \
+    libibverbs1 ibverbs-providers librdmacm1 && rm -rf /var/lib/apt/lists/*
 # By number, so that Kubernetes can tell that it is not root.
 RUN useradd --uid 1000 --user-group --create-home bench
 COPY --from=build /opt/bench /opt/bench

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import pynvml
 BUSY_GPU_BYTES = 2**30
 """What a GPU has taken that nobody uses: the driver's own."""
 CPUS = Path("/sys/devices/system/cpu")
+INFINIBAND = Path("/sys/class/infiniband")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 
@@ -372,6 +375,43 @@ def nccl_settings() -> dict[str, str]:
         and _SET_IN_RANKS.get(key) != value
         and key != _NO_CONDITION
     }
+
+
+def rdma_devices(folder: Path = INFINIBAND) -> list[str]:
+    """The devices of InfiniBand, RoCE or EFA that have a port that is up."""
+    states = folder.glob("*/ports/*/state")
+    return sorted({state.parts[-4] for state in states if "ACTIVE" in (_read(state) or "")})
+
+
+def rdma_warnings(
+    devices: Sequence[str],
+    library: str = "libibverbs.so.1",
+    status: Path = Path("/proc/self/status"),
+) -> list[str]:
+    """What keeps NCCL from using these RDMA devices; NCCL then uses TCP sockets, or ends."""
+    if not devices:
+        return []
+    found = []
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        found.append(
+            f"NCCL cannot use {', '.join(devices[:4])} (RDMA) and will use TCP sockets: {error}; install "
+            f"the libraries: apt-get install libibverbs1 ibverbs-providers librdmacm1"
+        )
+    capabilities = re.search(r"^CapEff:\s*(\w+)", _read(status) or "", re.MULTILINE)
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit != resource.RLIM_INFINITY and not (capabilities and int(capabilities[1], 16) & _CAP_IPC_LOCK):
+        found.append(
+            f"a process may lock {limit / 2**20:.3g} MiB of memory (ulimit -l), which may be too little for "
+            f"NCCL over RDMA: type ulimit -l unlimited before the launch, add --ulimit memlock=-1 to docker "
+            f"run, or have Slurm's slurmd started with LimitMEMLOCK=infinity"
+        )
+    return found
+
+
+_CAP_IPC_LOCK = 1 << 14
+"""The capability of a process that no limit of locked memory holds for (capabilities(7))."""
 
 
 def usable_cores() -> list[int]:

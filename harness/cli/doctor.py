@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 
 from harness.code import PACKAGES, checkout
 from harness.console import Console
-from harness.device import cgroup_quota, cpu_model, usable_cores, visible_gpus
+from harness.device import cgroup_quota, cpu_model, rdma_devices, usable_cores, visible_gpus
 from harness.launch.preflight import TORCH, require_devices, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
@@ -92,7 +93,7 @@ def _site_checks(path: Path) -> Sequence[SiteCheck]:
 
 def _show_machine(console: Console) -> None:
     rows = [("packages", f"{', '.join(PACKAGES)} from {checkout()}"), ("torch", _torch())]
-    rows += _host() + _gpus()
+    rows += _host() + _gpus() + _rdma()
     device = "cuda" if visible_gpus() else "cpu"
     found = (*_obstacle(), *warnings("cuda" if device == "cuda" else "cpu"))
     rows += [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
@@ -129,6 +130,12 @@ def _host() -> list[tuple[str, str]]:
     limit = "no quota" if quota is None else f"a quota of {quota:g} CPUs"
     cores = usable_cores()
     return [("CPU", f"{cpu_model()}, {len(cores)} usable cores ({limit})")]
+
+
+def _rdma() -> list[tuple[str, str]]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = "no limit" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.3g} MiB"
+    return [("RDMA", f"{', '.join(rdma_devices()) or 'no device is up'}; ulimit -l: {locked}")]
 
 
 def _gpus() -> list[tuple[str, str]]:

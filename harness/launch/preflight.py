@@ -11,7 +11,15 @@ from functools import cache
 from pathlib import Path
 
 from harness.code import checkout
-from harness.device import gpu_warnings, lost_gpus, on_battery, slow_governor, visible_gpus
+from harness.device import (
+    gpu_warnings,
+    lost_gpus,
+    on_battery,
+    rdma_devices,
+    rdma_warnings,
+    slow_governor,
+    visible_gpus,
+)
 from harness.launch.command import code_environment
 from harness.torch_devices import ask_torch
 from results.cell import Device
@@ -123,4 +131,4 @@ def _of_gpus() -> list[str]:
     lost = [f"GPU {gpu.index} does not answer and is left out: {gpu.why}" for gpu in lost_gpus()]
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
     waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
-    return gpu_warnings(visible_gpus()) + lost + [waits] * blocking
+    return gpu_warnings(visible_gpus()) + lost + rdma_warnings(rdma_devices()) + [waits] * blocking

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
-from harness.device import LOGGING_OF_NCCL
+from harness.device import INFINIBAND, LOGGING_OF_NCCL, rdma_devices
 
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] (?:->|<-) \d+\[\w+\] (?:\[(?:send|receive)\] )?via (\S.*)"
@@ -25,7 +25,6 @@ _CHANNEL = re.compile(
 _NET = re.compile(r"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
 _RING = re.compile(r"Pattern 4, .* type (\w+)/\w+")
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([\w;.-]+)", re.IGNORECASE)
-_INFINIBAND = Path("/sys/class/infiniband")
 SOCKETS = "TCP sockets"
 
 
@@ -87,21 +86,14 @@ _INSIDE = {"NVL": "NVLink", "NVB": "NVLink", "C2C": "NVLink-C2C"}
 """By the kind of the path between the GPUs of a node (`topoPathTypeStr` of graph/topo.cc)."""
 
 
-def unused_fabric(found: Iterable[str], folder: Path = _INFINIBAND) -> str | None:
+def unused_fabric(found: Iterable[str], folder: Path = INFINIBAND) -> str | None:
     """A warning where NCCL uses sockets and this host has a port of InfiniBand, RoCE or EFA that is up."""
     if not any(transport.startswith(SOCKETS) for transport in found):
         return None
-    devices = sorted({port.parts[-4] for port in folder.glob("*/ports/*/state") if "ACTIVE" in _text(port)})
+    devices = rdma_devices(folder)
     if not devices:
         return None
     return (
         f"NCCL exchanges over TCP sockets, and {', '.join(devices[:4])} (RDMA, {len(devices)} active) stood "
         f"unused: see the launch's nccl-*.log, and NCCL_IB_HCA, NCCL_IB_DISABLE and NCCL_NET"
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

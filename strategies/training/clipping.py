@@ -41,19 +41,26 @@ def clip_shards(
         squares += _squares_at_once(group).to(device)
     link.all_reduce(squares)
     norm = squares.sqrt()[0]
-    factor = min(1.0, max_norm / (norm.item() + EPSILON))
-    at_once = [gradient for gradient, _ in gradients if _goes_at_once(gradient)]
-    if at_once:
-        torch._foreach_mul_(at_once, factor)
-    for gradient, _ in gradients:
-        if not _goes_at_once(gradient):
-            gradient.mul_(factor)
+    # The host reads no number: on a GPU it would wait for the whole backward pass before it queues the update.
+    factor = torch.fmin(torch.full_like(norm, max_norm) / (norm + EPSILON), torch.ones_like(norm))
+    for gradient in _scaled_at_once(gradients, factor):
+        # Of one value without a dimension torch would compute in double precision.
+        (gradient if gradient.dim() else gradient.view(1)).mul_(factor.to(gradient.device))
     return norm
 
 
-def _goes_at_once(gradient: Tensor) -> bool:
-    """Whether kernels for many tensors scale it."""
-    return not gradient.is_sparse and device_of(gradient.device).asynchronous
+def _scaled_at_once(gradients: Sequence[tuple[Tensor, int]], factor: Tensor) -> list[Tensor]:
+    """Scales those gradients that kernels for many tensors take, and returns the others."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    others = []
+    for gradient, _ in gradients:
+        if not gradient.is_sparse and device_of(gradient.device).asynchronous:
+            alike[gradient.device, gradient.dtype].append(gradient)
+        else:
+            others.append(gradient)
+    for (device, dtype), group in alike.items():
+        torch._foreach_mul_(group, factor.to(device, dtype))
+    return others
 
 
 def _squares_at_once(group: Sequence[tuple[Tensor, int]]) -> Tensor:
@@ -62,8 +69,10 @@ def _squares_at_once(group: Sequence[tuple[Tensor, int]]) -> Tensor:
     Of tensors of one device and data type, in a few kernels for all of them. Those of CUDA add up in double
     precision without a copy in it; on CPU torch would make one of each tensor.
     """
-    norms = torch.stack(torch._foreach_norm([values for values, _ in group], 2, dtype=torch.float64))
-    return (norms.square() / torch.tensor([copies for _, copies in group], device=norms.device)).sum()
+    norms = torch._foreach_norm([values for values, _ in group], 2, dtype=torch.float64)
+    # The copies are numbers: torch would wait for the device if it copied a tensor of them to it.
+    squares = torch._foreach_div(torch._foreach_mul(norms, norms), [float(copies) for _, copies in group])
+    return torch.stack(squares).sum()
 
 
 def _square(values: Tensor) -> Tensor:

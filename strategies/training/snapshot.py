@@ -19,9 +19,9 @@ class Snapshot:
     """Parameters, buffers, optimizer, scaler and exchange state, and random state of one rank, at one moment.
 
     The copy of parameters, buffers and optimizer lies on the device if that has room to spare, else in host
-    memory, which on a GPU is pinned, and kept by torch for the next snapshot; what the exchange keeps is
-    copied where it is. `Trainer.state_dict` goes on in another process: it is in host memory, by names of the
-    whole model; this goes back in the same trainer, tensor by tensor, in the middle of a measurement.
+    memory; what the exchange keeps is copied where it is. `Trainer.state_dict` goes on in another process: it
+    is in host memory, by names of the whole model; this goes back in the same trainer, tensor by tensor, in
+    the middle of a measurement.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -51,13 +51,16 @@ class Snapshot:
 
 
 def _copies(values: Sequence[Tensor], device: DeviceKind) -> list[Tensor]:
-    """Where there is room; on a stream they are made in its order, as is what is copied back."""
+    """On the device where there is room; on a stream they are made in its order, as is what is copied back.
+
+    Those in host memory are not pinned: torch would round each up to a power of two bytes, and keep it from
+    everybody else until the process ends.
+    """
     figures = device.memory()
-    if figures is None:
-        return [value.to("cpu", copy=True) for value in values]
-    if figures.free - sum(value.nbytes for value in values) >= SPARE_SHARE * figures.total:
-        return [value.clone() for value in values]
-    return [device.begin_copy_to_host(value) for value in values]
+    room = figures is not None and (
+        figures.free - sum(value.nbytes for value in values) >= SPARE_SHARE * figures.total
+    )
+    return [value.clone() if room else value.to("cpu", copy=True) for value in values]
 
 
 def _tensors(trainer: Trainer) -> Iterator[Tensor]:

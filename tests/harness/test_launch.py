@@ -7,6 +7,7 @@ import io
 import json
 import platform
 import re
+import resource
 import tokenize
 from collections.abc import Callable
 from importlib import metadata
@@ -722,6 +723,26 @@ def test_kernels_that_are_waited_for_are_warned_of(
 ) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert any("CUDA_LAUNCH_BLOCKING" in told for told in preflight.warnings("cuda")) == warned
+
+
+def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path: Path) -> None:
+    for name, state in {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN"}.items():
+        (tmp_path / name / "ports/1").mkdir(parents=True)
+        (tmp_path / name / "ports/1/state").write_text(f"{state}\n")
+    (tmp_path / "status").write_text("Name:\tbench\nCapEff:\t0000000000000000\n")
+    assert device.rdma_devices(tmp_path) == ["mlx5_0"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (2**16, hard))
+    try:
+        # The C library loads everywhere, in the place of one that is installed.
+        missing, locked = device.rdma_warnings(["mlx5_0"], "libno-such.so.1", tmp_path / "status")
+        assert device.rdma_warnings(["mlx5_0"], "libc.so.6", tmp_path / "status") == [locked]
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+    assert "libno-such.so.1" in missing
+    assert "ibverbs-providers" in missing
+    assert "0.0625 MiB" in locked
+    assert device.rdma_warnings([]) == []
 
 
 def test_what_has_changed_is_named_with_old_and_new() -> None:

@@ -108,11 +108,37 @@ def test_on_a_gpu_the_number_of_calls_does_not_grow_with_the_number_of_gradients
 class Calls(TorchDispatchMode):
     """Counts the calls of torch's operators."""
 
-    number = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    @property
+    def number(self) -> int:
+        return len(self.names)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.number += 1
+        self.names.append(str(function))
         return function(*args, **(kwargs or {}))
+
+
+def test_on_a_gpu_the_host_reads_no_number(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "cpu", Queues)
+
+    def read(group: ExchangeGroup) -> list[str]:
+        with Calls() as found:
+            clip_shards(gradients_of(group.rank()), 1.0, Link(group), CPU)
+        return [name for name in found.names if name in READS]
+
+    assert threads(3, read) == [[], [], []]
+
+
+READS = {
+    "aten._local_scalar_dense.default",
+    "aten.lift_fresh.default",
+    "aten.equal.default",
+    "aten.nonzero.default",
+}
+"""The operators by which the host gets a number of the device's, or makes a tensor of its own numbers."""
 
 
 def test_a_piece_at_a_time_is_in_double_precision(threads: Threads) -> None:

@@ -68,6 +68,12 @@ def test_the_runtime_hands_devices_and_their_driver_into_the_image() -> None:
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
+def test_the_image_has_the_libraries_by_which_nccl_uses_infiniband() -> None:
+    last = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
+    (install,) = [line for line in last.splitlines() if "apt-get install" in line]
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(install.split())
+
+
 def test_the_commit_of_the_image_is_that_of_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
