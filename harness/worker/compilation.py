@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
+from harness.worker.fingerprints import random_print
 from results.cell import Cell
 
 
@@ -14,21 +16,54 @@ class NotCompiledError(Exception):
     """The compiler left the model as it is."""
 
 
-@contextmanager
-def reproducible_compilation(cell: Cell) -> Iterator[None]:
-    """Compile anew with eager's random numbers, and forget that code afterwards.
+class Compilation:
+    """The compiled code of one run's model.
 
-    A compiled dropout draws numbers of its own, so that it could never be compared with an eager model;
-    what is measured is compiled as a user would have it.
+    A compiled dropout draws numbers of its own, so that it could never be compared with an eager model; what
+    is measured is compiled as a user would have it. A model that draws random numbers is therefore compiled
+    three times: for the proof, for what is measured, and for the late proof. Any other is compiled once, and
+    the code that is measured is the code that was proven.
     """
-    if not cell.compile:
-        yield
-        return
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(fallback_random=True):
-        yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        self._compiles = cell.compile
+        self._device = device
+        self._draws: bool | None = None
+        """Whether the model draws random numbers; None: not known yet."""
+
+    @contextmanager
+    def reproducible(self, model: nn.Module) -> Iterator[None]:
+        """Have the model draw eager's random numbers meanwhile."""
+        if not self._compiles:
+            yield
+            return
+        if self._draws is not False:
+            torch._dynamo.reset()
+        with torch._inductor.config.patch(fallback_random=True), self.watched(model):
+            yield
+        if self._draws is not False:
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+
+    @contextmanager
+    def watched(self, model: nn.Module) -> Iterator[None]:
+        """Find out whether the model draws random numbers in the steps that are taken meanwhile."""
+        if not self._compiles:
+            yield
+            return
+        forward = model.forward
+
+        def watching(*inputs: object, **named: object) -> object:
+            before = random_print(self._device)
+            outputs = forward(*inputs, **named)
+            self._draws = bool(self._draws) or random_print(self._device) != before
+            return outputs
+
+        model.forward = watching
+        try:
+            yield
+        finally:
+            model.forward = forward
 
 
 def require_compiled() -> None:

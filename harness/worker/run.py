@@ -18,7 +18,7 @@ from harness.device import GpuFaults
 from harness.worker.agreement import parameters_hash
 from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep, step_clock
-from harness.worker.compilation import reproducible_compilation, require_compiled
+from harness.worker.compilation import Compilation, require_compiled
 from harness.worker.control import Control
 from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
@@ -168,6 +168,7 @@ class RunInProgress:
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
         self._uses = UseCounter()
+        self._compilation = Compilation(cell, around.device)
         self._part: tuple[str, int] | None = None
         """The part of the run that goes on, and the clock when it began."""
         self._turns: Turns | None = None
@@ -372,10 +373,11 @@ class RunInProgress:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
             self._begin("first steps")
-            take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
+            with self._compilation.watched(trainer.model.bare):
+                take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
         else:
             self._begin("proof")
-            with reproducible_compilation(self._cell):
+            with self._compilation.reproducible(trainer.model.bare):
                 proof = prove(setup, trainer, batches, around.control, around.log.heartbeat, first)
             if around.rank.rank == 0:
                 self._found["proof"] = proof
@@ -403,7 +405,7 @@ class RunInProgress:
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
         obstacle = ONLY_TIMED if self._only_timed else batches.sampler.obstacle
         if obstacle is None:
-            with reproducible_compilation(self._cell):
+            with self._compilation.reproducible(trainer.model.bare):
                 late = prove_late(
                     setup,
                     trainer,

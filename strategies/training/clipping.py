@@ -41,7 +41,7 @@ def clip_shards(
         squares += _squares_at_once(group).to(device)
     link.all_reduce(squares)
     norm = squares.sqrt()[0]
-    # The host reads no number: on a GPU it would wait for the whole backward pass before it queues the update.
+    # The host reads no number: on a GPU it would wait for the whole backward pass.
     factor = torch.fmin(torch.full_like(norm, max_norm) / (norm + EPSILON), torch.ones_like(norm))
     for gradient in _scaled_at_once(gradients, factor):
         # Of one value without a dimension torch would compute in double precision.
