@@ -434,19 +434,29 @@ def physical_cores(cpus: Iterable[int]) -> list[tuple[int, ...]]:
     return [tuple(core) for core in cores.values()]
 
 
-def cgroup_quota() -> float | None:
-    """CPUs that the control group of this process may use; None if it sets no limit."""
-    text = _read(Path("/sys/fs/cgroup") / _cgroup_path() / "cpu.max") or _read(Path("/sys/fs/cgroup/cpu.max"))
-    if text is None or text.startswith("max"):
-        return None
-    quota, period = text.split()
-    return int(quota) / int(period)
+def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs that the control groups of this process may use, the least of its own and those around it; None
+    if none sets a limit.
+
+    Sources: cgroup-v2.rst, cpu.max; scheduler/sched-bwc.rst, cpu.cfs_quota_us and cpu.cfs_period_us.
+    """
+    return min(_quotas(proc, cgroups), default=None)
 
 
-def _cgroup_path() -> str:
-    text = _read(Path("/proc/self/cgroup")) or ""
-    match = re.search(r"^0::/(.*)$", text, re.MULTILINE)
-    return match[1] if match else ""
+def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
+    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root, own, files = cgroups, Path(path.lstrip("/")), ("cpu.max",)
+        if "cpu" in controllers.split(","):
+            # Some hosts mount the controllers of one hierarchy under the names of all of them alone.
+            root = next((at for at in (cgroups / "cpu", cgroups / controllers) if at.is_dir()), cgroups)
+            files = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+        elif controllers:
+            continue
+        for folder in (root / part for part in (own, *own.parents)):
+            quota, *period = " ".join(_read(folder / name) or "" for name in files).split() or [""]
+            if quota.isdigit() and period:
+                yield int(quota) / int(period[0])
 
 
 def cpu_model() -> str:

@@ -725,6 +725,40 @@ def test_kernels_that_are_waited_for_are_warned_of(
     assert any("CUDA_LAUNCH_BLOCKING" in told for told in preflight.warnings("cuda")) == warned
 
 
+V1 = "3:cpu,cpuacct:/jobs/one/step\n9:memory:/jobs/one\n"
+HALF, TWO = "50000\n", "200000\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("", {}, None),
+        ("0::/jobs/one\n", {"jobs/one/cpu.max": "150000 100000\n"}, 1.5),
+        # The job's limit holds for its step.
+        ("0::/jobs/one\n", {"jobs/one/cpu.max": "max 100000\n", "jobs/cpu.max": "300000 100000\n"}, 3.0),
+        # In a container the own group is the root.
+        ("0::/outside\n", {"cpu.max": "200000 100000\n"}, 2.0),
+        (V1, {"cpu/jobs/one/step/cpu.cfs_quota_us": TWO, "cpu/jobs/one/cpu.cfs_quota_us": HALF}, 0.5),
+        (V1, {"cpu,cpuacct/jobs/one/step/cpu.cfs_quota_us": TWO}, 2.0),
+        (V1, {"cpu/cpu.cfs_quota_us": HALF}, 0.5),
+        (V1, {"cpu/jobs/one/step/cpu.cfs_quota_us": "-1\n"}, None),
+    ],
+)
+def test_the_quota_of_cpus_is_that_of_the_control_groups_whichever_their_version(
+    tmp_path: Path, groups: str, files: dict[str, str], quota: float | None
+) -> None:
+    for name, text in {
+        "proc/self/cgroup": groups,
+        **{f"groups/{name}": files[name] for name in files},
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if name.endswith("cpu.cfs_quota_us"):
+            path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert device.cgroup_quota(proc=tmp_path / "proc", cgroups=tmp_path / "groups") == quota
+
+
 def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path: Path) -> None:
     for name, state in {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN"}.items():
         (tmp_path / name / "ports/1").mkdir(parents=True)
