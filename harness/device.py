@@ -27,7 +27,7 @@ class Gpu:
     """One CUDA device that this process may use, as NVML sees it; None is what NVML would not tell."""
 
     index: int
-    """NVML's index, not that of `CUDA_VISIBLE_DEVICES`."""
+    """NVML's index less the devices before it that this process may not open, as CUDA counts."""
     name: str
     uuid: str
     memory_bytes: int | None
@@ -48,6 +48,8 @@ class LostGpu:
     index: int
     why: str
     """NVML's words."""
+    denied: bool = False
+    """Whether this process may not open it; `index` is then that of NVML."""
 
 
 @contextmanager
@@ -72,9 +74,18 @@ def visible_gpus() -> list[Gpu]:
 
 
 def lost_gpus() -> list[LostGpu]:
-    """The NVIDIA devices that do not answer, whatever `CUDA_VISIBLE_DEVICES` leaves."""
+    """The NVIDIA devices that do not answer, whatever `CUDA_VISIBLE_DEVICES` leaves.
+
+    A device that this process may not open is another job's, as schedulers confine jobs, and none of these;
+    unless `CUDA_VISIBLE_DEVICES` names a device that is not found, or none can be opened.
+    """
     with _nvml() as ready:
-        return [gpu for gpu in _devices() if isinstance(gpu, LostGpu)] if ready else []
+        devices = list(_devices()) if ready else []
+        found = [gpu for gpu in devices if isinstance(gpu, Gpu)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        named = [] if visible is None else [item for item in visible.split(",") if item.strip()]
+        own = not found if visible is None else len(_selected(found, visible)) < len(named)
+    return [gpu for gpu in devices if isinstance(gpu, LostGpu) and (own or not gpu.denied)]
 
 
 def driver_version() -> str | None:
@@ -91,11 +102,16 @@ def _devices() -> Iterator[Gpu | LostGpu]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
         return
+    denied = 0
     for index in range(count):
         try:
-            yield _gpu(index, pynvml.nvmlDeviceGetHandleByIndex(index))
+            yield _gpu(index - denied, pynvml.nvmlDeviceGetHandleByIndex(index))
         except pynvml.NVMLError as error:
-            yield LostGpu(index=index, why=str(error))
+            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+                denied += 1
+                yield LostGpu(index=index, why=str(error), denied=True)
+            else:
+                yield LostGpu(index=index - denied, why=str(error))
 
 
 def _selected(gpus: list[Gpu], visible: str | None) -> list[Gpu]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.code import checkout
 from harness.device import (
+    LostGpu,
     gpu_warnings,
     lost_gpus,
     on_battery,
@@ -128,7 +129,16 @@ def _of_host() -> list[str]:
 
 
 def _of_gpus() -> list[str]:
-    lost = [f"GPU {gpu.index} does not answer and is left out: {gpu.why}" for gpu in lost_gpus()]
+    lost = [f"GPU {gpu.index} {_why_lost(gpu)}" for gpu in lost_gpus()]
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
     waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
     return gpu_warnings(visible_gpus()) + lost + rdma_warnings(rdma_devices()) + [waits] * blocking
+
+
+def _why_lost(gpu: LostGpu) -> str:
+    if not gpu.denied:
+        return f"does not answer and is left out: {gpu.why}"
+    return (
+        f"is left out, as this process may not open it ({gpu.why}): ask the scheduler for it, leave it out "
+        f"of CUDA_VISIBLE_DEVICES, or have /dev/nvidia{gpu.index} opened to this user"
+    )

@@ -397,6 +397,36 @@ def test_a_lost_gpu_is_left_out_and_ends_no_command(
     assert [(gpu.index, gpu.why) for gpu in device.lost_gpus()] == [(1, "GPU is lost")]
 
 
+@pytest.mark.parametrize(
+    ("visible", "mine", "denied"),
+    [
+        # Slurm numbers a job's GPUs from 0, whichever of the node's they are, as CUDA does.
+        ("0", [(0, "GPU of 1")], []),
+        (None, [(0, "GPU of 1")], []),
+        ("0,1", [(0, "GPU of 1")], [0, 2]),
+        ("GPU-1f00,GPU-2f00", [(0, "GPU of 1")], [0, 2]),
+    ],
+)
+def test_gpus_of_other_jobs_are_no_warning_and_do_not_count(
+    nvml: dict[object, int],
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    mine: list[tuple[int, str]],
+    denied: list[int],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for other in (0, 2):
+        nvml["HandleByIndex", other] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert [(gpu.index, gpu.name) for gpu in device.visible_gpus()] == mine
+    assert [gpu.index for gpu in device.lost_gpus()] == denied
+    told = [warning for warning in preflight.warnings("cuda") if "may not open it" in warning]
+    assert [f"/dev/nvidia{index}" in warning for index, warning in zip(denied, told, strict=True)] == [
+        True for _ in denied
+    ]
+
+
 def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
     nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
