@@ -370,10 +370,19 @@ _SETTINGS = re.compile(
     r"|CUDA_LAUNCH_BLOCKING"
 )
 """Environment variables that change what a step of the same code costs."""
+_OTHER_SETTINGS = re.compile(
+    r"(?!.*_(NUM_THREADS|DIR|DIRECTORY|FILE)$)"
+    r"((FI|OFI_NCCL|UCX|CUDA_MPS|OMP|KMP|GOMP|MKL|ONEDNN|DNNL|OPENBLAS|MALLOC|TCMALLOC|MIMALLOC|CUDNN|CUBLAS"
+    r"|CUBLASLT|TORCHINDUCTOR|TORCHDYNAMO|TORCH_CUDNN|TORCH_BLAS)_.*|ATEN_CPU_CAPABILITY|LD_PRELOAD"
+    r"|GLIBC_TUNABLES|GLOO_DEVICE_TRANSPORT|TORCH_(DISTRIBUTED_DEBUG|GLOO_LAZY_INIT|ALLOW_TF32_CUBLAS_OVERRIDE))"
+)
+"""Those of other libraries. Numbers of threads are recorded as such, and paths differ from job to job."""
 LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
 """NCCL then writes how it connects, and nothing while it exchanges."""
 _SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
 """By torchrun and by the worker, where the user set nothing; whoever plans does not see it."""
+GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""Both are set by the worker where the user set nothing (`harness.worker.interface`)."""
 _NO_CONDITION = "NCCL_DEBUG_FILE"
 """A path, which is another one in every launch."""
 
@@ -383,13 +392,25 @@ def nccl_settings() -> dict[str, str]:
 
     Without any that may hold a secret.
     """
+    set_here = _SET_IN_RANKS | {NCCL_INTERFACE: f"={os.environ.get(GLOO_INTERFACE)}"}
+    return {
+        key: value
+        for key, value in _set_as(_SETTINGS).items()
+        if set_here.get(key) != value and key != _NO_CONDITION
+    }
+
+
+def other_settings() -> dict[str, str]:
+    """Variables of other libraries that are set and change what a step costs: of libfabric, UCX, MPS, OpenMP,
+    the libraries of linear algebra, allocators and torch's compiler. Without any that may hold a secret."""
+    return _set_as(_OTHER_SETTINGS)
+
+
+def _set_as(names: re.Pattern[str]) -> dict[str, str]:
     return {
         key: value
         for key, value in sorted(os.environ.items())
-        if _SETTINGS.fullmatch(key)
-        and not _SECRET.search(key)
-        and _SET_IN_RANKS.get(key) != value
-        and key != _NO_CONDITION
+        if names.fullmatch(key) and not _SECRET.search(key)
     }
 
 
@@ -462,11 +483,11 @@ def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        root, own, files = cgroups, Path(path.lstrip("/")), ("cpu.max",)
+        root, own, files = cgroups, Path(path.lstrip("/")), ["cpu.max"]
         if "cpu" in controllers.split(","):
             # Some hosts mount the controllers of one hierarchy under the names of all of them alone.
             root = next((at for at in (cgroups / "cpu", cgroups / controllers) if at.is_dir()), cgroups)
-            files = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         elif controllers:
             continue
         for folder in (root / part for part in (own, *own.parents)):

@@ -54,6 +54,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     nccl_settings: dict[str, str] = {}
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
+    settings: dict[str, str] | None = None
+    """As `nccl_settings`, of other libraries (`harness.device.other_settings`); None in records from before
+    it was recorded."""
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()
@@ -63,7 +66,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     records from before it was recorded."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """What must be equal before figures of two runs are put together."""
+        """What must be equal before figures of two runs are put together; `settings` where both have it."""
         facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,
@@ -82,6 +85,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             facts["packages"] = dict(self.code.packages)
         if self.network:
             facts["network"] = self.network
+        if self.settings is not None:
+            facts["settings"] = self.settings
         return facts
 
     @property
@@ -98,12 +103,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
         for of_the_run in ("placement", "network"):
             facts.pop(of_the_run, None)
-        return facts | {"nccl_settings": " ".join(f"{k}={v}" for k, v in sorted(self.nccl_settings.items()))}
+        settings = {"nccl_settings": self.nccl_settings, "settings": self.settings or {}}
+        return facts | {
+            name: " ".join(f"{k}={v}" for k, v in sorted(of.items())) for name, of in settings.items()
+        }
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits over `pooling_facts`."""
-        data = msgspec.json.encode(self.pooling_facts(), order="sorted")
+        """12 hex digits over `pooling_facts` without `settings`, which older records lack."""
+        facts = {name: fact for name, fact in self.pooling_facts().items() if name != "settings"}
+        data = msgspec.json.encode(facts, order="sorted")
         return hashlib.sha256(data).hexdigest()[:12]
 
 

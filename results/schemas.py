@@ -39,7 +39,8 @@ from results.thresholds import Thresholds
 #   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
 #                             training; gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
-#   rank-record -, run-result -  unreleased  transports, attention and process_group of the environment
+#   rank-record -, run-result -  unreleased  transports, attention, settings and process_group of the
+#                             environment
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

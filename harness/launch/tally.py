@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from harness.device import nccl_settings
+from harness.device import nccl_settings, other_settings
 from harness.launch.machine import Machine
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
@@ -29,6 +29,7 @@ class Conditions:
     python: str | None = None
     torch: str | None = None
     nccl_settings: Mapping[str, str] | None = None
+    settings: Mapping[str, str] | None = None
     cores: int | None = None
     """Cores of this machine, where it is the one that runs."""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Conditions:
             python=platform.python_version(),
             torch=_installed("torch"),
             nccl_settings=nccl_settings(),
+            settings=other_settings(),
             cores=Machine.here().cores,
             packages=code.packages,
         )
@@ -70,6 +72,7 @@ class Conditions:
             "Python": (environment.python, self.python),
             "torch": (environment.torch, self.torch),
             "NCCL settings": (environment.nccl_settings, self.nccl_settings),
+            "other settings": (environment.settings, self.settings),
         }
         for name, code in environment.code.packages.items():
             pairs[f"code of {name}"] = code, self.packages.get(name, "not installed")
@@ -80,7 +83,7 @@ class Conditions:
         return [
             f"{name} {_fact(then)} then, {_fact(now)} now"
             for name, (then, now) in pairs.items()
-            if now is not None and now != then
+            if None not in (then, now) and now != then
         ]
 
 

@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch.nn.attention import _cur_sdpa_kernel_backends
 
-from harness.device import cpu_model, driver_version, nccl_settings
+from harness.device import cpu_model, driver_version, nccl_settings, other_settings
 from harness.packages import with_packages
 from harness.worker.rank import Rank
 from harness.worker.usage import started_by
@@ -51,6 +51,7 @@ def probe(
         gpus_per_node=launch.placement.gpus_per_node,
         pinned_cores=cores,
         nccl_settings=nccl_settings(),
+        settings=other_settings(),
         transports=tuple(transports),
         attention=tuple(attention_kernels()),
     )

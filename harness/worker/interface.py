@@ -1,4 +1,4 @@
-"""The network interface of Gloo, where nobody named one."""
+"""The network interface of Gloo and NCCL, where nobody named one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from collections.abc import MutableMapping
 
 import psutil
 
-VARIABLE = "GLOO_SOCKET_IFNAME"
+from harness.device import GLOO_INTERFACE, NCCL_INTERFACE
 
 
 def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
-    """Have Gloo use the interface by which this node reaches the master, unless one is named.
+    """Have Gloo and NCCL use the interface by which this node reaches the master, unless one is named.
 
     Gloo takes the address that the node's own name resolves to, which is that of the loopback on many
-    distributions; other nodes cannot connect to it. On one node any address will do.
+    distributions; NCCL takes interfaces that are neither the loopback nor Docker's, and these may be those of
+    a bridge or of the board's controller. Other nodes cannot connect to either. NCCL is left alone where the
+    node has interfaces of InfiniBand, which it takes first. On one node any address will do.
     """
     master = environment.get("MASTER_ADDR")
-    if nodes == 1 or VARIABLE in environment or master is None:
+    if nodes == 1 or master is None:
         return
-    interface = interface_towards(master)
-    if interface is not None and interface != interface_towards("127.0.0.1"):
-        environment[VARIABLE] = interface
+    if GLOO_INTERFACE not in environment:
+        interface = interface_towards(master)
+        if interface is None or interface == interface_towards("127.0.0.1"):
+            return
+        environment[GLOO_INTERFACE] = interface
+    if not any(name.startswith("ib") for name in psutil.net_if_addrs()):
+        # NCCL takes a name without the sign for the beginning of a name.
+        environment.setdefault(NCCL_INTERFACE, f"={environment[GLOO_INTERFACE]}")
 
 
 def interface_towards(host: str) -> str | None:

@@ -54,8 +54,9 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
 
 
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
-    """The facts that two sets do not share, as texts, by name."""
-    names = sorted(first.keys() | second.keys())
+    """The facts that two sets do not share, as texts, by name; `settings` only where both have them, as older
+    records lack them."""
+    names = sorted((first.keys() | second.keys()) - ({"settings"} - (first.keys() & second.keys())))
     pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -79,16 +80,21 @@ def _counts(result: RunResult) -> bool:
 def _newest(ok: list[RunResult]) -> tuple[list[RunResult], list[RunResult]]:
     if not ok:
         return [], []
-    newest = ok[-1].fingerprint
-    same = [run for run in ok if run.fingerprint == newest]
+    same = [run for run in ok if _alike(run, ok[-1])]
     measured = [run for run in same if run.evidence is Evidence.MEASURED]
     counted = measured or same
     chosen = {run.run_id for run in counted}
     return counted, [run for run in ok if run.run_id not in chosen]
 
 
+def _alike(run: RunResult, newest: RunResult) -> bool:
+    if run.environment is None or newest.environment is None:
+        return run.fingerprint == newest.fingerprint
+    return not differing(run.environment.pooling_facts(), newest.environment.pooling_facts())
+
+
 def _why_not(run: RunResult, newest: RunResult) -> str:
-    if run.fingerprint == newest.fingerprint:
+    if _alike(run, newest):
         return f"{run.evidence}, while the runs that count are {newest.evidence}"
     if run.environment is None or newest.environment is None:
         return "of another environment"

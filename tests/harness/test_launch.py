@@ -25,7 +25,7 @@ from builders import a_cell, an_environment
 from harness import device
 from harness.code import checkout, code_hash, code_version, what_runs
 from harness.console import Standing
-from harness.device import nccl_settings
+from harness.device import nccl_settings, other_settings
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
@@ -745,6 +745,38 @@ def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_
     assert nccl_settings() == before | given
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     assert nccl_settings() == before | given | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = other_settings()
+    given = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+        "FI_PROVIDER": "efa",
+        "KMP_BLOCKTIME": "0",
+        "OMP_PROC_BIND": "true",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "UCX_TLS": "tcp",
+    }
+    ignored = {
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps-17",
+        "OMP_NUM_THREADS": "3",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/cache",
+        "UCX_API_TOKEN": "secret",
+    }
+    for name, value in (given | ignored).items():
+        monkeypatch.setenv(name, value)
+    assert other_settings() == before | given
+    result = _measured(code_hash="c")
+    assert result.environment is not None
+    now = Conditions(code_hash="c", settings={"FI_PROVIDER": "efa"})
+    # Of an older run nothing is known.
+    assert now.allow(result, virtual=False)
+    then = msgspec.structs.replace(result.environment, settings={})
+    changed = now.changes(msgspec.structs.replace(result, environment=then), virtual=False)
+    assert changed == ["other settings none then, FI_PROVIDER=efa now"]
 
 
 @pytest.mark.parametrize(("value", "warned"), [("1", True), ("0", False), ("", False)])

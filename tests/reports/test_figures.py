@@ -152,6 +152,20 @@ def test_runs_of_two_environments_are_not_pooled_and_the_difference_is_named(
     assert [left.reason for left in study.left_out] == ["torch: 2.12.0 here, 2.13.0 in the runs that count"]
 
 
+def test_runs_of_other_settings_are_not_pooled_and_those_of_unknown_ones_are(
+    planted, new_timing, new_environment
+) -> None:
+    cell = planted.series("weak", "single", [1], batch=4)[0]
+    planted.plan()
+    for step_ms, settings in [(50, {}), (20, None), (22, {"ATEN_CPU_CAPABILITY": "default"})]:
+        planted.run(cell, new_timing(step_ms=step_ms, environment=new_environment(settings=settings)))
+    study = analyse("settings", planted.study.plans(), planted.study.collect())
+    assert study.cells[cell.id].step_ns.value == pytest.approx(21e6)
+    assert [left.reason for left in study.left_out] == [
+        "settings: none here, ATEN_CPU_CAPABILITY=default in the runs that count"
+    ]
+
+
 def test_a_newer_environment_whose_runs_failed_does_not_take_over(
     planted, new_timing, new_environment
 ) -> None:

@@ -33,6 +33,7 @@ NOT_POOLING = {
     "pinned_cores": (3,),
     "allocation": "slurm 17",
     "attention": ("math",),
+    "settings": {"FI_PROVIDER": "efa"},  # compared pair by pair, as older records lack them
     "process_group": "ProcessGroupGloo",
     "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
 }

@@ -347,6 +347,7 @@ RUN_RESULT_2 = msgspec.structs.replace(RUN_RESULT, environment=IN_A_JOB)
 TRAINING = Training(differences=("averages every 2 steps",), averages_all_gradients=False)
 CONNECTED = msgspec.structs.replace(
     IN_A_JOB,
+    settings={"FI_PROVIDER": "efa"},
     process_group="ProcessGroupNCCL",
     transports=("NVLink (P2P/CUMEM)",),
     attention=("flash", "math"),

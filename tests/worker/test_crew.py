@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from harness.code import code_version
+from harness.device import nccl_settings
 from harness.worker.crew import nccl_name, require_one_nccl, work
 from harness.worker.interface import interface_towards, name_interface
 from harness.worker.rank import Rank
@@ -76,22 +78,42 @@ def test_nccl_is_the_class_that_connects_at_the_first_collective() -> None:
         dist.destroy_process_group()
 
 
-def test_gloo_uses_the_interface_that_leads_to_the_master() -> None:
+def test_gloo_and_nccl_use_the_interface_that_leads_to_the_master() -> None:
     loopback = interface_towards("127.0.0.1")
     assert loopback in psutil.net_if_addrs()
     assert interface_towards("no-such-host.invalid") is None
 
     def named(nodes: int, **environment: str) -> str | None:
         name_interface(environment, nodes)
-        return environment.get("GLOO_SOCKET_IFNAME")
+        # NCCL's is Gloo's, by its whole name.
+        gloo, nccl = environment.get("GLOO_SOCKET_IFNAME"), environment.get("NCCL_SOCKET_IFNAME")
+        assert nccl == (None if gloo is None else f"={gloo}")
+        return gloo
 
-    with patch("harness.worker.interface.interface_towards", {"master": "eth7", "127.0.0.1": "lo"}.get):
+    with (
+        patch("harness.worker.interface.interface_towards", {"master": "eth7", "127.0.0.1": "lo"}.get),
+        patch("psutil.net_if_addrs", lambda: {"lo": [], "eth7": []}),
+    ):
         assert named(2, MASTER_ADDR="master") == "eth7"
         assert named(1, MASTER_ADDR="master") is None
         assert named(2, MASTER_ADDR="master", GLOO_SOCKET_IFNAME="ib0") == "ib0"
         # The address of the loopback is the same on every node.
         assert named(2, MASTER_ADDR="127.0.0.1") is None
         assert named(2, MASTER_ADDR="unknown") is None
+        with patch.dict("os.environ"):
+            before = nccl_settings()
+            os.environ["MASTER_ADDR"] = "master"
+            name_interface(os.environ, 2)
+            assert "NCCL_SOCKET_IFNAME" in os.environ
+            # It is no condition: whoever plans does not see it.
+            assert nccl_settings() == before
+            theirs = {"MASTER_ADDR": "master", "NCCL_SOCKET_IFNAME": "eth"}
+            name_interface(theirs, 2)
+            assert theirs["NCCL_SOCKET_IFNAME"] == "eth"
+        with patch("psutil.net_if_addrs", lambda: {"ib0": []}):
+            over = {"MASTER_ADDR": "master"}
+            name_interface(over, 2)
+            assert over == {"MASTER_ADDR": "master", "GLOO_SOCKET_IFNAME": "eth7"}
 
 
 def test_a_launch_on_cuda_comes_to_its_cells(ranks: Ranks, tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "driver": first.driver or "",
         "transport of NCCL": ", ".join(sorted({name for one in environments for name in one.transports})),
         "kernels of attention": _distinct(", ".join(one.attention) for one in environments),
-        "NCCL settings": " ".join(f"{k}={v}" for k, v in sorted(first.nccl_settings.items())),
+        "NCCL settings": _settings(first.nccl_settings),
+        "other settings": _settings(first.settings),
         "commit": _distinct(_commit(one) for one in environments),
         "code hash": first.code.code_hash,
         **{
@@ -176,6 +177,12 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
             for name in names
         },
     }
+
+
+def _settings(settings: Mapping[str, str] | None) -> str:
+    if settings is None:
+        return "not recorded"
+    return " ".join(f"{key}={value}" for key, value in sorted(settings.items()))
 
 
 def _distinct(values: Iterator[str]) -> str:
