@@ -49,7 +49,7 @@ class LostGpu:
     why: str
     """NVML's words."""
     denied: bool = False
-    """Whether this process may not open it; `index` is then that of NVML."""
+    """Whether this process may not open the device; `index` is then the index of NVML."""
 
 
 @contextmanager
@@ -376,7 +376,8 @@ _OTHER_SETTINGS = re.compile(
     r"|CUBLASLT|TORCHINDUCTOR|TORCHDYNAMO|TORCH_CUDNN|TORCH_BLAS)_.*|ATEN_CPU_CAPABILITY|LD_PRELOAD"
     r"|GLIBC_TUNABLES|GLOO_DEVICE_TRANSPORT|TORCH_(DISTRIBUTED_DEBUG|GLOO_LAZY_INIT|ALLOW_TF32_CUBLAS_OVERRIDE))"
 )
-"""Those of other libraries. Numbers of threads are recorded as such, and paths differ from job to job."""
+"""Variables of other libraries that do the same. Numbers of threads have a field of the record, and paths
+differ from job to job."""
 LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
 """NCCL then writes how it connects, and nothing while it exchanges."""
 _SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
@@ -425,7 +426,7 @@ def rdma_warnings(
     library: str = "libibverbs.so.1",
     status: Path = Path("/proc/self/status"),
 ) -> list[str]:
-    """What keeps NCCL from using these RDMA devices; NCCL then uses TCP sockets, or ends."""
+    """A sentence for each thing that keeps NCCL from using these RDMA devices."""
     if not devices:
         return []
     found = []
@@ -472,8 +473,8 @@ def physical_cores(cpus: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs that the control groups of this process may use, the least of its own and those around it; None
-    if none sets a limit.
+    """CPUs that this process may use by its control group and the groups around it, whose smallest limit
+    holds; None if none sets a limit.
 
     Sources: cgroup-v2.rst, cpu.max; scheduler/sched-bwc.rst, cpu.cfs_quota_us and cpu.cfs_period_us.
     """

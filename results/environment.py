@@ -55,8 +55,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.device.nccl_settings`)."""
     settings: dict[str, str] | None = None
-    """As `nccl_settings`, of other libraries (`harness.device.other_settings`); None in records from before
-    it was recorded."""
+    """The same of other libraries (`harness.device.other_settings`); None in records from before the field
+    existed."""
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()
@@ -66,7 +66,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     records from before it was recorded."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """What must be equal before figures of two runs are put together; `settings` where both have it."""
+        """What must be equal before figures of two runs are put together.
+
+        `settings` must be equal where both runs have it (`reports.analysis.pooling.differing`).
+        """
         facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,

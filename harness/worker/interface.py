@@ -13,10 +13,10 @@ from harness.device import GLOO_INTERFACE, NCCL_INTERFACE
 def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
     """Have Gloo and NCCL use the interface by which this node reaches the master, unless one is named.
 
-    Gloo takes the address that the node's own name resolves to, which is that of the loopback on many
-    distributions; NCCL takes interfaces that are neither the loopback nor Docker's, and these may be those of
-    a bridge or of the board's controller. Other nodes cannot connect to either. NCCL is left alone where the
-    node has interfaces of InfiniBand, which it takes first. On one node any address will do.
+    Gloo takes the address that the node's own name resolves to, and many distributions resolve it to the
+    loopback. NCCL takes interfaces that are neither the loopback nor Docker's, and a bridge or the board's
+    controller may be among them. Other nodes cannot connect to either. NCCL is left alone where the node has
+    interfaces of InfiniBand, which it takes first. On one node any address will do.
     """
     master = environment.get("MASTER_ADDR")
     if nodes == 1 or master is None:

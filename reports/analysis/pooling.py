@@ -54,8 +54,10 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
 
 
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
-    """The facts that two sets do not share, as texts, by name; `settings` only where both have them, as older
-    records lack them."""
+    """The facts that two sets do not share, as texts, by name.
+
+    Older records lack `settings`, which are compared where both sets have them.
+    """
     names = sorted((first.keys() | second.keys()) - ({"settings"} - (first.keys() & second.keys())))
     pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

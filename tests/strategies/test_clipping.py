@@ -138,7 +138,7 @@ READS = {
     "aten.equal.default",
     "aten.nonzero.default",
 }
-"""The operators by which the host gets a number of the device's, or makes a tensor of its own numbers."""
+"""The operators by which the host gets a number of the device's, or makes a tensor of numbers of the host."""
 
 
 def test_a_piece_at_a_time_is_in_double_precision(threads: Threads) -> None:
