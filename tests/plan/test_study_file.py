@@ -99,6 +99,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     hang_after: 5m
     retries: 1
     prune: false
+    keep_unfit: false
     isolation: cell
     oversubscribe: false
     max_time: 2h
