@@ -123,7 +123,7 @@ class _Matrix:
 
     def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
         """Return why a cell certainly does not fit into a GPU; None if it may fit or is already planned."""
-        memory = self._limit and self._limit.gpu_bytes
+        memory = None if self._limit is None else self._limit.gpu_bytes
         if memory is None or cell.id in self.planned:
             return None
         need = certain_bytes(cell, self._request.gpus_per_node)

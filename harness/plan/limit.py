@@ -24,11 +24,11 @@ class Limit:
     @property
     def gpu_bytes(self) -> int | None:
         """An upper bound of the memory of one GPU; None if it is not known or not limited."""
-        if self.gpus is None or self.gpus.gpu_bytes is not None:
-            return self.gpus and self.gpus.gpu_bytes
-        stated = self.gpus.gpu_name and memory_bytes(self.gpus.gpu_name)
+        if self.gpus is None:
+            return None
+        stated = memory_bytes(self.gpus.gpu_name or "")
         # The catalogue's GB can be GiB: an A100 of 80 GB has 85e9 bytes.
-        return stated * 2**30 // 10**9 if stated else None
+        return self.gpus.gpu_bytes or (stated and stated * 2**30 // 10**9)
 
     def reason(self, gpus: int) -> str | None:
         """Why a cell of `gpus` workers does not run here; None if it does."""

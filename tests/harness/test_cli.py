@@ -342,9 +342,8 @@ def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
 
 
 def test_what_certainly_does_not_fit_is_left_out_and_what_may_not_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "site.yaml").write_text("gpus_per_node: 8\ngpu_model: A100-SXM4-80GB\n")
     call = ["matrix", "--workload", "llama-7b", "--strategy", "ddp,zero1", "--gpus", "16", "--device", "cuda"]
     call += ["--launcher", "slurm", "--site", "site.yaml", "--dry-run"]
