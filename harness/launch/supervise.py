@@ -151,7 +151,7 @@ class Supervisor:
     def _watch_over(self, process: Guarded) -> Stopped | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
         pulse = Pulse(self._folder, self._launch.placement.gpus)
-        look_at = 0.0
+        look_at, waits = 0.0, True
         while True:
             ended = process.poll() is not None
             self._read_log()
@@ -162,6 +162,9 @@ class Supervisor:
                 return Stopped(outcome=Outcome.TIMED_OUT, reason=self._watch.deadline.reason)
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
+                if waits and never_started(self._folder, self._starter.log_words) is None:
+                    # The time that the scheduler took is no silence of the ranks.
+                    waits, pulse = False, Pulse(self._folder, self._launch.placement.gpus)
                 hung = self._hung(pulse)
                 self._state.waits_for = pulse.waits_for()
                 if hung is not None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -217,6 +218,21 @@ def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_
     attempt, _ = _supervisor(tmp_path, launch, starter).run()
     assert attempt.outcomes == {"r": outcome}
     assert attempt.reasons["r"].startswith(reason)
+
+
+def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
+    agent, later = tmp_path / "launches" / launch.launch_id / "agent-0.log", tmp_path / "later"
+    monkeypatch.setattr(supervise, "LOOK_S", 0.0)
+    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    # It is started at 9 s, and 15 s are over soon after that.
+    clock = partial(Pulse, clock=lambda: 15.0 if later.exists() else 9.0 if agent.exists() else 0.0)
+    monkeypatch.setattr(supervise, "Pulse", clock)
+    starter = Shell(f"sleep 0.5; touch {agent}; sleep 0.5; touch {later}; sleep 0.5")
+    attempt, _ = _supervisor(tmp_path, launch, starter).run()
+    assert attempt.stopped_by is None
 
 
 class NodeFailed(Shell):
