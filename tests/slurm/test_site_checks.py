@@ -11,9 +11,9 @@ import pytest
 from harness.cli import run
 from results.site import TimeLimits
 from slurm.client import Client
-from slurm.cluster import Association, Cluster, NodeGroup
+from slurm.cluster import Association, Cluster, NodeGroup, read_sinfo
 from slurm.site import SiteProfile
-from slurm.site_checks import cluster_checks
+from slurm.site_checks import cluster_checks, over_limits
 
 NODES = NodeGroup(
     partition="gpu",
@@ -78,6 +78,15 @@ def test_a_right_profile_is_fine_in_every_respect() -> None:
         "qos": ("fine", "left to Slurm; your account may use long, normal"),
         "submit_limit": ("fine", "50; your account may have 50 jobs in the queue"),
     }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "words"),
+    [("2-4", 1, "at least 2;"), ("2-4", 4, None), ("3", 4, "at most 3;"), ("1-infinite", 9_999, None)],
+)
+def test_a_job_has_as_many_nodes_as_its_partition_allows(sizes: str, nodes: int, words: str | None) -> None:
+    why = over_limits(SiteProfile(partition="p"), nodes, 60, read_sinfo(f"p|up|1:00|{sizes}|9|idle|8|10|\n"))
+    assert (why is None) if words is None else (words in str(why))
 
 
 @pytest.mark.parametrize("about", ["partition", "serial_partition"])
