@@ -397,34 +397,21 @@ def test_a_lost_gpu_is_left_out_and_ends_no_command(
     assert [(gpu.index, gpu.why) for gpu in device.lost_gpus()] == [(1, "GPU is lost")]
 
 
+# Slurm numbers a job's GPUs from 0, whichever of the node's they are, as CUDA does.
 @pytest.mark.parametrize(
-    ("visible", "mine", "denied"),
-    [
-        # Slurm numbers a job's GPUs from 0, whichever of the node's they are, as CUDA does.
-        ("0", [(0, "GPU of 1")], []),
-        (None, [(0, "GPU of 1")], []),
-        ("0,1", [(0, "GPU of 1")], [0, 2]),
-        ("GPU-1f00,GPU-2f00", [(0, "GPU of 1")], [0, 2]),
-    ],
+    ("visible", "denied"), [("0", []), (None, []), ("0,1", [0, 2]), ("GPU-1f00,GPU-2f00", [0, 2])]
 )
 def test_gpus_of_other_jobs_are_no_warning_and_do_not_count(
-    nvml: dict[object, int],
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str | None,
-    mine: list[tuple[int, str]],
-    denied: list[int],
+    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch, visible: str | None, denied: list[int]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     for other in (0, 2):
         nvml["HandleByIndex", other] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert [(gpu.index, gpu.name) for gpu in device.visible_gpus()] == mine
-    assert [gpu.index for gpu in device.lost_gpus()] == denied
-    told = [warning for warning in preflight.warnings("cuda") if "may not open it" in warning]
-    assert [f"/dev/nvidia{index}" in warning for index, warning in zip(denied, told, strict=True)] == [
-        True for _ in denied
-    ]
+    assert [(gpu.index, gpu.name) for gpu in device.visible_gpus()] == [(0, "GPU of 1")]
+    told = [re.findall("/dev/nvidia([02])", warning) for warning in preflight.warnings("cuda")]
+    assert [int(index) for found in told for index in found] == denied
 
 
 def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
@@ -751,23 +738,17 @@ def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = other_settings()
-    given = {
-        "ATEN_CPU_CAPABILITY": "default",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
-        "FI_PROVIDER": "efa",
-        "KMP_BLOCKTIME": "0",
-        "OMP_PROC_BIND": "true",
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "UCX_TLS": "tcp",
-    }
-    ignored = {
-        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps-17",
-        "OMP_NUM_THREADS": "3",
-        "TORCHINDUCTOR_CACHE_DIR": "/tmp/cache",
-        "UCX_API_TOKEN": "secret",
-    }
-    for name, value in (given | ignored).items():
-        monkeypatch.setenv(name, value)
+    names = (
+        "ATEN_CPU_CAPABILITY",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "FI_PROVIDER",
+        "OMP_PROC_BIND",
+        "UCX_TLS",
+    )
+    given = dict.fromkeys((*names, "TORCH_DISTRIBUTED_DEBUG"), "x")
+    ignored = "CUDA_MPS_PIPE_DIRECTORY", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "UCX_API_TOKEN"
+    for name in (*given, *ignored):
+        monkeypatch.setenv(name, "x")
     assert other_settings() == before | given
     result = _measured(code_hash="c")
     assert result.environment is not None
@@ -794,15 +775,12 @@ HALF, TWO = "50000\n", "200000\n"
 @pytest.mark.parametrize(
     ("groups", "files", "quota"),
     [
-        ("", {}, None),
-        ("0::/jobs/one\n", {"jobs/one/cpu.max": "150000 100000\n"}, 1.5),
         # The job's limit holds for its step.
         ("0::/jobs/one\n", {"jobs/one/cpu.max": "max 100000\n", "jobs/cpu.max": "300000 100000\n"}, 3.0),
         # In a container the own group is the root.
         ("0::/outside\n", {"cpu.max": "200000 100000\n"}, 2.0),
         (V1, {"cpu/jobs/one/step/cpu.cfs_quota_us": TWO, "cpu/jobs/one/cpu.cfs_quota_us": HALF}, 0.5),
-        (V1, {"cpu,cpuacct/jobs/one/step/cpu.cfs_quota_us": TWO}, 2.0),
-        (V1, {"cpu/cpu.cfs_quota_us": HALF}, 0.5),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": TWO}, 2.0),
         (V1, {"cpu/jobs/one/step/cpu.cfs_quota_us": "-1\n"}, None),
     ],
 )
@@ -836,9 +814,7 @@ def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
     assert "libno-such.so.1" in missing
-    assert "ibverbs-providers" in missing
     assert "0.0625 MiB" in locked
-    assert device.rdma_warnings([]) == []
 
 
 def test_what_has_changed_is_named_with_old_and_new() -> None:
