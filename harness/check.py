@@ -6,7 +6,6 @@ a file. Here is what is asked and found, and the start of the ranks. Nothing her
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,9 @@ from typing import Literal
 
 import msgspec
 
+from harness.code import checkout
 from harness.exits import exit_words
+from harness.launch.command import code_environment
 from results.errors import MachineError
 from results.parts import ModelParts
 from results.unknown import Unknown
@@ -184,7 +185,7 @@ def _run(folder: Path, *, ranks: int, longest_s: float) -> tuple[int | None, str
 @contextmanager
 def _started(folder: Path, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """They end with the context."""
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    surroundings = {**code_environment(checkout()), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "harness.worker.check", str(folder)],

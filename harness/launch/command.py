@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from results.launch import Launch
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A `reports/` folder where the user happens to stand must not shadow ours."""
+_OF_A_LAUNCHER = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|PET|OMPI|PMI[2X]?)_.*"
+)
+"""Variables by which a launcher tells a process its place among others. torchrun obeys some of them, and what
+another launcher or an operator left is not about the launch that it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,8 @@ def torchrun_command(
     placement = launch.placement
     command = [python, "-m", "torch.distributed.run", f"--nproc-per-node={placement.gpus_per_node}"]
     if rendezvous is None:
-        command.append("--standalone")
+        # The ranks would otherwise look up this host's own name, which need not resolve.
+        command += ["--standalone", "--local-addr=127.0.0.1"]
     else:
         command += [
             f"--nnodes={placement.nodes}",
@@ -74,12 +81,13 @@ def _variables(launch: Launch) -> dict[str, str]:
 
 
 def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
-    """This process's variables, and those that decide how a rank uses its cores and finds our code."""
+    """Those of `code_environment`, and those that decide how a rank uses its cores and finds our code."""
     return {**code_environment(checkout), **_variables(launch)}
 
 
 def code_environment(checkout: Path) -> dict[str, str]:
-    """This process's variables, and those with which another Python finds our code."""
+    """This process's variables without those of other launchers, and those with which Python finds our code."""
+    kept = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])
-    return {**os.environ, **_SAFE_PATH, "PYTHONPATH": path}
+    return {**kept, **_SAFE_PATH, "PYTHONPATH": path}

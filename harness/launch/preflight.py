@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -108,6 +110,20 @@ def link_obstacle() -> str | None:
         return "two virtual nodes could not be made in a minute"
     words = done.stderr.strip() or f"making two virtual nodes ended with {done.returncode}"
     return None if done.returncode == 0 else words.splitlines()[-1]
+
+
+def unknown_name() -> list[str]:
+    """What it means that this host's own name does not resolve; empty if it does."""
+    name = platform.node()
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError) as error:
+        return [
+            f"the name of this host, {name}, does not resolve ({error}): launches on this host alone do not "
+            f"need it, but launches of several hosts that meet at this name cannot start; add a line with the "
+            f"host's address and {name} to /etc/hosts, or register the name in DNS"
+        ]
+    return []
 
 
 def warnings(device: Device) -> tuple[str, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import platform
 import re
 import resource
+import subprocess
+import sys
 import tokenize
 from collections.abc import Callable
 from importlib import metadata
@@ -64,7 +67,7 @@ def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
 def test_the_command_of_one_node_is_a_standalone_torchrun() -> None:
     command = torchrun_command(_launch(), Path("/s/launches/L/launch.json"), python="python")
     assert " ".join(command) == (
-        "python -m torch.distributed.run --nproc-per-node=2 --standalone "
+        "python -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 "
         "--log-dir=/s/launches/L/torchrun --redirects=3 -m harness.worker /s/launches/L/launch.json"
     )
 
@@ -89,6 +92,39 @@ def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch: pytest.
     found = worker_environment(_launch(), Path("/ours"))
     assert (found["PYTHONSAFEPATH"], found["OMP_NUM_THREADS"]) == ("1", "1")
     assert found["PYTHONPATH"] == "/ours:/theirs"
+
+
+FOREIGN = {
+    "RANK": "7", "LOCAL_RANK": "3", "GROUP_RANK": "2", "ROLE_NAME": "x", "WORLD_SIZE": "9",
+    "LOCAL_WORLD_SIZE": "9", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "1", "PET_NNODES": "2", "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7", "PMIX_RANK": "7",
+}  # fmt: skip
+"""What other launchers leave in an environment. With PET_NNODES alone torchrun waits for another node."""
+NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname i-7840df31; "$0" -m harness.cli doctor; exec "$0" "$@"')
+"""Before a command of Python: `bench doctor`, and then the command, on a host whose name does not resolve."""
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a host of its own")
+
+
+def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"SLURM_PROCID": "7", "LOCAL_SCRATCH": "/s", "NCCL_DEBUG": "INFO", "RANKS": "2", "PETS": "2"}
+    for name, value in {**FOREIGN, **others}.items():
+        monkeypatch.setenv(name, value)
+    found = worker_environment(_launch(), Path("/ours"))
+    assert (FOREIGN.keys() & found.keys(), others.items() - found.items()) == (set(), set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [(), pytest.param(NAMELESS, marks=ROOT)])
+def test_a_launch_of_one_host_needs_neither_its_name_nor_what_others_left(
+    before: tuple[str, ...], bench_in: Callable[..., Any], tmp_path: Path
+) -> None:
+    bench = bench_in(tmp_path)
+    call = (*before, sys.executable, "-m", "harness.cli", "matrix", *bench.counted, *("--max-time", "8m"))
+    cell = ("--workload", "mlp", "--gpus", "2", "--oversubscribe", "--no-report", "--out", "study")
+    variables = {**os.environ, **FOREIGN}
+    done = subprocess.run((*call, *cell), cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, [run.outcome for run in bench.results()]) == (0, [Outcome.OK])
+    assert ("warning   the name of this host, i-7840df31, does not resolve" in done.stdout) == bool(before)
 
 
 # What torchrun 2.13 printed when rank 1 of 2 was killed by the kernel, hosts and paths shortened.

@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.launch.command import node_command
+from harness.code import checkout
+from harness.launch.command import code_environment, node_command
 from harness.launch.ending import tell_torchrun_killed
 from harness.launch.guarded import Guarded
 from harness.launch.host_memory import out_of_memory_kills, tell_kills
@@ -28,7 +29,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stops.append(number))
     node_rank, kills = int(os.environ["SLURM_NODEID"]), out_of_memory_kills()
-    torchrun = Guarded(node_command(LAUNCH.read(path), path, node_rank, endpoint), grace_s=GRACE_S)
+    command = node_command(LAUNCH.read(path), path, node_rank, endpoint)
+    # srun adds variables of its own, such as those of PMI.
+    torchrun = Guarded(command, environment=code_environment(checkout()), grace_s=GRACE_S)
     while torchrun.poll() is None and not stops:
         time.sleep(POLL_S)
     code = torchrun.end()
