@@ -56,9 +56,7 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
 
 def _seconds(text: str, flag: str) -> float:
     """Of an epoch, with a unit: it takes hours, and a bare number would be seconds."""
-    if text.strip().replace(".", "", 1).isdigit():
-        raise UsageError(f"{flag} needs a unit, like {text.strip()}h or {text.strip()}m, not {text!r}")
-    seconds = read_duration_s(text, flag)
+    seconds = read_duration_s(text, flag, readings="hm")
     if not seconds:
         raise UsageError(f"{flag} is more than 0, not {text!r}")
     return seconds

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated
 
 import msgspec
 
-_WRITTEN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+from results.durations import seconds_of
+
 _LONGEST_SIGNAL_S = 65_535
 """The most that --signal of sbatch takes."""
 
 
 def seconds(text: str) -> float:
-    """`90s`, `30m`, `2.5h` or `1d` in seconds. Raises ValueError for anything else, also a time of zero.
-
-    Slurm's own `1:30:00` is refused, because YAML takes it for the number 5400 unless it is quoted.
-    """
-    match = _WRITTEN.fullmatch(text)
-    if match is None or not float(match["number"]):
-        raise ValueError(f"{text!r} is not a time such as 90s, 30m, 2.5h or 1d")
-    return float(match["number"]) * _UNIT_S[match["unit"]]
+    """The seconds of a duration (`results.durations`). Raises ValueError for any other text, and for zero."""
+    found = seconds_of(text)
+    if not found:
+        raise ValueError(f"{text!r} is not a time such as 90s, 30m, 1h30m, 1d or 1-00:00:00")
+    return found
 
 
 def _check(name: str, value: str | None) -> None:

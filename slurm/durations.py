@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 
-_SLURM = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
+from results.durations import seconds_of
 
 
 def slurm_time(limit_s: float) -> str:
@@ -15,16 +14,7 @@ def slurm_time(limit_s: float) -> str:
 
 
 def slurm_seconds(text: str) -> int | None:
-    """A time limit that Slurm printed, in seconds; None if there is no limit or none is known.
-
-    Forms: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS` (--time in sbatch's manual).
-    """
-    match = _SLURM.fullmatch(text)
-    if match is None:
-        return None
-    parts = [int(part) for part in match["clock"].split(":")]
-    if match["days"] is None:
-        # Without days, one number is minutes, and two are minutes and seconds.
-        parts = [0, *parts] if len(parts) < 3 else parts
-    hours, minutes, rest = [*parts, 0, 0][:3]
-    return int(match["days"] or 0) * 86_400 + hours * 3600 + minutes * 60 + rest
+    """A time limit that Slurm printed, in seconds; a bare number is minutes. None if there is no limit or it
+    is not known."""
+    seconds = seconds_of(f"{text}:00" if text.isdecimal() else text)
+    return None if seconds is None else int(seconds)

@@ -39,15 +39,12 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
         remove,
     )
     from reports.text import size
-    from results.errors import UsageError
 
     console = Console()
     named = named_studies(
         kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
     )
-    keep_s = read_duration_s(keep, "--keep")
-    if not keep.strip()[-1].isalpha():
-        raise UsageError(f"--keep {keep} has no unit, and would be seconds: write {keep.strip()}d for days")
+    keep_s = read_duration_s(keep, "--keep", readings="d")
     if yes:
         finish_removals(folder)
     found = candidates(folder, keep_s=keep_s, named=named)

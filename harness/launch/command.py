@@ -86,7 +86,7 @@ def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
 
 
 def code_environment(checkout: Path) -> dict[str, str]:
-    """This process's variables without those of other launchers, and those with which Python finds our code."""
+    """This process's variables but those of other launchers, and those with which Python finds our code."""
     kept = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])

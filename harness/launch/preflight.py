@@ -120,8 +120,8 @@ def unknown_name() -> list[str]:
     except (OSError, UnicodeError) as error:
         return [
             f"the name of this host, {name}, does not resolve ({error}): launches on this host alone do not "
-            f"need it, but launches of several hosts that meet at this name cannot start; add a line with the "
-            f"host's address and {name} to /etc/hosts, or register the name in DNS"
+            f"need it, but launches of several hosts that meet at this name cannot start; add a line with "
+            f"the host's address and {name} to /etc/hosts, or register the name in DNS"
         ]
     return []
 

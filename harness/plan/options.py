@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 from msgspec import Meta
 
 from results.cell import Checkpointing, MemoryFormat, Precision
+from results.durations import seconds_of
 from results.errors import GpuCountsError, UsageError
 from results.gpus import GpuCounts
 from results.plan import Scaling
@@ -17,9 +18,9 @@ from results.value_types import Written, bounds, literal_texts, notes, takes, wi
 
 MOST = 1_000_000_000
 """Whole numbers above this are typing errors, and would not fit every reader of JSON."""
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|d)?")
+_BARE = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
 _SWITCHES = {"true": True, "false": False}
-_UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def read_names(value: str | list[str]) -> tuple[str, ...]:
@@ -47,14 +48,26 @@ def read_gpus(value: int | str | list[int | str], where: str) -> tuple[int, ...]
         raise GpuCountsError(str(error).replace("--gpus", where, 1)) from error
 
 
-def read_duration_s(value: float | str, where: str) -> float:
-    """Seconds of a number (seconds) or a text like 90s, 30m, 2h, 1d. Raises UsageError."""
-    if not isinstance(value, str):
+def read_duration_s(value: float | str, where: str, *, readings: str = "") -> float:
+    """Seconds of a duration (`results.durations`) or of a number of seconds. Raises UsageError.
+
+    A number without a unit is refused if `readings` names the units that could be meant, such as `ms`.
+    """
+    if not isinstance(value, str) or _BARE.fullmatch(value):
+        if readings:
+            number = value.strip() if isinstance(value, str) else f"{value:.15g}"
+            named = " or ".join(f"{number}{unit} for {_UNITS[unit]}" for unit in readings)
+            raise UsageError(f"{where} {number} has no unit: write {named}")
         return float(value)
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise UsageError(f"{where} takes {DURATION.words}, not {value!r}")
-    return float(match["number"]) * _UNIT_S[match["unit"]]
+    seconds = seconds_of(value)
+    if seconds is None:
+        raise UsageError(f"{where} takes {(JOB_TIME if readings else DURATION).words}, not {value!r}")
+    return seconds
+
+
+def read_job_time_s(value: float | str, where: str) -> float:
+    """Seconds of a job's time limit, of which Slurm reads a bare number as minutes. Raises UsageError."""
+    return read_duration_s(value, where, readings="ms")
 
 
 def read_switches(value: bool | str | list[bool | str], where: str) -> tuple[bool, ...]:
@@ -111,10 +124,16 @@ NAMES = Kind("texts joined by commas, or a list", "NAME,...", str, lambda value,
 COUNTS = Kind("whole numbers joined by commas", "N,...", str, read_counts)
 GPUS = Kind("counts and ranges such as 1..8, joined by commas", "COUNTS", str, read_gpus)
 DURATION = Kind(
-    "seconds or a time like 90s, 30m, 2h, 1d",
+    "seconds or a time like 90s, 1h30m, 2d or 1:30:00",
     "TIME",
     str,
     lambda value, where: (read_duration_s(value, where),),
+)
+JOB_TIME = Kind(
+    "a time like 90s, 1h30m, 2d or 1:30:00",
+    "TIME",
+    str,
+    lambda value, where: (read_job_time_s(value, where),),
 )
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
 PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
@@ -143,6 +162,11 @@ Checkpointings = Annotated[
 Limits = Annotated[float | str | list[float | str] | None, LIMITS]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
 Duration = Annotated[float | str | None, DURATION]
+JobTime = Annotated[
+    float | str | None,
+    JOB_TIME,
+    Meta(extra_json_schema={"not": {"type": "number"}, "pattern": "[smhd:-]"}),
+]
 Text = Annotated[str | None, TEXT]
 Whole = Annotated[int | None, Kind("a whole number", "N", int)]
 Number = Annotated[float | None, Kind("a number", "X", float)]
@@ -189,5 +213,5 @@ class PlanOption:
             raise UsageError(f"{where} is empty; pass a value or omit it")
         for item in items:
             if (kind.choices and item not in kind.choices) or _outside(limits, item):
-                given = value if kind is DURATION else item
+                given = value if kind in (DURATION, JOB_TIME) else item
                 raise UsageError(f"{where} takes {takes(self.type)}, not {given!r}")

@@ -15,6 +15,7 @@ from harness.plan.options import (
     Counts,
     Duration,
     Gpus,
+    JobTime,
     Limits,
     MemoryFormats,
     Names,
@@ -107,7 +108,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     account: Annotated[Text, option("Slurm account, instead of the profile's")] = None
     qos: Annotated[Text, option("Slurm quality of service, instead of the profile's")] = None
     cpus_per_gpu: Annotated[Whole, option("CPUs of each worker, instead of the profile's", ge=1)] = None
-    time: Annotated[Duration, option("time limit of every job, instead of an estimate: 30m, 2h", gt=0)] = None
+    time: Annotated[JobTime, option("time limit of every job, instead of an estimate: 30m, 2h", gt=0)] = None
     jobs_per_cell: Annotated[Switch, option("a job for each cell, not one for each number of workers")] = None
     feed: Annotated[
         Literal["once", "wait", "depend"] | None,

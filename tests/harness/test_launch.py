@@ -97,7 +97,8 @@ def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch: pytest.
 FOREIGN = {
     "RANK": "7", "LOCAL_RANK": "3", "GROUP_RANK": "2", "ROLE_NAME": "x", "WORLD_SIZE": "9",
     "LOCAL_WORLD_SIZE": "9", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1",
-    "TORCHELASTIC_USE_AGENT_STORE": "1", "PET_NNODES": "2", "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7", "PMIX_RANK": "7",
+    "TORCHELASTIC_USE_AGENT_STORE": "1", "PET_NNODES": "2",
+    "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7", "PMIX_RANK": "7",
 }  # fmt: skip
 """What other launchers leave in an environment. With PET_NNODES alone torchrun waits for another node."""
 NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname i-7840df31; "$0" -m harness.cli doctor; exec "$0" "$@"')

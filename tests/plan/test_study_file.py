@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import command
-from harness.plan.options import COUNTS, DURATION, GPUS, LIMITS, NAMES, PlanOption
+from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, PlanOption
 from harness.plan.request import make_request
 from harness.plan.study_file import (
     BY_NAME,
@@ -320,8 +320,9 @@ def values(option: PlanOption) -> st.SearchStrategy[Any]:
         return st.integers(1, 4096) | st.sampled_from(["1..8", "8..64:8", [1, "2..4"]])
     if kind is COUNTS:
         return number | st.lists(number | number.map(str), min_size=1)
-    if kind is DURATION:
-        return number.map(float) | number.map(lambda seconds: f"{seconds}s")
+    if kind in (DURATION, JOB_TIME):
+        texts = number.map(lambda seconds: f"{seconds // 60}m{seconds % 60}s")
+        return texts | number.map(float) if kind is DURATION else texts
     if kind.flag_type is int:
         return number
     if kind.flag_type is float:
@@ -381,6 +382,8 @@ def test_a_study_survives_the_command_line(study: StudyFile) -> None:
         {"workload": [5]},
         {"exclude": [{"gpus": 0}]},
         {"hang_after": 9},
+        {"time": 120},
+        {"time": "120"},
     ],
 )
 def test_the_schema_and_the_reader_refuse_the_same(data: dict[str, object], tmp_path: Path) -> None:

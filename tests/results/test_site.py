@@ -8,13 +8,19 @@ from results.site import TimeLimits, seconds
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("90s", 90), ("30m", 1800), ("2.5h", 9000), ("1d", 86_400), ("0.5s", 0.5)]
+    ("text", "value"),
+    [
+        *[("90s", 90), ("30m", 1800), ("2.5h", 9000), ("1d", 86_400), ("0.5s", 0.5), ("1 h", 3600)],
+        # An hour is 3600 s, and a day is 86,400 s.
+        *[("1h30m", 5400), ("1d 2h 3m 4s", 93_784), ("30:05", 1805), ("1:30:00", 5400), ("90:00", 5400)],
+        *[("2-00", 172_800), ("1-02:03", 93_780), ("2-00:00:00", 172_800), ("1-02:03:04", 93_784)],
+    ],
 )
 def test_seconds(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "5", "0m", "-1h", "1:30:00", "1 h", "1h30m", "1w", "infm", "1e3s"])
+@pytest.mark.parametrize("text", ["", "5", "0m", "-1h", "1:2:3:4", "30m1h", "1h30", "1w", "infm", "0:00"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="30m"):
         seconds(text)

@@ -22,7 +22,7 @@ from harness.launchers.kubernetes.names import object_name
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile
 from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.study_jobs import job_statuses
-from harness.plan.options import read_duration_s
+from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from harness.plan_text import plan_header
 from results.environment import CodeVersion
@@ -43,7 +43,7 @@ def profile_of(options: StudyFile) -> KubernetesProfile:
     profile = PROFILE_FILE.read(Path(options.site))
     if options.time is None:
         return profile
-    fixed = f"{read_duration_s(options.time, '--time'):g}s"
+    fixed = f"{read_job_time_s(options.time, '--time'):.15g}s"
     return msgspec.structs.replace(profile, time=msgspec.structs.replace(profile.time, fixed=fixed))
 
 

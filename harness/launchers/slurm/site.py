@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.plan.options import read_duration_s
+from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.plan import Placement
 from results.site import seconds
@@ -19,7 +19,7 @@ from slurm.site_checks import ClusterCheck, cluster_checks
 def site_of(options: StudyFile) -> SiteProfile:
     """The profile of the cluster: the file's, with what the flags say. Raises UsageError."""
     site = SITE_FILE.read(Path(options.site)) if options.site else SiteProfile()
-    limit = None if options.time is None else f"{read_duration_s(options.time, '--time'):g}s"
+    limit = None if options.time is None else f"{read_job_time_s(options.time, '--time'):.15g}s"
     values: Mapping[str, object] = {
         "partition": options.partition,
         "account": options.account,

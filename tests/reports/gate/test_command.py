@@ -323,7 +323,7 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
             2,
             "/dev/null is none: give -o FILE.html",
         ),
-        (["prune", "--keep", "30"], 2, "--keep 30 has no unit, and would be seconds: write 30d for days"),
+        (["prune", "--keep", "30"], 2, "--keep 30 has no unit: write 30d for days"),
         (
             ["status", "pairs"],
             2,
