@@ -6,9 +6,9 @@ a file. Here is what is asked and found, and the start of the ranks. Nothing her
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from harness.code import checkout
 from harness.exits import exit_words
-from harness.launch.command import code_environment
+from harness.kernel import die_with_parent
+from harness.temporary import temporary_folder
 from results.errors import MachineError
 from results.parts import ModelParts
 from results.unknown import Unknown
@@ -148,12 +148,13 @@ def check(request: CheckRequest) -> CheckReport:
     """Start the ranks and wait for what they find. Raises MachineError if they end without it."""
     if not can_check():
         raise MachineError("a workload is checked where torch is installed: it is not in this environment")
-    with tempfile.TemporaryDirectory(prefix="bench-check-") as folder:
-        Path(folder, "request.json").write_bytes(msgspec.json.encode(request))
+    with temporary_folder("bench-check-") as (folder, held):
+        (folder / "request.json").write_bytes(msgspec.json.encode(request))
         longest_s = LONGEST_COUNT_S if request.parts else LONGEST_S
-        code, printed = _run(Path(folder), ranks=RANKS if request.strategies else 1, longest_s=longest_s)
+        ranks = RANKS if request.strategies else 1
+        code, printed = _run(folder, held=held, ranks=ranks, longest_s=longest_s)
         ended = _ended(code, longest_s, printed)
-        path = Path(folder, "found.json")
+        path = folder / "found.json"
         if not path.exists():
             raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
         found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
@@ -170,22 +171,22 @@ def _ended(code: int | None, longest_s: float, printed: str) -> str:
     return f"{how}; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else how
 
 
-def _run(folder: Path, *, ranks: int, longest_s: float) -> tuple[int | None, str]:
+def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int | None, str]:
     """All ranks until rank 0, which writes what was found, has ended, or the time is over.
 
-    Returns its exit code (None: it took too long), and what all have printed.
+    All hold the descriptor `held`. Returns its exit code (None: it took too long), and what all have printed.
     """
     log, code = folder / "printed.log", None
-    with log.open("wb") as output, _started(folder, ranks, output.fileno()) as started:
+    with log.open("wb") as output, _started(folder, held, ranks, output.fileno()) as started:
         with suppress(subprocess.TimeoutExpired):
             code = started[0].wait(longest_s)
     return code, log.read_text(errors="replace")
 
 
 @contextmanager
-def _started(folder: Path, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _started(folder: Path, held: int, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """They end with the context."""
-    surroundings = {**code_environment(checkout()), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "harness.worker.check", str(folder)],
@@ -193,6 +194,9 @@ def _started(folder: Path, ranks: int, output: int) -> Iterator[list[subprocess.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            pass_fds=(held,),
+            # Not by the rank itself: importing torch takes seconds, in which this process may end.
+            preexec_fn=die_with_parent,
         )
         for rank in range(ranks)
     ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness.launchers.study_jobs import job_statuses
 from harness.plan.naming import fresh_studies
+from harness.temporary import temporary_folder
 from results.errors import NightBusyError, StudyBusyError
 from results.lock import study_lock
 from results.store import Study
@@ -65,11 +65,12 @@ def set_off(command: str, verdict: str) -> str | None:
     BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
     """
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="bench-verdict-", suffix=".json") as file:
-            file.write(verdict)
-            file.flush()
-            variables = {**os.environ, "BENCH_VERDICT": file.name}
-            code = subprocess.run(["sh", "-c", command], env=variables, check=False).returncode
+        with temporary_folder("bench-verdict-") as (folder, held):
+            path = folder / "verdict.json"
+            path.write_text(verdict, encoding="utf-8")
+            variables = {**os.environ, "BENCH_VERDICT": str(path)}
+            told = subprocess.run(["sh", "-c", command], env=variables, check=False, pass_fds=(held,))
+            code = told.returncode
     except OSError as error:
         return f"--on-regression {command!r} was not run: {error}; the verdict stands"
     if code == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from harness.launchers.campaign_call import INTERRUPTED
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.studies import read_results
+from harness.temporary import temporary_folder
 from reports.gate.effect import FEWEST_RUNS
 from reports.gate.noise import margins, noise
 from reports.gate.reduce import reduce_study
@@ -36,8 +36,8 @@ def measure_noise(budget_s: float) -> Thresholds | None:
             f"give --budget 2m"
         )
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="bench-noise-") as folder:
-        root = Path(folder) / "noise"
+    with temporary_folder("bench-noise-") as (folder, _):
+        root = folder / "noise"
         if _launches(root, FEWEST_RUNS) == INTERRUPTED:
             return None
         each_s = (time.monotonic() - begun) / FEWEST_RUNS

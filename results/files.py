@@ -7,8 +7,10 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,9 @@ from results.errors import StoreError
 
 _OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
 """Names of what this process has open, where a shell may have put a plain file."""
+_TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9a-f]{8}\.tmp")
+"""What `_beside` names; without `where` it is of an older program."""
+DAY_S = 86_400
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a used-up share of it."""
 
@@ -82,6 +87,43 @@ def refresh(folder: Path) -> None:
         probe.unlink()
 
 
+def remove_left(paths: Iterable[Path]) -> None:
+    """Remove those of the files that a process was writing when it was killed.
+
+    Of a process of another host it is not known whether it lives; no file takes a day to write.
+    """
+    for path in paths:
+        named = _TEMPORARY.fullmatch(path.name)
+        if named is not None:
+            # Another process may be at the same, and some folders may not be written.
+            with suppress(OSError):
+                here = named["where"] == _among_which_processes()
+                left = not _runs(int(named["pid"])) if here else time.time() - path.stat().st_mtime > DAY_S
+                if left:
+                    path.unlink()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@cache
+def _among_which_processes() -> str:
+    """Names the processes that have numbers of their own: those of a container, or of one start of a host."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return f"{boot[:8]}{Path('/proc/self/ns/pid').stat().st_ino:x}"
+    except OSError:
+        # Not on Linux: no other process is known to be among these.
+        return secrets.token_hex(8)
+
+
 def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
@@ -123,7 +165,8 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
 def _beside(path: Path) -> Iterator[Path]:
     """A name that nothing else has, in the folder of `path`; what is under it at the end is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    owner = f"{_among_which_processes()}-{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{owner}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
     finally:

@@ -302,7 +302,12 @@ class Study:
     # What is derived
 
     def collect(self) -> list[RunResult]:
-        """Every run of the study, derived anew where it is not yet; `index.jsonl` is rewritten."""
+        """Every run of the study, derived anew where it is not yet.
+
+        `index.jsonl` is rewritten, and what killed processes were writing is removed.
+        """
+        for folders in ("", "*/*/", "*/*/*/"):
+            files.remove_left(self.root.glob(f"{folders}.*.tmp"))
         results = self.results(keep=True)
         lines = [msgspec.json.encode(result) for result in results]
         files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines))

@@ -15,8 +15,9 @@ from harness.gate import require_figures
 from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.paired.accepted import is_accepted_file, resolve_base
 from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
-from harness.paired.sources import WORKING_TREE, IncomparableError, Repository, temporary_folder
+from harness.paired.sources import WORKING_TREE, IncomparableError, Repository
 from harness.studies import read_results
+from harness.temporary import temporary_folder
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
 from reports.gate.metrics import EXACT
 from reports.gate.paired import (
@@ -120,7 +121,7 @@ class PairedComparison:
         revisions = [side.revision for side in named]
         if WORKING_TREE not in revisions:
             repository.require_committed({revision: repository.commit(revision) for revision in revisions})
-        with signals_are_ctrl_c(), temporary_folder() as (temporary, held):
+        with signals_are_ctrl_c(), temporary_folder("bench-ab-") as (temporary, held):
             sources = [
                 repository.source(side.upper(), request.revision, request.python, temporary)
                 for side, request in zip(SIDES, named, strict=True)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -272,36 +269,6 @@ class Repository:
             check=True,
         )
         return done.stdout.rstrip("\n")
-
-
-@contextmanager
-def temporary_folder() -> Iterator[tuple[Path, int]]:
-    """A folder that is removed when this block ends, and also when this process is killed.
-
-    Yields it with a descriptor for processes that work in it: a program of its own waits until it is closed
-    everywhere, and then removes the folder.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="bench-ab-"))
-    watched, held = os.pipe()
-    try:
-        sweeper = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r _; rm -rf -- "$1"', "sweeper", str(folder)],
-            stdin=watched,
-            # Ctrl-C in a terminal does not reach it.
-            start_new_session=True,
-        )
-    except BaseException:
-        # Ctrl-C as well: without a sweeper nobody else removes the folder.
-        os.close(held)
-        shutil.rmtree(folder)
-        raise
-    finally:
-        os.close(watched)
-    try:
-        yield folder, held
-    finally:
-        os.close(held)
-        sweeper.wait()
 
 
 def _last_line(text: str) -> str:

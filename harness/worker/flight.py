@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from results.cell import Backend
+from results.files import replace
 
 _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Private names of torch (2.13 to 2.15): they may be missing. ProcessGroupNCCL records its own operations."""
@@ -31,9 +32,7 @@ def write_recording(path: Path, backend: Backend) -> None:
         if recording is None:
             print(f"this torch has no flight recorder of {backend}", file=sys.stderr, flush=True)
             return
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(recording)
-        temporary.replace(path)
+        replace(path, recording)
     except Exception:
         # It is called beside the run, which may still come to a good end.
         traceback.print_exc()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.check import check, check_request, count_own_parts
@@ -161,6 +165,23 @@ def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(
         "the check of mlp ended without a result: it took longer than 600 s; the last line printed: "
         f"step 1{'.' * 294}"
     )
+
+
+def test_a_killed_check_leaves_neither_its_folder_nor_its_ranks(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "harness.cli", "check", "mlp")
+    bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
+    end = time.monotonic() + 120
+    # The cmdline of a child is bench's own until it is a rank.
+    while sum("harness.worker.check" in one.cmdline() for one in psutil.Process(bench.pid).children()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert list(tmp_path.glob("bench-check-*"))
+    bench.kill()
+    bench.wait()
+    while any(tmp_path.glob("bench-check-*")):
+        # It stays as long as a rank does.
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 CHAIN = """

@@ -41,7 +41,8 @@ from harness.paired.pair import (
     study_of,
 )
 from harness.paired.seat import LostError, Seat, Told
-from harness.paired.sources import Repository, Source, temporary_folder
+from harness.paired.sources import Repository, Source
+from harness.temporary import temporary_folder
 from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
 from reports.gate.effect import Effect
@@ -239,7 +240,7 @@ def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
     # The fewest quads: what they say is not the subject.
     monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
     folder = tmp_path / "ab"
-    with temporary_folder() as (temporary, held):
+    with temporary_folder("bench-ab-") as (temporary, held):
         source = Repository(repository).source("NEW", "main", None, temporary)
         call = SideCall(source=source, options=(*CELL, *QUICK))
         context = PairContext(
@@ -292,7 +293,7 @@ def run_pairs(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
     monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
-    with temporary_folder() as (temporary, held):
+    with temporary_folder("bench-ab-") as (temporary, held):
         user = Repository(repository)
         calls: dict[Side, SideCall] = {
             side: SideCall(source=user.source(name, revision, None, temporary), options=("study.yaml",))
@@ -672,8 +673,8 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tm
 
 HOLDER = """
 import sys, time
-from harness.paired.sources import temporary_folder
-with temporary_folder() as (folder, held):
+from harness.temporary import temporary_folder
+with temporary_folder("bench-ab-") as (folder, held):
     (folder / "file").write_text("x")
     print(folder, flush=True)
     time.sleep(600)
@@ -691,7 +692,7 @@ def test_the_work_trees_of_a_killed_driver_are_removed() -> None:
 
 
 def test_the_work_trees_stay_as_long_as_somebody_works_in_them() -> None:
-    with temporary_folder() as (folder, held):
+    with temporary_folder("bench-ab-") as (folder, held):
         worker = subprocess.Popen(["sleep", "600"], pass_fds=(held,))
         threading.Timer(0.3, worker.kill).start()
     # The end of the block has waited for the worker.

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from results import files
 from results.errors import StoreError
+from results.store import Study
 
 ADVICE = {
     errno.ENOSPC: "free some space and run the same command again: what is written so far is kept",
@@ -191,6 +193,23 @@ def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path: P
     assert left.endswith(".tmp")
     files.write_once(path, b"again")
     assert path.read_bytes() == b"again"
+
+
+def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_living(tmp_path: Path) -> None:
+    launch = tmp_path / "launches" / "l"
+    path = launch / "attempt.json"
+    subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_LINK, str(path)], check=False)
+    (left,) = _names(launch)
+    killed = left.split("-")[1].split(".")[0]
+    stay = [left.replace(killed, str(os.getpid())), left.replace("json.", "json.f"), ".my.tmp"]
+    # Of another host, and of an older program, two days ago.
+    go = [left.replace("json.", "json.e"), f".attempt.json.{killed}.01234567.tmp"]
+    for name in (*stay, *go):
+        (launch / name).touch()
+    for name in (*go, ".my.tmp"):
+        os.utime(launch / name, (0, time.time() - 2 * 86_400))
+    Study(tmp_path).collect()
+    assert _names(launch) == sorted(stay)
 
 
 def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ from harness.device import cpu_model
 from harness.matrix import signals_are_ctrl_c
 from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
 from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
-from harness.paired.sources import Repository, temporary_folder
+from harness.paired.sources import Repository
+from harness.temporary import temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (
     FEWEST_PAIRS,
@@ -416,7 +417,7 @@ def cost(rounds: int) -> None:
     """Time pairs of the canary's cell, forked and launched in turns; prints seconds and ratios."""
     took: dict[str, list[float]] = {"forked": [], "launched": []}
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder, temporary_folder() as (temporary, held):
+    with tempfile.TemporaryDirectory() as folder, temporary_folder("bench-ab-") as (temporary, held):
         source = Repository(Path(__file__).parent).source("NEW", ".", None, temporary)
         call = SideCall(source=source, options=tuple(CANARY.split()))
         sides: dict[Side, SideCall] = {"base": call, "new": call}

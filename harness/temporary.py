@@ -1,0 +1,41 @@
+"""A temporary folder that a killed process does not leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[tuple[Path, int]]:
+    """A folder that is removed when this block ends, and also when this process is killed.
+
+    Yields it with a descriptor for processes that work in it: a program of its own waits until it is closed
+    everywhere, and then removes the folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    watched, held = os.pipe()
+    try:
+        sweeper = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r _; rm -rf -- "$1"', "sweeper", str(folder)],
+            stdin=watched,
+            # Ctrl-C in a terminal does not reach it.
+            start_new_session=True,
+        )
+    except BaseException:
+        # Ctrl-C as well: without a sweeper nobody else removes the folder.
+        os.close(held)
+        shutil.rmtree(folder)
+        raise
+    finally:
+        os.close(watched)
+    try:
+        yield folder, held
+    finally:
+        os.close(held)
+        sweeper.wait()
