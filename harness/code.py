@@ -120,7 +120,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20, check=True
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

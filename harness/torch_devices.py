@@ -44,7 +44,7 @@ def ask_torch() -> TorchDevices:
     """Takes some seconds, and once a process. A torch that cannot be imported is an error in the answer."""
     command = [sys.executable, "-P", "-W", "ignore", "-c", _QUESTION]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LONGEST_S)
         lines = done.stdout.splitlines()
         return msgspec.json.decode(lines[-1] if lines else "", type=TorchDevices)
     except subprocess.TimeoutExpired:

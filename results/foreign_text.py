@@ -7,7 +7,9 @@ there already are covered as well, and JSON and CSV have the text as it was.
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 
 MESSAGE_CHARACTERS = 400
 """Of an exception's message, as records keep it."""
@@ -16,6 +18,14 @@ REASON_CHARACTERS = 2000
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tabs and line ends; marks that turn the direction of text; halves of characters."""
+
+
+def escape_unprintable() -> None:
+    """Have this process print escapes such as `\\xe9` for characters that the encoding of its output lacks,
+    instead of raising UnicodeEncodeError."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def visible(text: str) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from results.errors import BenchError, UsageError, nearest
-from results.foreign_text import visible
+from results.foreign_text import escape_unprintable, shortened, visible
 from results.version import VERSION
 
 COMMANDS = {
@@ -79,6 +79,7 @@ def bench(debug: bool) -> None:
 
 def main() -> None:
     """The console script."""
+    escape_unprintable()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     sys.exit(run([argument for argument in arguments if argument != "--debug"], debug=debug))
@@ -106,12 +107,13 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 
 def _tell(error: Exception) -> int:
-    text, code = _reading(error)
+    text, code = reading(error)
     click.echo(f"error: {visible(' '.join(text.split()))}", err=True)
     return code
 
 
-def _reading(error: Exception) -> tuple[str, int]:
+def reading(error: Exception) -> tuple[str, int]:
+    """What a user is told of an error, and the exit code."""
     if isinstance(error, BenchError):
         return str(error), error.exit_code
     if isinstance(error, click.ClickException):
@@ -122,6 +124,10 @@ def _reading(error: Exception) -> tuple[str, int]:
             known = error.possibilities or [text for param in params for text in param.opts]
             return f"there is no option {name}{nearest(name, known)}; see {path} --help", 2
         return f"{error.format_message()} See {path} --help", 2
+    if isinstance(error, UnicodeEncodeError):
+        # Of output the streams escape such characters; files are UTF-8.
+        where = f"text of this environment, whose encoding is {sys.getfilesystemencoding()}"
+        return f"{shortened(error.object)} is not {where}: set LC_ALL=C.UTF-8, or give it another name", 2
     return (
         f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
     ), 1

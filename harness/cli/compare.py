@@ -129,13 +129,11 @@ def command(
 
 
 def _no_verdict(error: Exception) -> str:
-    from results.errors import BenchError
+    from harness.cli import reading
 
-    if isinstance(error, BenchError):
-        return str(error)
     if isinstance(error, OSError):
         return f"{error}: make room, or name a folder that can be written; there is no verdict"
-    return f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
+    return reading(error)[0]
 
 
 def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:

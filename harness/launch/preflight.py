@@ -104,7 +104,12 @@ def link_obstacle() -> str | None:
     command = [sys.executable, *LINK_TRIAL]
     try:
         done = subprocess.run(
-            command, env=code_environment(checkout()), capture_output=True, text=True, timeout=60
+            command,
+            env=code_environment(checkout()),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
         )
     except subprocess.TimeoutExpired:
         return "two virtual nodes could not be made in a minute"

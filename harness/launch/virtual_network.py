@@ -135,6 +135,7 @@ def _batch(tool: str, lines: Sequence[str], *, on: VirtualNode | None = None) ->
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,
+        errors="replace",
         preexec_fn=None if on is None else partial(enter_network, on.network),
     )
     if done.returncode != 0:

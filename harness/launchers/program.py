@@ -7,12 +7,14 @@ from pathlib import Path
 
 from harness.launchers.registry import job_launcher
 from results.errors import BenchError
+from results.foreign_text import escape_unprintable
 from results.job_store import JobStore
 from results.store import Study
 
 
 def main() -> int:
     """Run the job. Returns the exit code: 0 if nothing is wrong with the program or the machine."""
+    escape_unprintable()
     folder = Path(sys.argv[1]).resolve()
     study = Study(folder.parents[1])
     job = JobStore(study.root).job(folder.name)

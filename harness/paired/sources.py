@@ -68,6 +68,7 @@ class Source:
                 env=self.environment(),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=IMPORT_S,
             )
         except OSError as error:

@@ -15,6 +15,7 @@ from harness.device import Gpu, physical_cores, usable_cores, visible_gpus
 from harness.kernel import die_with_parent
 from harness.worker.leave import leave_after
 from harness.worker.rank import Rank
+from results.foreign_text import escape_unprintable
 from results.launch import Launch
 from results.schemas import LAUNCH
 
@@ -24,6 +25,7 @@ def main() -> int:
     die_with_parent()
     if not _has_torchrun():
         return 1
+    escape_unprintable()
     path = Path(sys.argv[1]).resolve()
     rank = Rank.from_torchrun()
     launch = LAUNCH.read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -152,6 +153,30 @@ def test_work_that_joins_another_study_by_its_name_is_told(
     assert "holds the study of mlp: gpt-nano will stand beside it in one report" in capsys.readouterr().err
     run(["matrix", "--gpus", "1", "--workload", "mlp", "--out", str(study.root), "--dry-run"])
     assert "stand beside it" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "code", "words"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, "local", 0, "/r\\xe9/launches/LAUNCH_ID/"),
+        # Neither has the system's own encoding the character: no file can name it.
+        (
+            {"PYTHONUTF8": "0", "LC_ALL": "C"},
+            "manual",
+            2,
+            "is not text of this environment, whose encoding is ascii: set LC_ALL=C.UTF-8",
+        ),
+    ],
+)
+def test_output_without_a_character_has_an_escape_in_its_place(
+    variables: dict[str, str], launcher: str, code: int, words: str
+) -> None:
+    command = ("matrix", "--workload", "mlp", "--gpus", "1", "--device", "cpu", "--launcher", launcher)
+    dry = ("--dry-run",) if launcher == "local" else ()
+    call = [sys.executable, "-m", "harness.cli", *command, *dry, "--out", "r\xe9"]
+    done = subprocess.run(call, capture_output=True, env={**os.environ, **variables}, check=False)
+    said = done.stdout.decode("ascii") + done.stderr.decode("ascii")
+    assert (done.returncode, words in said, "defect" in said) == (code, True, False), said
 
 
 def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
