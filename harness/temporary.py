@@ -15,7 +15,7 @@ from pathlib import Path
 def temporary_folder(prefix: str) -> Iterator[tuple[Path, int]]:
     """A folder that is removed when this block ends, and also when this process is killed.
 
-    Yields it with a descriptor for processes that work in it: a program of its own waits until it is closed
+    Yields it with a descriptor for processes that work in it: a second program waits until it is closed
     everywhere, and then removes the folder.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))

@@ -19,7 +19,7 @@ from results.errors import StoreError
 _OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
 """Names of what this process has open, where a shell may have put a plain file."""
 _TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9a-f]{8}\.tmp")
-"""What `_beside` names; without `where` it is of an older program."""
+"""The names that `_beside` gives. Names without `where` were given by an older program."""
 DAY_S = 86_400
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a used-up share of it."""
@@ -88,9 +88,9 @@ def refresh(folder: Path) -> None:
 
 
 def remove_left(paths: Iterable[Path]) -> None:
-    """Remove those of the files that a process was writing when it was killed.
+    """Remove the temporary files whose writers were killed, and leave all other files.
 
-    Of a process of another host it is not known whether it lives; no file takes a day to write.
+    This process cannot tell whether a writer on another host lives, so files of such writers stay for a day.
     """
     for path in paths:
         named = _TEMPORARY.fullmatch(path.name)
@@ -115,12 +115,12 @@ def _runs(pid: int) -> bool:
 
 @cache
 def _among_which_processes() -> str:
-    """Names the processes that have numbers of their own: those of a container, or of one start of a host."""
+    """Return a name for this host's current boot and PID namespace, within which a process id is unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return f"{boot[:8]}{Path('/proc/self/ns/pid').stat().st_ino:x}"
     except OSError:
-        # Not on Linux: no other process is known to be among these.
+        # This is no Linux: files of every other process count as those of another host.
         return secrets.token_hex(8)
 
 

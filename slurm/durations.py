@@ -14,7 +14,9 @@ def slurm_time(limit_s: float) -> str:
 
 
 def slurm_seconds(text: str) -> int | None:
-    """A time limit that Slurm printed, in seconds; a bare number is minutes. None if there is no limit or it
-    is not known."""
+    """Return the seconds of a time limit that Slurm printed, or None if Slurm printed no limit.
+
+    Slurm means minutes by a bare number.
+    """
     seconds = seconds_of(f"{text}:00" if text.isdecimal() else text)
     return None if seconds is None else int(seconds)

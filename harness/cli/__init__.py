@@ -113,7 +113,7 @@ def _tell(error: Exception) -> int:
 
 
 def reading(error: Exception) -> tuple[str, int]:
-    """What a user is told of an error, and the exit code."""
+    """Return the message for the user and the exit code of an error."""
     if isinstance(error, BenchError):
         return str(error), error.exit_code
     if isinstance(error, click.ClickException):

@@ -16,8 +16,8 @@ _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _OF_A_LAUNCHER = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|PET|OMPI|PMI[2X]?)_.*"
 )
-"""Variables by which a launcher tells a process its place among others. torchrun obeys some of them, and what
-another launcher or an operator left is not about the launch that it starts."""
+"""A launcher sets these variables to give a process its rank. torchrun obeys some of them, and values that
+another launcher or an operator left are wrong for the launch that torchrun starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +81,12 @@ def _variables(launch: Launch) -> dict[str, str]:
 
 
 def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
-    """Those of `code_environment`, and those that decide how a rank uses its cores and finds our code."""
+    """Return `code_environment` with the variables that limit the threads of a rank."""
     return {**code_environment(checkout), **_variables(launch)}
 
 
 def code_environment(checkout: Path) -> dict[str, str]:
-    """This process's variables but those of other launchers, and those with which Python finds our code."""
+    """Return the variables of this process without those of other launchers, and with the path to our code."""
     kept = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])

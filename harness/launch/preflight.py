@@ -118,7 +118,7 @@ def link_obstacle() -> str | None:
 
 
 def unknown_name() -> list[str]:
-    """What it means that this host's own name does not resolve; empty if it does."""
+    """Return a warning if this host's own name does not resolve, else nothing."""
     name = platform.node()
     try:
         socket.getaddrinfo(name, None)

@@ -100,10 +100,10 @@ FOREIGN = {
     "TORCHELASTIC_USE_AGENT_STORE": "1", "PET_NNODES": "2",
     "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7", "PMIX_RANK": "7",
 }  # fmt: skip
-"""What other launchers leave in an environment. With PET_NNODES alone torchrun waits for another node."""
+"""Other launchers leave such variables. With PET_NNODES alone torchrun waits for another node."""
 NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname i-7840df31; "$0" -m harness.cli doctor; exec "$0" "$@"')
 """Before a command of Python: `bench doctor`, and then the command, on a host whose name does not resolve."""
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a host of its own")
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the host name of a namespace")
 
 
 def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
