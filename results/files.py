@@ -90,7 +90,7 @@ def refresh(folder: Path) -> None:
 def remove_left(paths: Iterable[Path]) -> None:
     """Remove the temporary files whose writers were killed, and leave all other files.
 
-    This process cannot tell whether a writer on another host lives, so files of such writers stay for a day.
+    Whether a writer on another host lives is unknown here, so that its files stay for a day.
     """
     for path in paths:
         named = _TEMPORARY.fullmatch(path.name)

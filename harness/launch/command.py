@@ -86,7 +86,7 @@ def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
 
 
 def code_environment(checkout: Path) -> dict[str, str]:
-    """Return the variables of this process without those of other launchers, and with the path to our code."""
+    """Return this process's variables with the path to our code and without what other launchers set."""
     kept = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])
