@@ -85,7 +85,7 @@ def test_the_cpu_example_asks_for_no_gpus() -> None:
         ),
         ("setup: module load cuda", "line 1: setup takes a list, not 'module load cuda'"),
         ("time: {maximum: 24:00:00}", "line 1: YAML reads 24:00:00 as another number"),
-        ("time: {maximum: '24:00:00'}", "time.maximum: '24:00:00' is not a time such as 90s, 30m"),
+        ("time: {maximum: '24 hours'}", "time.maximum: '24 hours' is not a time such as 90s, 30m"),
         ("time: {minimum: 2h, maximum: 1h}", "line 1: time: minimum 2h is more than maximum 1h"),
         ("time: {safety_factor: 0.5}", "time.safety_factor takes a number, at least 1, not 0.5"),
         ("time: {signal: 1d}", "line 1: time: signal 1d is earlier than Slurm can tell: 65535 s"),
