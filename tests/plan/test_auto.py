@@ -324,15 +324,15 @@ def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
     choice = weighed(plan)
     names = [candidate.strategy for candidate in choice.candidates if "pipeline" in candidate.strategy]
     assert names == [
-        "pipeline:gpipe:dp=128:microbatches=2",
-        "pipeline:gpipe:dp=128",
-        "pipeline:gpipe:dp=128:microbatches=8",
-        "pipeline:gpipe:dp=64",
-        "pipeline:gpipe:dp=64:microbatches=8",
-        "pipeline:gpipe:dp=32:microbatches=8",
+        "pipeline:1f1b:dp=128:microbatches=2",
+        "pipeline:1f1b:dp=128",
+        "pipeline:1f1b:dp=128:microbatches=8",
+        "pipeline:1f1b:dp=64",
+        "pipeline:1f1b:dp=64:microbatches=8",
+        "pipeline:1f1b:dp=32:microbatches=8",
     ]
     refused = [name for name, _ in choice.refused if "pipeline" in name]
-    assert refused == ["pipeline:gpipe:dp=16:microbatches=16"]
+    assert refused == ["pipeline:1f1b:dp=16:microbatches=16"]
 
 
 PROPOSING = """
@@ -377,7 +377,7 @@ def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None
     told = [text for text in texts if "pipeline" in text[0] and "multiple" in text[-1]]
     assert [(text[0], text[-1]) for text in told] == [
         (
-            "pipeline:gpipe:dp=4 and 2 more",
+            "pipeline:1f1b:dp=4 and 2 more",
             "the micro-batch (2 samples) must be a multiple of microbatches (4); give another --batch-size, "
             "or microbatches that divide 2, and the like",
         )
