@@ -279,8 +279,7 @@ def test_a_cell_proves_itself_once(cell_of: MakeCell) -> None:
 def test_a_cuda_launch_starts_more_slowly(cell_of: MakeCell) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     result = estimate(schedule([cell], repeats=1), earlier={cell.id: Earlier(step_ns=1_000_000)})
-    # 15 + 1, 3 and 9 steps of 1 ms, 40 s of warm-up with a last block of 0.5 s, the budget, and 10 checks of
-    # 2 ms that copy half a million parameters in 5.
+    # 15 + 1, 12 steps of 1 ms, 40.5 s of warm-up, the budget, and 10 checks of 2 ms that copy for 5 ms.
     assert result.seconds == pytest.approx(15 + 1 + 0.012 + 40.5 + 20 + 0.07, abs=0.05)
 
 

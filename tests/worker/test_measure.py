@@ -25,7 +25,6 @@ from strategies import Trainer, TrainSettings, devices
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 MS = 1_000_000
-MHz = Callable[[float], float] | None
 
 
 class World:
@@ -146,7 +145,7 @@ class GpuWorld(World):
 
     asynchronous = True
 
-    def __init__(self, mhz: MHz = None, others: Callable[[float], float] = lambda at: -math.inf) -> None:
+    def __init__(self, mhz: Any = None, others: Callable[[float], float] = lambda at: -math.inf) -> None:
         super().__init__([])
         self.lengths: list[int] = []
         self._mhz, self._others = mhz, others
@@ -196,7 +195,7 @@ def gpu(patches: pytest.MonkeyPatch, *given: Any) -> tuple[Stopwatch, Any]:
     ],
 )
 def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, mhz: MHz, others: Callable[[float], float], blocks: int
+    monkeypatch: pytest.MonkeyPatch, mhz: Any, others: Callable[[float], float], blocks: int
 ) -> None:
     stopwatch, world = gpu(monkeypatch, mhz, others)
     _, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
@@ -301,9 +300,7 @@ class Quad:
         settings = TrainSettings(optimizer="sgd:lr=1:momentum=0", accumulation=accumulation)
         self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
-        control: Any = SimpleNamespace(
-            synchronize=int, begin_together=lambda devices: None, largest=list, device=CPU
-        )
+        control: Any = SimpleNamespace(synchronize=int, begin_together=dict, largest=list, device=CPU)
         self.log = RankLog(folder / "log.jsonl", 0, Watchdog(900))
         self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
 
