@@ -67,8 +67,8 @@ from workloads.flops import count_flops
 from workloads.workload import Workload
 
 FEWER_WARM_UP_STEPS = 10
-"""Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two blocks
-are alike, so that each run would take all of the policy's steps."""
+"""Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two
+blocks are alike, so that each run would take all of the policy's steps."""
 ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
 
 
