@@ -13,7 +13,7 @@ WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick compat planted soak resume lint types contracts perf perf-gate gpu gpu-smoke gpu-correct gpu-ranks gpu-figures \
+.PHONY: demo test quick compat planted soak resume lint types contracts perf perf-gate gpu \
   reference format constraints clean
 
 demo: $(VENV)/.installed
@@ -55,13 +55,13 @@ types: $(VENV)/.installed-dev
 contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-# The acceptance on a machine with a GPU (tests/gpu/acceptance.py); skipped with a sentence where there is none. The same
-# command continues what was stopped. DEVICE=cpu runs every line with small models.
+# What a machine with a GPU can show in MINUTES (tests/gpu/acceptance.py), environment included; a sentence where
+# there is none. The same command continues. PARTS names some of its parts; DEVICE=cpu runs small models.
+MINUTES ?= 30
+BEGAN := $(shell date +%s)
 gpu: $(VENV)-gpu/.installed
-	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(if $(DEVICE),--device $(DEVICE))
-
-gpu-smoke gpu-correct gpu-ranks gpu-figures: $(VENV)-gpu/.installed
-	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(@:gpu-%=%) $(if $(DEVICE),--device $(DEVICE))
+	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(PARTS) --minutes $(MINUTES) --began $(BEGAN) \
+	  --command "make gpu $(filter-out MINUTES=%,$(MAKEOVERRIDES))" $(if $(DEVICE),--device $(DEVICE))
 
 # Another version of torch or Python, in one environment that is replaced when either changes (a CUDA build takes
 # about 5 GB): a study of every strategy on two ranks, and the quick tests of strategies and workloads.
@@ -122,13 +122,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
-# For the torch that PYTHON has, which fits its driver: constraints.txt pins another one. All packages of PYTHON
-# are seen, those of a virtual environment too (the .pth file); pip installs what is missing, torch too.
-$(VENV)-gpu/.installed: pyproject.toml
-	test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
-	$(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(VENV)-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_python.pth"
-	$(VENV)-gpu/bin/pip --disable-pip-version-check install --quiet --editable .
+# With the torch of PYTHON, which fits its driver.
+$(VENV)-gpu/.installed: pyproject.toml tests/gpu/environment.py
+	$(PYTHON) tests/gpu/environment.py $(VENV)-gpu
 	touch $@
 
 clean:

@@ -1,39 +1,46 @@
-"""The acceptance on a machine with a GPU, by what `bench matrix` does from end to end: `make gpu`.
+"""What a machine with a GPU can show of the program in a given time: `make gpu MINUTES=30`.
 
-    python tests/gpu/acceptance.py smoke correct ranks figures [--device cpu] [--out FOLDER]
+The parts are ordered by their worth. A step of a part is cut at its limit, and skipped where the time that is
+left is too short for it. The last lines name what is done, with its figures, what is left, and the command
+that continues. `--device cpu` runs every line with small models. It has not run on a GPU so far.
 
-A part has a study for each number of ranks, whose cells share a start of workers; the same command goes on
-where it was stopped. `--device cpu` runs every line with small models and few steps. Where there is no GPU,
-and `--device` does not ask for one, the parts are skipped with a sentence. It has not run on a GPU so far.
-
-Cells that are predicted not to fit into the device's memory are left out, with a sentence.
+Cells whose predicted memory exceeds the device's are left out, with a sentence.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, product
+from itertools import accumulate, combinations, groupby, product, takewhile
+from math import ceil, inf
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 # The program need not be installed: what it needs may be there with a torch of the machine's own.
 sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 
+from harness.code import code_hash  # noqa: E402
 from harness.device import visible_gpus  # noqa: E402
+from harness.launch.command import code_environment  # noqa: E402
+from harness.launch.guarded import Guarded  # noqa: E402
+from harness.launch.machine import Machine  # noqa: E402
+from harness.launchers.campaign_call import INTERRUPTED  # noqa: E402
 from harness.matrix import Matrix  # noqa: E402
+from harness.plan.estimate import estimate  # noqa: E402
 from harness.plan.expand import expand  # noqa: E402
 from harness.plan.request import make_requests  # noqa: E402
+from harness.plan.schedule import schedule  # noqa: E402
 from harness.plan.study_file import StudyFile  # noqa: E402
 from harness.plan.surroundings import Surroundings, devices_here  # noqa: E402
 from results.cell import Cell  # noqa: E402
@@ -41,19 +48,28 @@ from results.errors import BenchError  # noqa: E402
 from results.outcome import Outcome  # noqa: E402
 from results.parts import ModelParts  # noqa: E402
 from results.plan import Plan, Request  # noqa: E402
+from results.recorded import Telemetry  # noqa: E402
 from results.run import RunResult  # noqa: E402
 from results.store import Study, utc_now  # noqa: E402
 from workloads.catalog import WORKLOADS, facts  # noqa: E402
 
-PARTS = "smoke", "correct", "ranks", "figures"
-LONGEST_S = {"smoke": 120, "correct": 480, "ranks": 480, "figures": 480}
-"""What a part may take on a recent GPU."""
+CODE = code_hash(ROOT)
+PARTS = "calls", "order", "clocks", "blocks", "ranks", "figures", "correct"
+ENDING_S = 20.0
+"""Seconds that are kept to end the workers of a step that is cut, and to print the summary."""
+SLOW_START_S = 60.0
+SCRIPT_S = 30.0
+COMPILATION_S = 40.0
+"""Of a compiled cell, which the estimates of a plan lack. Assumed."""
+SILENCE = "5m"
+"""A launch without progress for this long is ended as hung."""
+FLAT_WITHIN = 0.02
+SERIES = {"sm_clock_mhz", "power_w", "temperature_c"}
 FEW = StudyFile(budget=0, warmup_steps=0, block_steps=2, quads=1)
 """Steps of what is to be right, not fast: with a warm-up, a GPU would be timed for seconds."""
 ENOUGH = 8
 """Samples of a batch: where more do not fit, activations are computed again."""
 AIMS = {"resnet50": "3,000 images/s on an H200", "gpt2": "MFU 50 %", "llama": "MFU 50 %"}
-COST_AIM = 1.01
 OVERFLOWED = "the loss scaler left out every step"
 """What a proof says in fp16 where the first factor of the loss is too large for the first steps."""
 ROUNDED = "where parameters are off by one rounding"
@@ -66,7 +82,14 @@ Row = dict[str, Any]
 class Scale:
     """What is run on one kind of device."""
 
-    smoke: str
+    again: str
+    """The workload that is measured before, between and after `others` in one launch."""
+    others: str
+    timed: Row
+    heating: Row
+    """A cell that is measured from the start of its launch, without a warm-up."""
+    short: Row
+    """A cell of short steps, which is measured in blocks of several lengths."""
     proven: tuple[str, ...]
     """Workloads of `correct`, in pairs with each of the other settings."""
     once: tuple[str, ...]
@@ -89,7 +112,11 @@ class Scale:
 
 _FAST = {"precision": "bf16", "compile": True, "budget": 20}
 GPU = Scale(
-    smoke="mlp,resnet18-32px,gpt-nano",
+    again="gpt2-small",
+    others="mlp,resnet50,llama-125m",
+    timed={"batch_size": 8, "precision": "bf16", "budget": 5},
+    heating={"workload": "gpt2-small", "batch_size": 16, "precision": "bf16", "budget": 45},
+    short={"workload": "mlp", "batch_size": 8, "budget": 8},
     proven=(
         *("mlp", "resnet18-32px", "resnet18", "resnet50"),
         *("gpt-nano", "gpt2-small", "llama-nano", "llama-125m"),
@@ -113,7 +140,11 @@ GPU = Scale(
 _SMALL = "mlp", "resnet18-32px", "gpt-nano:seq=8", "llama-nano:seq=8"
 _SLOW = {"precision": "bf16", "budget": 0, "warmup_steps": 2, "block_steps": 1}
 CPU = Scale(
-    smoke="mlp,resnet18-32px,gpt-nano:seq=8",
+    again="gpt-nano:seq=8",
+    others="mlp,resnet18-32px",
+    timed={"batch_size": 2, "budget": 1},
+    heating={"workload": "mlp", "batch_size": 2, "budget": 5},
+    short={"workload": "mlp", "batch_size": 2, "budget": 2},
     proven=_SMALL,
     once=("gpt-nano:seq=16",),
     precisions=("fp32", "bf16", "fp16"),
@@ -167,30 +198,52 @@ class Line:
 
 @cache
 def lines(part: str, device: str) -> tuple[Line, ...]:
-    """What a part runs. Some parts plan many cells to find it, and say what they leave out."""
-    found = {"smoke": _smoke, "correct": _correct, "ranks": _ranks, "figures": _figures}[part]
-    return tuple(found(device))
+    """What a part runs. Some parts plan many cells to find it, and print what they leave out."""
+    size = scale(device)
+    if part == "clocks":
+        return (_line(part, block_steps=50, warmup_steps=0, target=0.0, **size.heating),)
+    if part == "blocks":
+        return tuple(_line(part, block_steps=steps, target=0.0, **size.short) for steps in (5, 50, 500))
+    made = {"order": _order, "ranks": _ranks, "figures": _figures, "correct": _correct}
+    return tuple(made[part](device)) if part in made else ()
 
 
 def _line(part: str, ranks: int = 1, simulated: bool = True, **given: Any) -> Line:
-    few = {} if part == "figures" else msgspec.structs.asdict(FEW)
-    options = StudyFile(**{name: value for name, value in (few | given).items() if value is not None})
-    return Line(part=part, options=options, ranks=ranks, simulated=simulated)
+    proven = part in ("ranks", "correct")
+    few = msgspec.structs.asdict(FEW) if proven else {}
+    given = {name: value for name, value in (few | given).items() if value is not None}
+    options = StudyFile(**({"strategy": "single"} | given))
+    return Line(part=part, options=options, ranks=ranks, simulated=simulated and proven)
 
 
-def _smoke(device: str) -> list[Line]:
+def _order(device: str) -> list[Line]:
+    """The same work before, between and after other work, with a seed that gives it each of these places: the
+    order of a launch is drawn from the ids of its cells."""
     size = scale(device)
-    return [_line("smoke", workload=size.smoke, strategy="single", batch_size=size.batch)]
+    others = _line("order", workload=size.others, **size.timed)
+    every = _line("order", workload=size.again, seed=",".join(map(str, range(64))), **size.timed)
+    plans = planned(others, device, gpus=1) + planned(every, device, gpus=1)
+    cells = [cell for plan in plans for cell in plan.cells]
+    [launch] = schedule(cells, repeats=1, seed=plans[0].request.seed)
+    runs = groupby(launch.cells, key=lambda cell: cell.workload == size.again)
+    seeds = ",".join(str(next(same).seed) for is_again, same in runs if is_again)
+    return [others, _line("order", workload=size.again, seed=seeds, **size.timed)]
+
+
+def _ranks(device: str) -> list[Line]:
+    """A few of the cells of `correct` on two ranks, which share a GPU where there is one."""
+    size = scale(device)
+    asked = (size.whole, "ddp,scratch-ddp"), (size.cut, "fsdp,tp")
+    common = {"ranks": 2, "batch_size": size.batch}
+    return [_line("ranks", workload=workload, strategy=strategy, **common) for workload, strategy in asked]
 
 
 def _correct(device: str) -> list[Line]:
     size = scale(device)
-    rows = [_line("correct", **row, strategy="single", batch_size=size.batch) for row in pairwise(device)]
+    rows = [_line("correct", **row, batch_size=size.batch) for row in pairwise(device)]
     # Their proof may be a weaker one, as a simulation of their steps may take too long.
-    return rows + [
-        _line("correct", simulated=False, workload=each, strategy="single", batch_size=2, precision="bf16")
-        for each in size.once
-    ]
+    large = {"simulated": False, "batch_size": 2, "precision": "bf16"}
+    return _of_ranks(device) + rows + [_line("correct", workload=each, **large) for each in size.once]
 
 
 def pairwise(device: str) -> list[Row]:
@@ -223,7 +276,7 @@ def _goes(row: Row, device: str) -> bool:
     parts = facts(WORKLOADS.parse(row["workload"])).parts
     if row["activation_checkpointing"] and not (isinstance(parts, ModelParts) and parts.blocks):
         return False
-    [plan] = planned(_line("correct", **row, strategy="single", batch_size=2), device, gpus=1)
+    [plan] = planned(_line("correct", **row, batch_size=2), device, gpus=1)
     return bool(plan.cells)
 
 
@@ -231,7 +284,7 @@ def pairs(row: Row) -> set[object]:
     return set(combinations(row.items(), 2))
 
 
-def _ranks(device: str) -> list[Line]:
+def _of_ranks(device: str) -> list[Line]:
     """Every strategy, compressor and collective that is offered on GPUs."""
     size = scale(device)
     half, plain = size.blocks // 2, "sgd:lr=0.05:momentum=0"
@@ -252,40 +305,39 @@ def _ranks(device: str) -> list[Line]:
         {"workload": size.whole, "strategy": "ddp", "compression": "topk:0.1,powersgd:2,torch-powersgd:2"},
         {"workload": size.whole, "strategy": "local-sgd:2", "compression": "topk:0.1"},
     )
-    lines = [_line("ranks", ranks=2, batch_size=size.batch, **options) for options in asked]
+    lines = [_line("correct", ranks=2, batch_size=size.batch, **options) for options in asked]
     # Two nodes of two ranks: fewer have nothing inside of a node, or nothing across.
     nodes: tuple[Row, ...] = (
         {"workload": size.whole, "strategy": "ddp,scratch-ddp", "collective": "hierarchical"},
         {"workload": size.cut, "strategy": "hsdp"},
     )
     return lines + [
-        _line("ranks", ranks=4, node_size=2, batch_size=size.batch, **options) for options in nodes
+        _line("correct", ranks=4, node_size=2, batch_size=size.batch, **options) for options in nodes
     ]
 
 
 def _figures(device: str) -> list[Line]:
-    """One cell a model, as large as is predicted to fit."""
+    """One cell a model, as large as is predicted to fit; small models first."""
     found = (_largest(*model, device) for model in scale(device).figures)
     return [line for line in found if line is not None]
 
 
 def _largest(workload: str, most: int, settings: Row, device: str) -> Line | None:
     """The largest batch that fits, with the least that is computed again for a batch of `ENOUGH`."""
-    batches = [2**power for power in range(most.bit_length())]
-    best: tuple[int, Line] | None = None
+    batches = ",".join(str(2**power) for power in range(most.bit_length()))
+    found: list[tuple[int, Row]] = []
     nearest: list[tuple[int, Cell]] = []
     for again in (False, "selective", True):
-        options = {"workload": workload, "strategy": "single", "activation_checkpointing": again} | settings
-        line = _line("figures", simulated=False, batch_size=",".join(map(str, batches)), **options)
-        for plan in planned(line, device, gpus=1):
-            fitting = [cell.micro_batch for cell in plan.cells if _fits(cell, plan)]
-            nearest += [(plan.predicted_bytes[cell.id], cell) for cell in plan.cells]
-            largest = max(fitting, default=0)
-            if best is None or (largest > best[0] and best[0] < min(ENOUGH, most)):
-                best = largest, _line("figures", simulated=False, batch_size=largest or 1, **options)
-    assert best is not None
-    if best[0]:
-        return best[1]
+        options = {"workload": workload, "activation_checkpointing": again} | settings
+        [plan] = planned(_line("figures", batch_size=batches, **options), device, gpus=1)
+        nearest += [(plan.predicted_bytes[cell.id], cell) for cell in plan.cells]
+        found.append(
+            (max((cell.micro_batch for cell in plan.cells if _fits(cell, plan)), default=0), options)
+        )
+    enough = (one for one in found if one[0] >= min(ENOUGH, most))
+    largest, options = next(enough, max(found, key=lambda one: one[0]))
+    if largest:
+        return _line("figures", batch_size=largest, **options)
     print(_too_large(*min(nearest, key=lambda one: one[0])))
     return None
 
@@ -329,46 +381,105 @@ class _Together(Matrix):
         return self._of_all_lines
 
 
-def run_study(part: str, ranks: int, device: str, out: Path, gpus: int) -> list[str]:
-    """Run the lines of a part on so many ranks, or what is left of them. Returns what is wrong."""
-    study = Study(out / (f"{part}-{ranks}" if ranks > 1 else part))
-    chosen = [line for line in lines(part, device) if line.ranks == ranks]
-    requests: dict[Request, None] = {}
-    asked: dict[str, Line] = {}
-    for line in chosen:
-        for plan in planned(line, device, gpus):
-            fitting = {cell.id: line for cell in plan.cells if _fits(cell, plan)}
+class Script:
+    """A Python of its own, which leaves nothing on the device. Its output is kept once it ends well."""
+
+    def __init__(self, name: str, out: Path, *words: str) -> None:
+        self.name = name
+        self._words = words
+        self._kept = out / f"{name.replace(' ', '-')}-{CODE}.txt"
+        self._failed: list[str] = []
+
+    def left_s(self) -> float:
+        return 0.0 if self._kept.exists() else SCRIPT_S
+
+    least_s = left_s
+
+    def figures(self) -> list[str]:
+        return self._kept.read_text(encoding="utf-8").splitlines() if self._kept.exists() else []
+
+    def wrong(self) -> list[str]:
+        return self._failed
+
+    def run(self, limit_s: float) -> None:
+        path, end = self._kept.with_suffix(".log"), time.monotonic() + limit_s
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as log:
+            process = Guarded((sys.executable, *self._words), log=log, environment=code_environment(ROOT))
+            try:
+                while process.poll() is None and time.monotonic() < end:
+                    time.sleep(0.1)
+            finally:
+                code = process.end()
+        if code == 0:
+            path.rename(self._kept)
+        elif time.monotonic() < end:
+            self._failed = [f"{self.name}: exit code {code}, see {path}"]
+
+
+class Group:
+    """Cells of one number of ranks, which share a start of workers. Those that do not fit are left out."""
+
+    def __init__(self, name: str, root: Path, chosen: Sequence[Line], device: str) -> None:
+        self.name = name
+        self.study = Study(root)
+        self.cells: dict[str, Cell] = {}
+        self.predicted: dict[str, int] = {}
+        self._asked: dict[str, Line] = {}
+        gpus = len(visible_gpus())
+        self._options = chosen[0].placed(device, gpus)
+        plans = [(line, plan) for line in chosen for plan in planned(line, device, gpus)]
+        for line, plan in plans:
+            self.predicted |= plan.predicted_bytes
             for cell in plan.cells:
-                if cell.id not in fitting:
+                if _fits(cell, plan):
+                    self.cells[cell.id], self._asked[cell.id] = cell, line
+                else:
                     print(_too_large(plan.predicted_bytes[cell.id], cell))
-            asked |= fitting
-            if fitting:
-                requests[plan.request] = None
-    if not requests:
-        return []
-    print(f"\n{part}: {len(requests)} settings on {ranks} ranks, in {study.root}", flush=True)
-    options = msgspec.structs.replace(chosen[0].placed(device, gpus), out=str(study.root))
-    try:
-        code = _Together(list(requests), options).run(report=False)
-    except BenchError as error:
-        return [f"{part}: {error}"]
-    return [*_ended(part, code, study), *_checked(part, study, asked), *_left_behind(study)]
+        self._requests = {
+            plan.request: None for _, plan in plans if any(_fits(one, plan) for one in plan.cells)
+        }
+
+    def ended(self) -> dict[str, RunResult]:
+        """The newest run of each cell by this code, except those that were cut."""
+        newest = {
+            result.cell_id: result
+            for result in self.study.results(cells=set(self.cells))
+            if result.environment is None or result.environment.code.code_hash == CODE
+        }
+        return {cell: result for cell, result in newest.items() if not result.outcome.runs_again}
+
+    def left_s(self) -> float:
+        """As `bench matrix --dry-run` estimates it."""
+        ended = self.ended()
+        return seconds_of([cell for name, cell in self.cells.items() if name not in ended])
+
+    def least_s(self) -> float:
+        ended = self.ended()
+        return max(seconds_of([cell]) for name, cell in self.cells.items() if name not in ended)
+
+    def figures(self) -> list[str]:
+        report = REPORTS.get(self.name.partition(" ")[0], of_each_cell)
+        return report(self) if self.ended() else []
+
+    def wrong(self) -> list[str]:
+        ended = self.ended().items()
+        return [each for cell, run in ended for each in _wrong(self._asked[cell], run)] + _left_behind(
+            self.study
+        )
+
+    def run(self, limit_s: float) -> None:
+        given = {"out": str(self.study.root), "max_time": f"{limit_s:.0f}s", "hang_after": SILENCE}
+        options = msgspec.structs.replace(self._options, **given)
+        if _Together(tuple(self._requests), options).run(report=False) == INTERRUPTED:
+            raise KeyboardInterrupt
 
 
-def _ended(part: str, code: int, study: Study) -> list[str]:
-    too_large = part == "figures" and any(one.outcome is Outcome.OUT_OF_MEMORY for one in study.results())
-    return [] if code == 0 or (code == 1 and too_large) else [f"{part}: exit code {code}"]
-
-
-def _checked(part: str, study: Study, asked: Mapping[str, Line]) -> list[str]:
-    """Print the figures of each cell's newest run: earlier ones may be of a defect that is mended."""
-    newest = {result.cell_id: result for result in study.results() if result.cell_id in asked}
-    predicted = {cell: size for plan in study.plans() for cell, size in plan.predicted_bytes.items()}
-    wrong = [] if newest else [f"{part}: no run"]
-    for result in newest.values():
-        print(told(result, predicted.get(result.cell_id)), flush=True)
-        wrong += _wrong(asked[result.cell_id], result)
-    return wrong
+def seconds_of(cells: Sequence[Cell]) -> float:
+    """The start of the workers and the runs of these cells; 0 for none."""
+    hardware = Machine.here().hardware(cells[0].device if cells else "cpu")
+    whole = estimate(schedule(cells, repeats=1), earlier={}, hardware=hardware).seconds
+    return whole + COMPILATION_S * sum(cell.compile for cell in cells)
 
 
 def told(result: RunResult, predicted: int | None) -> str:
@@ -385,6 +496,67 @@ def told(result: RunResult, predicted: int | None) -> str:
         figures.append(f"{result.device_allocated_peak_bytes / 2**30:.2f} GiB{beside}")
     aim = next((aim for name, aim in AIMS.items() if result.cell_id.startswith(name)), None)
     return f"  {result.cell_id}: {', '.join(figures)}{f' (aim {aim})' if aim else ''}"
+
+
+def of_each_cell(group: Group) -> list[str]:
+    return [told(result, group.predicted.get(cell)) for cell, result in group.ended().items()]
+
+
+def of_all_cells(group: Group) -> list[str]:
+    outcomes = Counter(str(result.outcome) for result in group.ended().values())
+    return [f"  of {len(group.cells)} cells: {', '.join(f'{n} {word}' for word, n in outcomes.items())}"]
+
+
+def of_order(group: Group) -> list[str]:
+    """The figures in the order of the launch, and how far those of the same work are apart."""
+    runs = {run.run_id: run for run in group.ended().values()}
+    order = [slot.run_id for launch in group.study.launches() for slot in launch.slots]
+    ran = [runs[run_id] for run_id in order if run_id in runs]
+    [(again, _)] = Counter(cell.workload for cell in group.cells.values()).most_common(1)
+    same = [run.step_ns.value for run in ran if run.step_ns and group.cells[run.cell_id].workload == again]
+    apart = f"  {again}: {max(same) / min(same) - 1:.1%} apart, in this order" if same else f"  no {again}"
+    return [*(told(run, group.predicted.get(run.cell_id)) for run in ran), apart]
+
+
+def by_second(step_ns: Sequence[int]) -> list[tuple[float, float]]:
+    """The mean time of the steps that end in each second, in ns, by the second from the first step on."""
+    ends = accumulate(step_ns)
+    seconds = groupby(zip(ends, step_ns, strict=True), key=lambda step: step[0] // 10**9)
+    return [(float(second), fmean(each for _, each in steps)) for second, steps in seconds]
+
+
+def flat_from(points: Sequence[tuple[float, float]]) -> float:
+    """The time from which on all values are within FLAT_WITHIN of the median of their second half."""
+    final = median(value for _, value in points[len(points) // 2 :])
+    flat = list(takewhile(lambda point: abs(point[1] - final) <= FLAT_WITHIN * abs(final), points[::-1]))
+    return flat[-1][0] if flat else inf
+
+
+def of_steps(group: Group) -> list[str]:
+    """What a block takes outside of its steps, and how long it takes until step times and clocks are flat."""
+    runs = [(cell, run.run_id) for cell, run in group.ended().items() if run.outcome is Outcome.OK]
+    records = [record for run in runs for record in group.study.rank_records(*run)]
+    found = []
+    for record in sorted(records, key=lambda record: record.block_steps):
+        wall, inside, steps = sum(record.blocks_ns), sum(record.steps.step_ns), len(record.steps.step_ns)
+        found.append(
+            f"  {len(record.blocks_ns)} blocks of {record.block_steps} steps: {wall / steps / 1e6:.4f} ms a "
+            f"step, {1 - inside / wall:.2%} of it outside of the steps"
+        )
+        telemetry = record.telemetry or Telemetry()
+        curves = {"ns a step": by_second(record.steps.step_ns)}
+        for name in SERIES & telemetry.series.keys():
+            read = zip(telemetry.at_ms, telemetry.series[name], strict=True)
+            curves[name] = [(at / 1e3, value) for at, value in read if value is not None]
+        found += [
+            f"    {name}: {points[0][1]:.5g} at first, {points[-1][1]:.5g} after {points[-1][0]:.0f} s, "
+            f"within {FLAT_WITHIN:.0%} of its second half from {flat_from(points):.0f} s on"
+            for name, points in curves.items()
+        ]
+    return found
+
+
+REPORTS = {"order": of_order, "clocks": of_steps, "blocks": of_steps, "correct": of_all_cells}
 
 
 def _wrong(line: Line, result: RunResult) -> list[str]:
@@ -414,63 +586,81 @@ def _left_behind(study: Study) -> list[str]:
     return found
 
 
-def calls_of_a_link(device: str) -> list[str]:
-    """Every call of a link and of an exchange: over NCCL at one rank, on CPU over Gloo at two."""
-    script = Path(__file__).with_name("calls.py")
-    return [] if _python(str(script), device) == 0 else ["calls of a link: see above"]
+Step = Script | Group
 
 
-def against_bare_loops(device: str, out: Path) -> list[str]:
-    """Steps inside the harness against those of a bare loop. What is there already is not measured again."""
-    wrong = []
-    asked = {line.options.workload: line.options for line in lines("figures", device)}
-    for workload in scale(device).against_bare:
-        path = out / "bare" / f"{workload}.json"
-        options = asked.get(workload)
-        if not path.exists() and options is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            settings = {name: getattr(options, name) for name in OF_A_STEP}
-            given = {name: value for name, value in settings.items() if value is not None}
-            given |= {"workload": workload, "device": device, "out": str(path)}
-            script = Path(__file__).with_name("bare.py")
-            if _python(str(script), json.dumps(given)):
-                wrong.append(f"{workload} against a bare loop: see above")
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            print(f"  {workload}: a step takes {found['ratio']:.4f} times a bare loop's (aim {COST_AIM})")
-    return wrong
+def steps(parts: Sequence[str], device: str, out: Path) -> list[Step]:
+    """All steps of these parts, in the order of their worth; without those of which nothing fits."""
+    found = [step for part in parts for step in _steps(part, device, out)]
+    return [step for step in found if isinstance(step, Script) or step.cells]
 
 
-def _python(*words: str) -> int:
-    """Another Python, so that nothing of what it does stays on the device."""
-    there = os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join([str(ROOT), *([there] if there else [])])
-    return subprocess.run(
-        [sys.executable, *words], check=False, env={**os.environ, "PYTHONPATH": paths}
-    ).returncode
-
-
-def run_part(part: str, device: str, out: Path, gpus: int) -> Iterator[str]:
-    """Run a part, or what is left of it; what is wrong with it."""
-    began = time.monotonic()
-    for ranks in sorted({line.ranks for line in lines(part, device)}):
-        yield from run_study(part, ranks, device, out, gpus)
-    if part == "ranks":
-        yield from calls_of_a_link(device)
+def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
+    if part == "calls":
+        yield Script("doctor", out, "-m", "harness.cli", "doctor")
+        # Over NCCL at one rank, on a CPU over Gloo at two.
+        yield Script("calls", out, str(HERE / "calls.py"), device)
     if part == "figures":
-        yield from against_bare_loops(device, out)
-    print(f"{part}: {time.monotonic() - began:.0f} s, of {LONGEST_S[part]} on a recent GPU", flush=True)
+        for line in lines(part, device):
+            workload = str(line.options.workload)
+            yield Group(f"{part} of {workload}", out / part, [line], device)
+            if workload in scale(device).against_bare:
+                given = {name: getattr(line.options, name) for name in ("workload", *OF_A_STEP)}
+                given = {name: value for name, value in given.items() if value is not None}
+                given |= {"device": device, "out": str(out / f"{workload}.json")}
+                yield Script(f"{workload} beside a bare loop", out, str(HERE / "bare.py"), json.dumps(given))
+        return
+    for ranks in (2, 4, 1):
+        chosen = [line for line in lines(part, device) if line.ranks == ranks]
+        if chosen:
+            # The cells of `ranks` are among those of `correct`, in the same study.
+            study = part if ranks == 1 else f"ranks-{ranks}"
+            yield Group(f"{part} on {ranks} ranks" if ranks > 1 else part, out / study, chosen, device)
 
 
-def accept(parts: Iterable[str], device: str | None, out: Path) -> list[str]:
-    """Run these parts on `device` (None: the GPU, if there is one). Returns what is wrong."""
-    gpus = len(visible_gpus())
-    if device is None and not gpus:
-        print(
-            f"{', '.join(parts)}: skipped, as this machine has no GPU; DEVICE=cpu runs all with small models"
-        )
-        return []
-    return [wrong for part in parts for wrong in run_part(part, device or "cuda", out, gpus)]
+def limit_s(estimate_s: float, least_s: float, left_s: float) -> float | None:
+    """Seconds that a step may take of those that are left; None: its largest piece does not fit.
+
+    A step that takes much longer than its estimate must not take the time of all others.
+    """
+    room = left_s - ENDING_S
+    return min(room, 2 * estimate_s + SLOW_START_S) if room >= least_s else None
+
+
+def run_all(asked: Sequence[Step], left_s: Callable[[], float]) -> list[str]:
+    """Run what is left, while there is time; what was cut continues after the others. Returns errors."""
+    queue, errors = deque(asked), []
+    while queue:
+        step = queue.popleft()
+        estimate_s = step.left_s()
+        limit = limit_s(estimate_s, step.least_s(), left_s()) if estimate_s else None
+        if limit is None:
+            continue
+        print(f"\n{step.name}: about {estimate_s:.0f} s, at most {limit:.0f} of {left_s():.0f}", flush=True)
+        try:
+            step.run(limit)
+        except BenchError as error:
+            errors.append(f"{step.name}: {error}")
+        print("\n".join([*step.figures(), *step.wrong()]), flush=True)
+        if step.name == "doctor" and step.wrong():
+            # No other step could use the device.
+            break
+        if step.left_s() < estimate_s:
+            queue.append(step)
+    return errors
+
+
+def summary(asked: Sequence[Step], command: str) -> list[str]:
+    """What is done with its figures, what is left, and the command that continues."""
+    found = ["", "done:"]
+    for step in asked:
+        found += [step.name, *figures] if (figures := step.figures()) else []
+    left = {step.name: left_s for step in asked if (left_s := step.left_s())}
+    if left:
+        minutes = ceil((sum(left.values()) + ENDING_S) / 60)
+        found += ["", "left:", *(f"{name} (about {seconds:.0f} s)" for name, seconds in left.items())]
+        found += [f"continue with: {command} MINUTES={minutes}"]
+    return found
 
 
 def main() -> int:
@@ -478,14 +668,27 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if left out")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of all parts together; 30 if left out")
+    parser.add_argument("--began", type=float, default=time.time(), help="when they began, in Unix time; now")
+    parser.add_argument("--command", default="make gpu", help="what the summary continues with")
     parser.add_argument("--device", choices=["cpu", "cuda"])
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--out", type=Path, help="folder of the studies; runs/gpu-on-DEVICE if left out")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    wrong = accept(given.parts or PARTS, given.device, given.out)
-    print("".join(f"\nwrong: {each}" for each in wrong))
-    return int(bool(wrong))
+    if given.device is None and not visible_gpus():
+        print("skipped, as this machine has no GPU; DEVICE=cpu runs all parts with small models")
+        return 0
+    device = given.device or "cuda"
+    asked = steps(given.parts or PARTS, device, given.out or Path("runs", f"gpu-on-{device}"))
+    end, wrong, code = given.began + 60 * given.minutes, [], 0
+    try:
+        wrong = run_all(asked, lambda: end - time.time())
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    wrong += [words for step in asked for words in step.wrong()]
+    print("\n".join([*summary(asked, given.command), "", *(f"wrong: {words}" for words in wrong)]))
+    return code or int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def of_rank(rank: int, size: int, kind: str, folder: str) -> None:
         sys.exit("\n".join(wrong))
     if rank == 0:
         over = "NCCL" if kind == "cuda" else "Gloo"
-        print(f"ranks: {len(found)} calls of a link and an exchange are right, over {over} at size {size}")
+        print(f"  {len(found)} calls of a link and an exchange are right, over {over} at size {size}")
 
 
 def own(rank: int) -> Tensor:

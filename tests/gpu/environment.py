@@ -1,0 +1,65 @@
+"""The environment of `make gpu`: `python tests/gpu/environment.py FOLDER`, by the Python that has torch.
+
+It sees all packages of that Python, and the checkout. pip installs only the small packages that are missing,
+and never torch: where no package is missing, no network is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from importlib import metadata, util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = "#!{python}\nimport sys\nfrom harness.cli import main\nsys.exit(main())\n"
+
+
+def missing(packages: Path) -> list[str]:
+    """The requirements, other than torch, that neither this Python nor the folder `packages` satisfies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = []
+    for needed in project["dependencies"]:
+        name, least = needed.split(",")[0].split(">=")
+        there = next(iter(metadata.distributions(name=name, path=[str(packages), *sys.path])), None)
+        if name != "torch" and (there is None or _numbers(there.version) < _numbers(least)):
+            found.append(needed)
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def main(folder: Path) -> str | None:
+    """Make the environment. Returns what keeps it from being complete."""
+    if util.find_spec("torch") is None:
+        return f"{sys.executable} has no torch, and `make gpu` installs none: name another with PYTHON=..."
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", folder], check=True
+    )
+    python = folder.absolute() / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    # All packages of this Python are seen, also if it is of a virtual environment.
+    seen = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
+    (packages / "bench.pth").write_text("\n".join(seen) + "\n", encoding="utf-8")
+    bench = python.with_name("bench")
+    bench.write_text(BENCH.format(python=python), encoding="utf-8")
+    bench.chmod(0o755)
+    needed = missing(packages)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install"]
+    if needed and subprocess.run([*pip, "--quiet", "--retries=1", *needed]).returncode:
+        names = " ".join(f"'{each}'" for each in needed)
+        return (
+            f"pip could not install what is missing here: {names}. Without a network: call `pip download "
+            f"-d wheels {names}` elsewhere with Python {sys.version_info[0]}.{sys.version_info[1]}, copy the "
+            f"folder here, and call: PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels make gpu"
+        )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
