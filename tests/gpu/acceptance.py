@@ -1,4 +1,4 @@
-"""What a machine with a GPU can show of the program in a given time: `make gpu MINUTES=30`.
+"""`make gpu MINUTES=30` shows what it can of the program on a GPU within a given time.
 
 The parts are ordered by their worth. A step of a part is cut at its limit, and skipped where the time that is
 left is too short for it. The last lines name what is done, with its figures, what is left, and the command
@@ -14,53 +14,50 @@ import json
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, combinations, groupby, product, takewhile
 from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
+from harness.code import code_hash
+from harness.device import visible_gpus
+from harness.launch.guarded import Guarded
+from harness.launch.machine import Machine
+from harness.launchers.campaign_call import INTERRUPTED
+from harness.matrix import Matrix
+from harness.plan.estimate import estimate
+from harness.plan.expand import expand
+from harness.plan.request import make_requests
+from harness.plan.schedule import schedule
+from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Surroundings, devices_here
+from results.cell import Cell
+from results.errors import BenchError
+from results.outcome import Outcome
+from results.parts import ModelParts
+from results.plan import Plan, Request
+from results.recorded import Telemetry
+from results.run import RunResult
+from results.store import Study, utc_now
+from workloads.catalog import WORKLOADS, facts
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-# The program need not be installed: what it needs may be there with a torch of the machine's own.
-sys.path.insert(0, str(ROOT))
-
-import msgspec  # noqa: E402
-
-from harness.code import code_hash  # noqa: E402
-from harness.device import visible_gpus  # noqa: E402
-from harness.launch.command import code_environment  # noqa: E402
-from harness.launch.guarded import Guarded  # noqa: E402
-from harness.launch.machine import Machine  # noqa: E402
-from harness.launchers.campaign_call import INTERRUPTED  # noqa: E402
-from harness.matrix import Matrix  # noqa: E402
-from harness.plan.estimate import estimate  # noqa: E402
-from harness.plan.expand import expand  # noqa: E402
-from harness.plan.request import make_requests  # noqa: E402
-from harness.plan.schedule import schedule  # noqa: E402
-from harness.plan.study_file import StudyFile  # noqa: E402
-from harness.plan.surroundings import Surroundings, devices_here  # noqa: E402
-from results.cell import Cell  # noqa: E402
-from results.errors import BenchError  # noqa: E402
-from results.outcome import Outcome  # noqa: E402
-from results.parts import ModelParts  # noqa: E402
-from results.plan import Plan, Request  # noqa: E402
-from results.recorded import Telemetry  # noqa: E402
-from results.run import RunResult  # noqa: E402
-from results.store import Study, utc_now  # noqa: E402
-from workloads.catalog import WORKLOADS, facts  # noqa: E402
-
-CODE = code_hash(ROOT)
+CODE = code_hash(HERE.parents[1])
 PARTS = "calls", "order", "clocks", "blocks", "ranks", "figures", "correct"
 ENDING_S = 20.0
 """Seconds that are kept to end the workers of a step that is cut, and to print the summary."""
 SLOW_START_S = 60.0
+"""Seconds that a step may take beyond its estimate, and in which a part of a longer step is done."""
 SCRIPT_S = 30.0
 COMPILATION_S = 40.0
-"""Of a compiled cell, which the estimates of a plan lack. Assumed."""
+"""Seconds to compile a cell, which the estimates of a plan lack. Assumed."""
 SILENCE = "5m"
 """A launch without progress for this long is ended as hung."""
 FLAT_WITHIN = 0.02
@@ -78,58 +75,32 @@ OF_A_STEP = "batch_size", "precision", "memory_format", "compile", "activation_c
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """What is run on one kind of device."""
-
-    again: str
-    """The workload that is measured before, between and after `others` in one launch."""
-    others: str
-    timed: Row
-    heating: Row
-    """A cell that is measured from the start of its launch, without a warm-up."""
-    short: Row
-    """A cell of short steps, which is measured in blocks of several lengths."""
-    proven: tuple[str, ...]
-    """Workloads of `correct`, in pairs with each of the other settings."""
-    once: tuple[str, ...]
-    """Other workloads of `correct`, each in one cell."""
-    precisions: tuple[str, ...]
-    left_out: tuple[Row, ...]
-    """Settings of `correct` that take too long together."""
-    batch: int
-    """Of `correct` and `ranks`."""
-    whole: str
-    """The workload of strategies that keep whole models, and of compressors."""
-    cut: str
-    """The workload of strategies that cut the model."""
-    blocks: int
-    figures: tuple[tuple[str, int, Row], ...]
-    """Workloads, their largest batches, and their settings."""
-    against_bare: tuple[str, ...]
-    """Those whose steps are compared with a bare loop's."""
-
-
 _FAST = {"precision": "bf16", "compile": True, "budget": 20}
-GPU = Scale(
+GPU = SimpleNamespace(
+    # A workload that is measured before, between and after others of its launch.
     again="gpt2-small",
     others="mlp,resnet50,llama-125m",
     timed={"batch_size": 8, "precision": "bf16", "budget": 5},
+    # A cell that is measured from the start of its launch, and one whose steps are short.
     heating={"workload": "gpt2-small", "batch_size": 16, "precision": "bf16", "budget": 45},
     short={"workload": "mlp", "batch_size": 8, "budget": 8},
+    # Workloads of `correct`: in pairs with each of the other settings, and in one cell each.
     proven=(
         *("mlp", "resnet18-32px", "resnet18", "resnet50"),
         *("gpt-nano", "gpt2-small", "llama-nano", "llama-125m"),
     ),
     once=("resnet101", "gpt2-medium", "gpt2-large"),
     precisions=("fp32", "tf32", "bf16", "fp16"),
+    # Settings of `correct` that take too long together.
     left_out=tuple(
         {"workload": each, "compile": True} for each in ("resnet18-32px", "gpt-nano", "llama-nano")
     ),
     batch=8,
+    # The workloads of strategies that keep complete models, and of those that cut them.
     whole="mlp",
     cut="gpt2-small",
     blocks=12,
+    # Workloads, their largest batches, and their settings.
     figures=(
         ("resnet50", 256, _FAST | {"memory_format": "channels_last"}),
         *((model, 64, _FAST) for model in ("gpt2-small", "gpt2-medium", "gpt2-xl")),
@@ -139,7 +110,7 @@ GPU = Scale(
 )
 _SMALL = "mlp", "resnet18-32px", "gpt-nano:seq=8", "llama-nano:seq=8"
 _SLOW = {"precision": "bf16", "budget": 0, "warmup_steps": 2, "block_steps": 1}
-CPU = Scale(
+CPU = SimpleNamespace(
     again="gpt-nano:seq=8",
     others="mlp,resnet18-32px",
     timed={"batch_size": 2, "budget": 1},
@@ -168,7 +139,7 @@ CPU = Scale(
 """The same with small models. The compiler takes longer than all else, and has one of them."""
 
 
-def scale(device: str) -> Scale:
+def scale(device: str) -> SimpleNamespace:
     return CPU if device == "cpu" else GPU
 
 
@@ -198,7 +169,7 @@ class Line:
 
 @cache
 def lines(part: str, device: str) -> tuple[Line, ...]:
-    """What a part runs. Some parts plan many cells to find it, and print what they leave out."""
+    """The lines of a part. Some parts plan many cells to find them, and print those that they leave out."""
     size = scale(device)
     if part == "clocks":
         return (_line(part, block_steps=50, warmup_steps=0, target=0.0, **size.heating),)
@@ -231,11 +202,8 @@ def _order(device: str) -> list[Line]:
 
 
 def _ranks(device: str) -> list[Line]:
-    """A few of the cells of `correct` on two ranks, which share a GPU where there is one."""
-    size = scale(device)
-    asked = (size.whole, "ddp,scratch-ddp"), (size.cut, "fsdp,tp")
-    common = {"ranks": 2, "batch_size": size.batch}
-    return [_line("ranks", workload=workload, strategy=strategy, **common) for workload, strategy in asked]
+    """The first cells of `correct` on two ranks, which share a GPU where there is one."""
+    return _of_ranks(device)[:2]
 
 
 def _correct(device: str) -> list[Line]:
@@ -288,19 +256,19 @@ def _of_ranks(device: str) -> list[Line]:
     """Every strategy, compressor and collective that is offered on GPUs."""
     size = scale(device)
     half, plain = size.blocks // 2, "sgd:lr=0.05:momentum=0"
-    whole = "ddp,ddp:bucket_view=true,scratch-ddp,zero1,local-sgd:2"
-    cut = ",".join(
+    rest = ",".join(
         (
-            *("fsdp", "fsdp:offload=cpu", "zero2", "zero3", "scratch-fsdp:stage=1"),
-            *("scratch-fsdp:stage=2", "scratch-fsdp:stage=3", "scratch-fsdp:offload=cpu", "tp"),
+            *("fsdp:offload=cpu", "zero2", "zero3", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2"),
+            *("scratch-fsdp:stage=3", "scratch-fsdp:offload=cpu"),
             f"manual:reshard.checkpoint*{half}+keep*{half}",
             *(f"pipeline:{kind}:microbatches=2" for kind in ("gpipe", "1f1b", "interleaved")),
         )
     )
     lossy = "fp16,bf16,topk:0.1,randomk:0.1,powersgd:2,int8,signsgd,dgc:0.1"
     asked: tuple[Row, ...] = (
-        {"workload": size.whole, "strategy": whole},
-        {"workload": size.cut, "strategy": cut},
+        {"workload": size.whole, "strategy": "ddp,ddp:bucket_view=true,scratch-ddp,zero1,local-sgd:2"},
+        {"workload": size.cut, "strategy": "fsdp,tp"},
+        {"workload": size.cut, "strategy": rest},
         {"workload": size.whole, "strategy": "scratch-ddp", "compression": lossy, "optimizer": plain},
         {"workload": size.whole, "strategy": "ddp", "compression": "topk:0.1,powersgd:2,torch-powersgd:2"},
         {"workload": size.whole, "strategy": "local-sgd:2", "compression": "topk:0.1"},
@@ -344,14 +312,9 @@ def _largest(workload: str, most: int, settings: Row, device: str) -> Line | Non
 
 def planned(line: Line, device: str, gpus: int) -> list[Plan]:
     """The plans of a line, whatever this machine has."""
-    requests = make_requests(
-        line.placed(device, gpus), machine_has_cuda=device == "cuda", source_folder=Path()
-    )
-    return [_planned(request) for request in requests]
-
-
-def _planned(request: Request) -> Plan:
-    return expand(request, study="gpu", created_at=utc_now(), earlier=(), limit=None, link_obstacle=None)
+    options = line.placed(device, gpus)
+    requests = make_requests(options, machine_has_cuda=device == "cuda", source_folder=Path())
+    return [expand(request, study="gpu", created_at=utc_now()) for request in requests]
 
 
 def _room(cell: Cell) -> int:
@@ -373,7 +336,7 @@ def _too_large(predicted: int, cell: Cell) -> str:
 class _Together(Matrix):
     """A `bench matrix` of several lines, whose cells share their launches."""
 
-    def __init__(self, requests: Sequence[Request], options: StudyFile) -> None:
+    def __init__(self, requests: Iterable[Request], options: StudyFile) -> None:
         self._of_all_lines = tuple(requests)
         super().__init__(options, study_file=None)
 
@@ -382,18 +345,15 @@ class _Together(Matrix):
 
 
 class Script:
-    """A Python of its own, which leaves nothing on the device. Its output is kept once it ends well."""
+    """A script in another process, which leaves nothing on the device. Its output is kept if it ends well."""
 
     def __init__(self, name: str, out: Path, *words: str) -> None:
-        self.name = name
-        self._words = words
+        self.name, self._words = name, words
         self._kept = out / f"{name.replace(' ', '-')}-{CODE}.txt"
         self._failed: list[str] = []
 
     def left_s(self) -> float:
         return 0.0 if self._kept.exists() else SCRIPT_S
-
-    least_s = left_s
 
     def figures(self) -> list[str]:
         return self._kept.read_text(encoding="utf-8").splitlines() if self._kept.exists() else []
@@ -405,7 +365,7 @@ class Script:
         path, end = self._kept.with_suffix(".log"), time.monotonic() + limit_s
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as log:
-            process = Guarded((sys.executable, *self._words), log=log, environment=code_environment(ROOT))
+            process = Guarded((sys.executable, *self._words), log=log)
             try:
                 while process.poll() is None and time.monotonic() < end:
                     time.sleep(0.1)
@@ -426,19 +386,17 @@ class Group:
         self.cells: dict[str, Cell] = {}
         self.predicted: dict[str, int] = {}
         self._asked: dict[str, Line] = {}
+        self._requests: dict[Request, None] = {}
         gpus = len(visible_gpus())
         self._options = chosen[0].placed(device, gpus)
-        plans = [(line, plan) for line in chosen for plan in planned(line, device, gpus)]
-        for line, plan in plans:
+        for line, plan in ((one, plan) for one in chosen for plan in planned(one, device, gpus)):
             self.predicted |= plan.predicted_bytes
             for cell in plan.cells:
                 if _fits(cell, plan):
                     self.cells[cell.id], self._asked[cell.id] = cell, line
+                    self._requests[plan.request] = None
                 else:
                     print(_too_large(plan.predicted_bytes[cell.id], cell))
-        self._requests = {
-            plan.request: None for _, plan in plans if any(_fits(one, plan) for one in plan.cells)
-        }
 
     def ended(self) -> dict[str, RunResult]:
         """The newest run of each cell by this code, except those that were cut."""
@@ -450,13 +408,9 @@ class Group:
         return {cell: result for cell, result in newest.items() if not result.outcome.runs_again}
 
     def left_s(self) -> float:
-        """As `bench matrix --dry-run` estimates it."""
+        """Seconds that the cells without a result are estimated to take; 0 if each has one."""
         ended = self.ended()
         return seconds_of([cell for name, cell in self.cells.items() if name not in ended])
-
-    def least_s(self) -> float:
-        ended = self.ended()
-        return max(seconds_of([cell]) for name, cell in self.cells.items() if name not in ended)
 
     def figures(self) -> list[str]:
         report = REPORTS.get(self.name.partition(" ")[0], of_each_cell)
@@ -464,14 +418,13 @@ class Group:
 
     def wrong(self) -> list[str]:
         ended = self.ended().items()
-        return [each for cell, run in ended for each in _wrong(self._asked[cell], run)] + _left_behind(
-            self.study
-        )
+        of_cells = [words for cell, run in ended for words in _wrong(self._asked[cell], run)]
+        return of_cells + _left_behind(self.study)
 
     def run(self, limit_s: float) -> None:
         given = {"out": str(self.study.root), "max_time": f"{limit_s:.0f}s", "hang_after": SILENCE}
         options = msgspec.structs.replace(self._options, **given)
-        if _Together(tuple(self._requests), options).run(report=False) == INTERRUPTED:
+        if _Together(self._requests, options).run(report=False) == INTERRUPTED:
             raise KeyboardInterrupt
 
 
@@ -499,7 +452,10 @@ def told(result: RunResult, predicted: int | None) -> str:
 
 
 def of_each_cell(group: Group) -> list[str]:
-    return [told(result, group.predicted.get(cell)) for cell, result in group.ended().items()]
+    """A line of each cell, in the order in which they ran."""
+    runs = {run.run_id: run for run in group.ended().values()}
+    ran = [slot.run_id for launch in group.study.launches() for slot in launch.slots if slot.run_id in runs]
+    return [told(runs[run_id], group.predicted.get(runs[run_id].cell_id)) for run_id in ran]
 
 
 def of_all_cells(group: Group) -> list[str]:
@@ -508,14 +464,11 @@ def of_all_cells(group: Group) -> list[str]:
 
 
 def of_order(group: Group) -> list[str]:
-    """The figures in the order of the launch, and how far those of the same work are apart."""
-    runs = {run.run_id: run for run in group.ended().values()}
-    order = [slot.run_id for launch in group.study.launches() for slot in launch.slots]
-    ran = [runs[run_id] for run_id in order if run_id in runs]
+    """How far the figures of the same work are apart, too."""
     [(again, _)] = Counter(cell.workload for cell in group.cells.values()).most_common(1)
-    same = [run.step_ns.value for run in ran if run.step_ns and group.cells[run.cell_id].workload == again]
-    apart = f"  {again}: {max(same) / min(same) - 1:.1%} apart, in this order" if same else f"  no {again}"
-    return [*(told(run, group.predicted.get(run.cell_id)) for run in ran), apart]
+    ended = [run for cell, run in group.ended().items() if group.cells[cell].workload == again]
+    same = [run.step_ns.value for run in ended if run.step_ns is not None]
+    return [*of_each_cell(group), *(f"  {again}: {max(same) / min(same) - 1:.1%} apart" for _ in same[:1])]
 
 
 def by_second(step_ns: Sequence[int]) -> list[tuple[float, float]]:
@@ -533,7 +486,7 @@ def flat_from(points: Sequence[tuple[float, float]]) -> float:
 
 
 def of_steps(group: Group) -> list[str]:
-    """What a block takes outside of its steps, and how long it takes until step times and clocks are flat."""
+    """Report the time of blocks outside of their steps, and the time until step times and clocks are flat."""
     runs = [(cell, run.run_id) for cell, run in group.ended().items() if run.outcome is Outcome.OK]
     records = [record for run in runs for record in group.study.rank_records(*run)]
     found = []
@@ -590,7 +543,7 @@ Step = Script | Group
 
 
 def steps(parts: Sequence[str], device: str, out: Path) -> list[Step]:
-    """All steps of these parts, in the order of their worth; without those of which nothing fits."""
+    """All steps of these parts, in the order of their worth. A step is left out if none of its cells fits."""
     found = [step for part in parts for step in _steps(part, device, out)]
     return [step for step in found if isinstance(step, Script) or step.cells]
 
@@ -618,13 +571,13 @@ def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
             yield Group(f"{part} on {ranks} ranks" if ranks > 1 else part, out / study, chosen, device)
 
 
-def limit_s(estimate_s: float, least_s: float, left_s: float) -> float | None:
-    """Seconds that a step may take of those that are left; None: its largest piece does not fit.
+def limit_s(estimate_s: float, left_s: float) -> float | None:
+    """Seconds that a step may take of those that are left; None: they are too few to begin.
 
     A step that takes much longer than its estimate must not take the time of all others.
     """
     room = left_s - ENDING_S
-    return min(room, 2 * estimate_s + SLOW_START_S) if room >= least_s else None
+    return min(room, 2 * estimate_s + SLOW_START_S) if room >= min(estimate_s, SLOW_START_S) else None
 
 
 def run_all(asked: Sequence[Step], left_s: Callable[[], float]) -> list[str]:
@@ -633,7 +586,7 @@ def run_all(asked: Sequence[Step], left_s: Callable[[], float]) -> list[str]:
     while queue:
         step = queue.popleft()
         estimate_s = step.left_s()
-        limit = limit_s(estimate_s, step.least_s(), left_s()) if estimate_s else None
+        limit = limit_s(estimate_s, left_s()) if estimate_s else None
         if limit is None:
             continue
         print(f"\n{step.name}: about {estimate_s:.0f} s, at most {limit:.0f} of {left_s():.0f}", flush=True)
@@ -642,16 +595,13 @@ def run_all(asked: Sequence[Step], left_s: Callable[[], float]) -> list[str]:
         except BenchError as error:
             errors.append(f"{step.name}: {error}")
         print("\n".join([*step.figures(), *step.wrong()]), flush=True)
-        if step.name == "doctor" and step.wrong():
-            # No other step could use the device.
-            break
         if step.left_s() < estimate_s:
             queue.append(step)
     return errors
 
 
 def summary(asked: Sequence[Step], command: str) -> list[str]:
-    """What is done with its figures, what is left, and the command that continues."""
+    """List the finished steps with their figures, the steps that are left, and the command that continues."""
     found = ["", "done:"]
     for step in asked:
         found += [step.name, *figures] if (figures := step.figures()) else []
@@ -664,9 +614,7 @@ def summary(asked: Sequence[Step], command: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if left out")
     parser.add_argument("--minutes", type=float, default=30.0, help="of all parts together; 30 if left out")
     parser.add_argument("--began", type=float, default=time.time(), help="when they began, in Unix time; now")

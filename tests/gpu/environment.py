@@ -1,7 +1,7 @@
 """The environment of `make gpu`: `python tests/gpu/environment.py FOLDER`, by the Python that has torch.
 
 It sees all packages of that Python, and the checkout. pip installs only the small packages that are missing,
-and never torch: where no package is missing, no network is needed.
+and never torch.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def _numbers(version: str) -> list[int]:
 
 
 def main(folder: Path) -> str | None:
-    """Make the environment. Returns what keeps it from being complete."""
+    """Make the environment. Returns what it lacks."""
     if util.find_spec("torch") is None:
         return f"{sys.executable} has no torch, and `make gpu` installs none: name another with PYTHON=..."
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", folder], check=True
-    )
+    venv = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]
+    subprocess.run(venv, check=True)
     python = folder.absolute() / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     # All packages of this Python are seen, also if it is of a virtual environment.

@@ -1,10 +1,11 @@
-"""`make gpu`: all that it asks for can be planned, and runs on a CPU; it runs nothing without a GPU."""
+"""`make gpu`: all that it asks for can be planned and runs on a CPU; it keeps its time, and needs a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.plan.schedule import schedule
 from results.outcome import Evidence, Outcome
 from results.record import Proof, ProofMethod
 from results.run import RunResult
@@ -23,11 +25,11 @@ HERE = Path(__file__).parent
 CALL = [sys.executable, str(HERE / "acceptance.py"), "--device", "cpu", "--out"]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("acceptance", HERE / "acceptance.py")
+def load(name: str = "acceptance") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["acceptance"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -41,20 +43,88 @@ def cells_of(part: str, device: str, gpus: int = 1) -> list[Any]:
     return [cell for plan in plans for cell in plan.cells]
 
 
+def test_packages_that_are_missing_or_too_old_are_installed_and_never_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = load("environment")
+    for name in ("msgspec-0.18.5", "PyYAML-6.0.1"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+        version = name.partition("-")[2]
+        (tmp_path / f"{name}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [])
+    missing = {needed.partition(">")[0] for needed in environment.missing(tmp_path)}
+    assert missing == {
+        *("click", "jinja2", "matplotlib", "msgspec", "numpy", "nvidia-ml-py", "pandas", "psutil", "rich"),
+        *("scikit-learn", "scipy"),
+    }
+
+
 def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     acceptance = load()
     monkeypatch.setattr(acceptance, "visible_gpus", list)
-    assert acceptance.accept(acceptance.PARTS, None, tmp_path) == []
-    said = capsys.readouterr().out
-    assert said.startswith("smoke, correct, ranks, figures: skipped, as this machine has no GPU")
+    monkeypatch.setattr(sys, "argv", ["acceptance.py", "--out", str(tmp_path)])
+    assert acceptance.main() == 0
+    assert capsys.readouterr().out.startswith("skipped, as this machine has no GPU")
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclass
+class Step:
+    """A step that takes `longer` times its estimate, and no real time."""
+
+    name: str
+    estimate_s: float
+    longer: float = 1
+    limits: list[float] = field(default_factory=list)
+
+    def left_s(self) -> float:
+        return max(0.0, self.estimate_s - sum(self.limits) / self.longer)
+
+    def run(self, limit_s: float) -> None:
+        self.limits.append(min(limit_s, self.longer * self.left_s()))
+
+    def figures(self) -> list[str]:
+        return []
+
+    wrong = figures
+
+
+def test_steps_run_by_worth_within_the_time_and_those_that_are_left_are_named() -> None:
+    acceptance = load()
+    asked = [Step("slow", 50, longer=5), Step("small", 30), Step("large", 900), Step("late", 40)]
+    assert acceptance.run_all(asked, lambda: 600 - sum(sum(step.limits) for step in asked)) == []
+    # Of 250 s twice the estimate and a slow start; of 900 s what is left, but for 20 s for the end.
+    assert [step.limits for step in asked] == [[160], [30], [600 - 160 - 30 - 20], []]
+    # 18 of the 50 s that were estimated, 510 of 900 and all 40 are left, and 20 for the end: 588 s.
+    assert acceptance.summary(asked, "make gpu")[-4:] == [
+        *("slow (about 18 s)", "large (about 510 s)", "late (about 40 s)"),
+        "continue with: make gpu MINUTES=10",
+    ]
+
+
+def test_the_same_work_is_measured_first_last_and_between_other_work_of_its_launch() -> None:
+    for device in ("cpu", "cuda"):
+        cells, again = cells_of("order", device), load().scale(device).again
+        [launch] = schedule(cells, repeats=1)
+        places = [cell.workload == again for cell in launch.cells]
+        assert places[0]
+        assert places[-1]
+        assert sum(places) > 2
+
+
+def test_curves_are_flat_from_the_last_value_on_that_is_far_from_their_second_half() -> None:
+    acceptance = load()
+    # The steps end after 0.5, 1.1 and 1.3 s.
+    assert acceptance.by_second([5 * 10**8, 6 * 10**8, 2 * 10**8]) == [(0, 5e8), (1, 4e8)]
+    assert acceptance.flat_from([(0, 120), (1, 101), (2, 90), (3, 100), (4, 101), (5, 99)]) == 3
+    assert acceptance.flat_from([(0, 100.0)]) == 0
 
 
 @pytest.mark.parametrize(("gpus", "backend", "shared"), [(1, "gloo", True), (2, "nccl", None)])
 def test_with_one_gpu_two_ranks_share_it_over_gloo(gpus: int, backend: str, shared: bool | None) -> None:
-    for line in load().lines("ranks", "cuda"):
+    for line in load().lines("correct", "cuda"):
         if line.ranks == 2:
             options = line.placed("cuda", gpus)
             assert (options.gpus, options.backend, options.oversubscribe) == (2, backend, shared)
@@ -72,7 +142,7 @@ def test_settings_that_go_together_meet(device: str) -> None:
 
 
 def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    workloads = {cell.workload for part in ("smoke", "correct", "figures") for cell in cells_of(part, "cuda")}
+    workloads = {cell.workload for part in ("correct", "figures") for cell in cells_of(part, "cuda")}
     # What is predicted not to fit is left out with a sentence.
     told = capsys.readouterr().out
     missing = set(MEMBERS) - {"py"} - {workload.partition(":")[0] for workload in workloads}
@@ -82,16 +152,16 @@ def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_that_is_offered_on_gpus_is_run_on_two_ranks(device: str) -> None:
-    assert cells_of("ranks", device)
-    lines = load().lines("ranks", device)
-    for catalog, field in (
+    assert {cell.id for cell in cells_of("ranks", device)} < {cell.id for cell in cells_of("correct", device)}
+    lines = load().lines("correct", device)
+    for catalog, option in (
         (STRATEGIES, "strategy"),
         (COMPRESSIONS, "compression"),
         (COLLECTIVES, "collective"),
     ):
         kinds = [kind for kind in catalog.all_facts if getattr(kind, "on_cuda", None) is None]
         offered = {entry.name for kind in kinds for entry in kind.entries()}
-        asked = [getattr(line.options, field) or "" for line in lines]
+        asked = [getattr(line.options, option) or "" for line in lines]
         used = {text.partition(":")[0] for texts in asked for text in texts.split(",")}
         assert offered - used <= {"single", "auto", "none", "default"}
 
@@ -121,7 +191,7 @@ def test_what_is_left_out_is_planned_and_told_once(
 ) -> None:
     acceptance = load()
     monkeypatch.setattr(acceptance, "_room", lambda cell: 1)
-    assert list(acceptance.run_part("figures", "cpu", tmp_path, 0)) == []
+    assert acceptance.steps(["figures"], "cpu", tmp_path) == []
     said = capsys.readouterr().out.splitlines()
     assert len([line for line in said if "left out" in line]) == len(acceptance.CPU.figures)
 
@@ -162,12 +232,12 @@ def test_less_than_a_simulation_proves_the_cells_of_figures_alone(
     acceptance = load()
     result = _result(Proof(method=method, passed=passed, detail=detail))
     assert acceptance._wrong(acceptance._line("correct"), result) == wrong
-    assert acceptance._wrong(acceptance._line("figures", simulated=False), result) == wrong_of_figures
+    assert acceptance._wrong(acceptance._line("figures"), result) == wrong_of_figures
 
 
 def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_memory() -> None:
     acceptance = load()
-    correct, figures = acceptance._line("correct"), acceptance._line("figures", simulated=False)
+    correct, figures = acceptance._line("correct"), acceptance._line("figures")
     assert acceptance._wrong(correct, _result(None)) == ["c: not proven: no proof"]
     too_large = _result(None, Outcome.OUT_OF_MEMORY, "16 GiB")
     assert acceptance._wrong(correct, too_large) == ["c: out_of_memory: 16 GiB"]
@@ -179,18 +249,19 @@ def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_m
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
-    acceptance = load()
-    for count in range(2):
-        parts = acceptance.PARTS if count == 0 else ("smoke",)
-        done = subprocess.run(
-            [*CALL, str(tmp_path), *parts], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+    said = []
+    for minutes in ("25", "0"):
+        call = [*CALL, str(tmp_path), "--minutes", minutes]
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        # A part has one start of workers: nothing was left in memory by a cell for the next one.
-        for study in ("smoke", "correct", "ranks-2", "ranks-4", "figures"):
-            assert len(list(tmp_path.glob(f"{study}/launches/*"))) == 1
-    for part, folders in (("smoke", ["smoke"]), ("correct", ["correct"]), ("ranks", ["ranks-2", "ranks-4"])):
-        results = [result for folder in folders for result in Study(tmp_path / folder).results()]
-        assert {result.cell_id for result in results} == {cell.id for cell in cells_of(part, "cpu")}
-        assert {result.outcome for result in results} == {Outcome.OK}
-    assert (tmp_path / "bare").is_dir()
+        said.append(done.stdout[done.stdout.index("\ndone:\n") :])
+    assert said[0] == said[1]
+    assert "left:" not in said[0]
+    results = [
+        result
+        for folder in ("correct", "ranks-2", "ranks-4")
+        for result in Study(tmp_path / folder).results()
+        if not result.outcome.runs_again
+    ]
+    assert {result.cell_id for result in results} == {cell.id for cell in cells_of("correct", "cpu")}
+    assert {result.outcome for result in results} == {Outcome.OK}
