@@ -55,7 +55,6 @@ ENDING_S = 20.0
 """Seconds that are kept to end the workers of a step that is cut, and to print the summary."""
 SLOW_START_S = 60.0
 """Seconds that a step may take beyond its estimate, and in which a part of a longer step is done."""
-SCRIPT_S = 30.0
 COMPILATION_S = 40.0
 """Seconds to compile a cell, which the estimates of a plan lack. Assumed."""
 SILENCE = "5m"
@@ -175,7 +174,10 @@ def lines(part: str, device: str) -> tuple[Line, ...]:
         return (_line(part, block_steps=50, warmup_steps=0, target=0.0, **size.heating),)
     if part == "blocks":
         return tuple(_line(part, block_steps=steps, target=0.0, **size.short) for steps in (5, 50, 500))
-    made = {"order": _order, "ranks": _ranks, "figures": _figures, "correct": _correct}
+    if part == "figures":
+        # One cell a model, as large as is predicted to fit; small models first.
+        return tuple(line for model in size.figures if (line := _largest(*model, device)) is not None)
+    made = {"order": _order, "ranks": _ranks, "correct": _correct}
     return tuple(made[part](device)) if part in made else ()
 
 
@@ -284,12 +286,6 @@ def _of_ranks(device: str) -> list[Line]:
     ]
 
 
-def _figures(device: str) -> list[Line]:
-    """One cell a model, as large as is predicted to fit; small models first."""
-    found = (_largest(*model, device) for model in scale(device).figures)
-    return [line for line in found if line is not None]
-
-
 def _largest(workload: str, most: int, settings: Row, device: str) -> Line | None:
     """The largest batch that fits, with the least that is computed again for a batch of `ENOUGH`."""
     batches = ",".join(str(2**power) for power in range(most.bit_length()))
@@ -347,13 +343,13 @@ class _Together(Matrix):
 class Script:
     """A script in another process, which leaves nothing on the device. Its output is kept if it ends well."""
 
-    def __init__(self, name: str, out: Path, *words: str) -> None:
-        self.name, self._words = name, words
+    def __init__(self, name: str, seconds: float, out: Path, *words: str) -> None:
+        self.name, self._seconds, self._words = name, seconds, words
         self._kept = out / f"{name.replace(' ', '-')}-{CODE}.txt"
         self._failed: list[str] = []
 
     def left_s(self) -> float:
-        return 0.0 if self._kept.exists() else SCRIPT_S
+        return 0.0 if self._kept.exists() else self._seconds
 
     def figures(self) -> list[str]:
         return self._kept.read_text(encoding="utf-8").splitlines() if self._kept.exists() else []
@@ -409,8 +405,10 @@ class Group:
 
     def left_s(self) -> float:
         """Seconds that the cells without a result are estimated to take; 0 if each has one."""
-        ended = self.ended()
-        return seconds_of([cell for name, cell in self.cells.items() if name not in ended])
+        left = [self.cells[cell] for cell in self.cells.keys() - self.ended().keys()]
+        hardware = Machine.here().hardware(self._options.device)
+        whole = estimate(schedule(left, repeats=1), earlier={}, hardware=hardware).seconds
+        return whole + COMPILATION_S * sum(cell.compile for cell in left)
 
     def figures(self) -> list[str]:
         report = REPORTS.get(self.name.partition(" ")[0], of_each_cell)
@@ -426,13 +424,6 @@ class Group:
         options = msgspec.structs.replace(self._options, **given)
         if _Together(self._requests, options).run(report=False) == INTERRUPTED:
             raise KeyboardInterrupt
-
-
-def seconds_of(cells: Sequence[Cell]) -> float:
-    """The start of the workers and the runs of these cells; 0 for none."""
-    hardware = Machine.here().hardware(cells[0].device if cells else "cpu")
-    whole = estimate(schedule(cells, repeats=1), earlier={}, hardware=hardware).seconds
-    return whole + COMPILATION_S * sum(cell.compile for cell in cells)
 
 
 def told(result: RunResult, predicted: int | None) -> str:
@@ -452,10 +443,8 @@ def told(result: RunResult, predicted: int | None) -> str:
 
 
 def of_each_cell(group: Group) -> list[str]:
-    """A line of each cell, in the order in which they ran."""
-    runs = {run.run_id: run for run in group.ended().values()}
-    ran = [slot.run_id for launch in group.study.launches() for slot in launch.slots if slot.run_id in runs]
-    return [told(runs[run_id], group.predicted.get(runs[run_id].cell_id)) for run_id in ran]
+    runs = sorted(group.ended().values(), key=lambda run: run.started_at or "")
+    return [told(run, group.predicted.get(run.cell_id)) for run in runs]
 
 
 def of_all_cells(group: Group) -> list[str]:
@@ -472,14 +461,14 @@ def of_order(group: Group) -> list[str]:
 
 
 def by_second(step_ns: Sequence[int]) -> list[tuple[float, float]]:
-    """The mean time of the steps that end in each second, in ns, by the second from the first step on."""
+    """The mean time of the steps that end in each second, in ms, by the second from the first step on."""
     ends = accumulate(step_ns)
     seconds = groupby(zip(ends, step_ns, strict=True), key=lambda step: step[0] // 10**9)
-    return [(float(second), fmean(each for _, each in steps)) for second, steps in seconds]
+    return [(float(second), fmean(each for _, each in steps) / 1e6) for second, steps in seconds]
 
 
 def flat_from(points: Sequence[tuple[float, float]]) -> float:
-    """The time from which on all values are within FLAT_WITHIN of the median of their second half."""
+    """The time from which on all values are within FLAT_WITHIN of the second half's median; inf if none is."""
     final = median(value for _, value in points[len(points) // 2 :])
     flat = list(takewhile(lambda point: abs(point[1] - final) <= FLAT_WITHIN * abs(final), points[::-1]))
     return flat[-1][0] if flat else inf
@@ -497,13 +486,13 @@ def of_steps(group: Group) -> list[str]:
             f"step, {1 - inside / wall:.2%} of it outside of the steps"
         )
         telemetry = record.telemetry or Telemetry()
-        curves = {"ns a step": by_second(record.steps.step_ns)}
+        curves = {"ms a step": by_second(record.steps.step_ns)}
         for name in SERIES & telemetry.series.keys():
             read = zip(telemetry.at_ms, telemetry.series[name], strict=True)
             curves[name] = [(at / 1e3, value) for at, value in read if value is not None]
         found += [
             f"    {name}: {points[0][1]:.5g} at first, {points[-1][1]:.5g} after {points[-1][0]:.0f} s, "
-            f"within {FLAT_WITHIN:.0%} of its second half from {flat_from(points):.0f} s on"
+            f"flat within {FLAT_WITHIN:.0%} from: {flat_from(points):.0f} s".replace("inf s", "never")
             for name, points in curves.items()
         ]
     return found
@@ -530,13 +519,10 @@ def _wrong(line: Line, result: RunResult) -> list[str]:
 
 def _left_behind(study: Study) -> list[str]:
     """Launches that ended early, as a cell had left memory behind."""
-    found = []
-    for path in sorted(study.root.glob("launches/*/rank-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            if event["event"] == "stopped" and "memory" in event["reason"]:
-                found.append(f"{path}: {event['reason']}")
-    return found
+    logs = [path.read_text(encoding="utf-8") for path in sorted(study.root.glob("launches/*/rank-*.jsonl"))]
+    events = [json.loads(line) for log in logs for line in log.splitlines()]
+    stopped = [event["reason"] for event in events if event["event"] == "stopped"]
+    return [f"{study.root}: {reason}" for reason in stopped if "memory" in reason]
 
 
 Step = Script | Group
@@ -550,9 +536,9 @@ def steps(parts: Sequence[str], device: str, out: Path) -> list[Step]:
 
 def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
     if part == "calls":
-        yield Script("doctor", out, "-m", "harness.cli", "doctor")
+        yield Script("doctor", 15, out, "-m", "harness.cli", "doctor")
         # Over NCCL at one rank, on a CPU over Gloo at two.
-        yield Script("calls", out, str(HERE / "calls.py"), device)
+        yield Script("calls", 30, out, str(HERE / "calls.py"), device)
     if part == "figures":
         for line in lines(part, device):
             workload = str(line.options.workload)
@@ -561,7 +547,9 @@ def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
                 given = {name: getattr(line.options, name) for name in ("workload", *OF_A_STEP)}
                 given = {name: value for name, value in given.items() if value is not None}
                 given |= {"device": device, "out": str(out / f"{workload}.json")}
-                yield Script(f"{workload} beside a bare loop", out, str(HERE / "bare.py"), json.dumps(given))
+                seconds = 30 if device == "cpu" else 120
+                words = str(HERE / "bare.py"), json.dumps(given)
+                yield Script(f"{workload} against a bare loop", seconds, out, *words)
         return
     for ranks in (2, 4, 1):
         chosen = [line for line in lines(part, device) if line.ranks == ranks]
@@ -607,7 +595,7 @@ def summary(asked: Sequence[Step], command: str) -> list[str]:
         found += [step.name, *figures] if (figures := step.figures()) else []
     left = {step.name: left_s for step in asked if (left_s := step.left_s())}
     if left:
-        minutes = ceil((sum(left.values()) + ENDING_S) / 60)
+        minutes = ceil((sum(left.values()) + SLOW_START_S + ENDING_S) / 60)
         found += ["", "left:", *(f"{name} (about {seconds:.0f} s)" for name, seconds in left.items())]
         found += [f"continue with: {command} MINUTES={minutes}"]
     return found

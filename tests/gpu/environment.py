@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tomllib
 from importlib import metadata, util
 from pathlib import Path
 
@@ -20,6 +19,8 @@ BENCH = "#!{python}\nimport sys\nfrom harness.cli import main\nsys.exit(main())\
 
 def missing(packages: Path) -> list[str]:
     """The requirements, other than torch, that neither this Python nor the folder `packages` satisfies."""
+    import tomllib  # Python 3.10, which `main` refuses, lacks it.
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = []
     for needed in project["dependencies"]:
@@ -36,8 +37,11 @@ def _numbers(version: str) -> list[int]:
 
 def main(folder: Path) -> str | None:
     """Make the environment. Returns what it lacks."""
-    if util.find_spec("torch") is None:
-        return f"{sys.executable} has no torch, and `make gpu` installs none: name another with PYTHON=..."
+    if any(util.find_spec(name) is None for name in ("torch", "tomllib")):
+        return (
+            f"{sys.executable} is Python {sys.version.split()[0]}, and `make gpu` needs Python 3.11 or later "
+            f"with torch, which it never installs: name one with PYTHON=..."
+        )
     venv = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]
     subprocess.run(venv, check=True)
     python = folder.absolute() / "bin" / "python"

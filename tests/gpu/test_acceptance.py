@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -97,10 +98,10 @@ def test_steps_run_by_worth_within_the_time_and_those_that_are_left_are_named() 
     assert acceptance.run_all(asked, lambda: 600 - sum(sum(step.limits) for step in asked)) == []
     # Of 250 s twice the estimate and a slow start; of 900 s what is left, but for 20 s for the end.
     assert [step.limits for step in asked] == [[160], [30], [600 - 160 - 30 - 20], []]
-    # 18 of the 50 s that were estimated, 510 of 900 and all 40 are left, and 20 for the end: 588 s.
+    # 18 of the 50 s that were estimated, 510 of 900 and all 40 are left: 648 s with a slow start and the end.
     assert acceptance.summary(asked, "make gpu")[-4:] == [
         *("slow (about 18 s)", "large (about 510 s)", "late (about 40 s)"),
-        "continue with: make gpu MINUTES=10",
+        "continue with: make gpu MINUTES=11",
     ]
 
 
@@ -117,9 +118,9 @@ def test_the_same_work_is_measured_first_last_and_between_other_work_of_its_laun
 def test_curves_are_flat_from_the_last_value_on_that_is_far_from_their_second_half() -> None:
     acceptance = load()
     # The steps end after 0.5, 1.1 and 1.3 s.
-    assert acceptance.by_second([5 * 10**8, 6 * 10**8, 2 * 10**8]) == [(0, 5e8), (1, 4e8)]
+    assert acceptance.by_second([5 * 10**8, 6 * 10**8, 2 * 10**8]) == [(0, 500), (1, 400)]
     assert acceptance.flat_from([(0, 120), (1, 101), (2, 90), (3, 100), (4, 101), (5, 99)]) == 3
-    assert acceptance.flat_from([(0, 100.0)]) == 0
+    assert acceptance.flat_from([(0, 100), (1, 100), (2, 110)]) == math.inf
 
 
 @pytest.mark.parametrize(("gpus", "backend", "shared"), [(1, "gloo", True), (2, "nccl", None)])
@@ -249,14 +250,16 @@ def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_m
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
-    said = []
-    for minutes in ("25", "0"):
-        call = [*CALL, str(tmp_path), "--minutes", minutes]
-        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
+    def call(minutes: str) -> str:
+        command = [*CALL, str(tmp_path), "--minutes", minutes]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        said.append(done.stdout[done.stdout.index("\ndone:\n") :])
-    assert said[0] == said[1]
-    assert "left:" not in said[0]
+        return done.stdout[done.stdout.index("\ndone:\n") :]
+
+    # A busy machine may need several calls.
+    while "\nleft:\n" in (said := call("20")):
+        pass
+    assert call("0") == said
     results = [
         result
         for folder in ("correct", "ranks-2", "ranks-4")
