@@ -468,7 +468,7 @@ def by_second(step_ns: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def flat_from(points: Sequence[tuple[float, float]]) -> float:
-    """The time from which on all values are within FLAT_WITHIN of the second half's median; inf if none is."""
+    """The time from which all values are within FLAT_WITHIN of the second half's median; inf if none is."""
     final = median(value for _, value in points[len(points) // 2 :])
     flat = list(takewhile(lambda point: abs(point[1] - final) <= FLAT_WITHIN * abs(final), points[::-1]))
     return flat[-1][0] if flat else inf
