@@ -1,10 +1,13 @@
-"""What torch itself can do with the CUDA devices of this machine, asked in a process of its own."""
+"""The version of torch, and what torch can do with the CUDA devices of this machine, without importing it here."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -25,6 +28,21 @@ print(json.dumps(found))
 """
 """A number is written to each device and read back: a driver that is too old, a GPU that another process has
 for itself or that torch has no kernels for, and one that is lost fail here."""
+
+
+_VERSION = re.compile(r"^__version__ = '([^']+)'", re.MULTILINE)
+
+
+def torch_version() -> str | None:
+    """Return `torch.__version__`, which ranks record, without importing torch; None if it is not installed.
+
+    The metadata of a CUDA build from PyPI lack the local part of the version: 2.15.0 for 2.15.0+cu132.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    match = _VERSION.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
+    return None if match is None else match[1]
 
 
 class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ from harness.device import cgroup_quota, cpu_model, rdma_devices, usable_cores, 
 from harness.launch.preflight import TORCH, require_devices, unknown_name, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
-from harness.torch_devices import ask_torch
+from harness.torch_devices import ask_torch, torch_version
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError
 
@@ -115,9 +115,9 @@ def _gib(size: int | None) -> str:
 
 
 def _torch() -> str:
-    if util.find_spec("torch") is None:
+    version = torch_version()
+    if version is None:
         return f"not installed: planning and reporting work, running does not (pip install '{TORCH}')"
-    version = metadata.version("torch")
     if not visible_gpus() and "+cpu" in version:
         return version
     found = ask_torch()

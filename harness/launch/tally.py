@@ -6,12 +6,12 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from importlib import metadata
 
 from harness.device import nccl_settings, other_settings
 from harness.launch.machine import Machine
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
+from harness.torch_devices import torch_version
 from reports.text import count
 from results.environment import CodeVersion
 from results.job import Isolation
@@ -41,7 +41,7 @@ class Conditions:
         return cls(
             code_hash=code.code_hash,
             python=platform.python_version(),
-            torch=_installed("torch"),
+            torch=torch_version(),
             nccl_settings=nccl_settings(),
             settings=other_settings(),
             cores=Machine.here().cores,
@@ -91,13 +91,6 @@ def _fact(value: object) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key}={value[key]}" for key in sorted(value)) or "none"
     return str(value)
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @dataclass

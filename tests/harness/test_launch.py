@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Callable
-from importlib import metadata
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +37,7 @@ from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.plan.estimate import Earlier, LaunchEstimate
-from harness.torch_devices import TorchDevices, ask_torch
+from harness.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.worker.__main__ import _near
 from harness.worker.environment import device_uuid
 from harness.worker.rank import Rank
@@ -890,10 +889,21 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     assert Conditions(code_hash=code.code_hash, cores=4).allow(emulated, virtual=True)
 
 
+def test_the_version_of_torch_is_the_one_that_ranks_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert torch_version() == torch.__version__
+    # A CUDA build from PyPI, whose metadata say 2.15.0.
+    (tmp_path / "version.py").write_text("debug = False\n__version__ = '2.15.0+cu132'\n")
+    built = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: built)
+    assert torch_version() == "2.15.0+cu132"
+
+
 def _measured(code_hash: str) -> RunResult:
     environment = an_environment(
         python=platform.python_version(),
-        torch=metadata.version("torch"),
+        torch=torch_version() or "",
         code=CodeVersion(code_hash=code_hash),
     )
     return RunResult(
