@@ -1,4 +1,4 @@
-"""The version of torch, and what torch can do with the CUDA devices of this machine, without importing it here."""
+"""Ask which torch is installed, and what it can do with CUDA devices, without importing it in this process."""
 
 from __future__ import annotations
 
