@@ -1,4 +1,4 @@
-"""Ask which torch is installed, and what it can do with CUDA devices, without importing it in this process."""
+"""Ask which torch is installed, and what it can do with CUDA devices, without importing it here."""
 
 from __future__ import annotations
 
