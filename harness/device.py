@@ -83,7 +83,8 @@ def lost_gpus() -> list[LostGpu]:
         devices = list(_devices()) if ready else []
         found = [gpu for gpu in devices if isinstance(gpu, Gpu)]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        named = [] if visible is None else [item for item in visible.split(",") if item.strip()]
+        # The last two hide all devices.
+        named = [item for item in (visible or "").split(",") if item.strip() not in ("", "-1", "NoDevFiles")]
         own = not found if visible is None else len(_selected(found, visible)) < len(named)
     return [gpu for gpu in devices if isinstance(gpu, LostGpu) and (own or not gpu.denied)]
 

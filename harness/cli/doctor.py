@@ -11,7 +11,7 @@ import click
 
 from harness.code import PACKAGES, checkout
 from harness.console import Console
-from harness.device import cgroup_quota, cpu_model, rdma_devices, usable_cores, visible_gpus
+from harness.device import cgroup_quota, cpu_model, rdma_devices, rdma_warnings, usable_cores, visible_gpus
 from harness.launch.preflight import TORCH, require_devices, unknown_name, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
@@ -95,7 +95,8 @@ def _show_machine(console: Console) -> None:
     rows = [("packages", f"{', '.join(PACKAGES)} from {checkout()}"), ("torch", _torch())]
     rows += _host() + _gpus() + _rdma()
     device = "cuda" if visible_gpus() else "cpu"
-    found = (*_obstacle(), *unknown_name(), *warnings("cuda" if device == "cuda" else "cpu"))
+    found = [*_obstacle(), *unknown_name(), *rdma_warnings(rdma_devices())]
+    found += warnings("cuda" if device == "cuda" else "cpu")
     rows += [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
     console.table(["what", "found"], rows, numeric=[False, False])
 

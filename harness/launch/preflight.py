@@ -18,8 +18,6 @@ from harness.device import (
     gpu_warnings,
     lost_gpus,
     on_battery,
-    rdma_devices,
-    rdma_warnings,
     slow_governor,
     visible_gpus,
 )
@@ -153,7 +151,7 @@ def _of_gpus() -> list[str]:
     lost = [f"GPU {gpu.index} {_why_lost(gpu)}" for gpu in lost_gpus()]
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
     waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
-    return gpu_warnings(visible_gpus()) + lost + rdma_warnings(rdma_devices()) + [waits] * blocking
+    return gpu_warnings(visible_gpus()) + lost + [waits] * blocking
 
 
 def _why_lost(gpu: LostGpu) -> str:

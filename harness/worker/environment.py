@@ -18,6 +18,9 @@ from results.cell import Cell
 from results.environment import Environment
 from results.launch import JobVariables, Launch
 
+SETTINGS = other_settings()
+"""The settings that this process was given. Libraries of a workload, such as scikit-learn, set others later."""
+
 
 def probe(
     launch: Launch,
@@ -51,7 +54,7 @@ def probe(
         gpus_per_node=launch.placement.gpus_per_node,
         pinned_cores=cores,
         nccl_settings=nccl_settings(),
-        settings=other_settings(),
+        settings=SETTINGS,
         transports=tuple(transports),
         attention=tuple(attention_kernels()),
     )

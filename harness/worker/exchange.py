@@ -113,7 +113,8 @@ class ExchangeGroup(dist.ProcessGroup):
         """torch's class that moves the data, such as ProcessGroupNCCL."""
         devices = self._backend._device_types
         mover = self._backend._get_backend(devices[0]) if devices else self._backend
-        return type(mover).__name__
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps it.
+        return type(getattr(mover, "wrapped_pg", mover)).__name__
 
     @property
     def backend(self) -> dist.ProcessGroup:

@@ -46,8 +46,8 @@ from workloads.batch import Batch
 STEADY_WITHIN = 0.05
 """Warm-up has ended when the steps of a block differ from those before it by no more than this share."""
 FLAT_WITHIN = 0.005
-"""A clock is flat when the means of both halves of its readings differ by no more than this share. With 5 s
-in each half this allows a drift of 2 % in 20 s."""
+"""A clock is flat when the means of both halves of its readings differ by no more than this share and three
+standard errors. With 5 s in each half and no noise this allows a drift of 2 % in 20 s."""
 Stop = Literal["target", "budget", "blocks"]
 
 
@@ -124,9 +124,13 @@ class Stopwatch:
 
     def _is_flat(self, readings: Sequence[float]) -> bool:
         """Whether the clock of no rank's device goes up or down; collective."""
-        half = len(readings) // 2
-        before = fmean(readings[:half]) if half else 0.0
-        change = abs(fmean(readings[half:]) / before - 1) if before else 0.0
+        half, change = len(readings) // 2, 0.0
+        if half:
+            # Three standard errors of the difference, by successive readings, which a drift hardly changes (von
+            # Neumann 1941). Without them one of many devices would always exceed the bound.
+            error = 3 * math.sqrt(fmean((b - a) ** 2 for a, b in itertools.pairwise(readings)) / half)
+            apart = abs(fmean(readings[half:]) - fmean(readings[:half]))
+            change = (apart - error) / fmean(readings)
         return self._control.largest([change])[0] <= FLAT_WITHIN
 
     def measure(self, policy: StepPolicy) -> Measured:
@@ -155,7 +159,8 @@ class Stopwatch:
         last = warmup.step_ns[-self._trainer.model.period :]
         given = wait("measure", step_ns=sum(last) / max(1, len(last)))
         while given:
-            steps = self._whole_periods(given)
+            # On a device no block is shorter than others, however few steps are asked for.
+            steps = StepPolicy(block_steps=given).steps_of_block(self._trainer.model.period, self._fastest_s)
             mine, _, block = self._block(steps, self._batches)
             columns = joined_steps(columns, block)
             self.after_block(block)
@@ -185,6 +190,7 @@ class Stopwatch:
             exchange.traffic.enabled = True
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(batches)[0])
+            del batches, snapshot
         return quads
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:

@@ -65,10 +65,11 @@ def _by_cell(results: Sequence[RunResult]) -> Mapping[str, list[RunResult]]:
 
 
 def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
-    by_environment: dict[str | None, dict[str, list[RunResult]]] = {}
+    by_environment: dict[object, dict[str, list[RunResult]]] = {}
     for run in runs:
         assert run.environment is not None
-        groups = by_environment.setdefault(run.fingerprint, {})
+        settings = tuple(sorted((run.environment.settings or {}).items()))
+        groups = by_environment.setdefault((run.fingerprint, settings), {})
         groups.setdefault(str(run.environment.allocation), []).append(run)
     largest = max(by_environment.values(), key=len)
     if len(largest) < 2:

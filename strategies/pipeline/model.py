@@ -70,6 +70,7 @@ class PipelineModel(ParallelModel):
         for tensor in (*module.parameters(), *module.buffers()):
             take_from_first(everyone, [tensor])
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
+        self._connect(circular=facts.schedule == "interleaved")
         self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
         self._buffer_names = [name for name, _ in module.named_buffers()]
         self._keep_own_stages(everyone, groups)
@@ -79,6 +80,23 @@ class PipelineModel(ParallelModel):
         self._step = _Step(self._pieces)
         self._schedule: TorchSchedule | None = None
         self._made_for: object = None
+
+    def _connect(self, *, circular: bool) -> None:
+        """Send one value between neighbours in both directions, in one order on all ranks of the pipeline.
+
+        NCCL makes the communicator of two ranks at their first message, and both hosts wait for it. In a step
+        one of them could wait behind a message that the other receives later.
+        """
+        link, value = self._pipeline, torch.zeros(1, device=self._device)
+        edges = [(rank, rank + 1) for rank in range(link.size - 1)]
+        if circular and link.size > 2:
+            edges.append((link.size - 1, 0))
+        for edge in edges:
+            for source, to in (edge, edge[::-1]):
+                if link.rank == source:
+                    link.send(value, to).wait()
+                elif link.rank == to:
+                    link.receive(value, source).wait()
 
     def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
         """Of parameters on two ranks each has a copy, which gets the same gradient and so the same update."""

@@ -59,7 +59,7 @@ def _scaled_at_once(gradients: Sequence[tuple[Tensor, int]], factor: Tensor) -> 
         else:
             others.append(gradient)
     for (device, dtype), group in alike.items():
-        torch._foreach_mul_(group, factor.to(device, dtype))
+        torch._foreach_mul_(group, factor.to(device, torch.promote_types(dtype, torch.float32)))
     return others
 
 

@@ -173,7 +173,9 @@ def lines(part: str, device: str) -> tuple[Line, ...]:
     if part == "clocks":
         return (_line(part, block_steps=50, warmup_steps=0, target=0.0, **size.heating),)
     if part == "blocks":
-        return tuple(_line(part, block_steps=steps, target=0.0, **size.short) for steps in (5, 50, 500))
+        return tuple(
+            _line(part, block_steps=steps, warmup_steps=0, target=0.0, **size.short) for steps in (5, 50, 500)
+        )
     if part == "figures":
         # One cell a model, as large as is predicted to fit; small models first.
         return tuple(line for model in size.figures if (line := _largest(*model, device)) is not None)
@@ -420,7 +422,7 @@ class Group:
         return of_cells + _left_behind(self.study)
 
     def run(self, limit_s: float) -> None:
-        given = {"out": str(self.study.root), "max_time": f"{limit_s:.0f}s", "hang_after": SILENCE}
+        given = {"out": str(self.study.root), "max_time": f"{max(1.0, limit_s):.0f}s", "hang_after": SILENCE}
         options = msgspec.structs.replace(self._options, **given)
         if _Together(self._requests, options).run(report=False) == INTERRUPTED:
             raise KeyboardInterrupt

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -171,8 +172,14 @@ def test_a_killed_check_leaves_neither_its_folder_nor_its_ranks(tmp_path: Path) 
     command = (sys.executable, "-m", "harness.cli", "check", "mlp")
     bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
     end = time.monotonic() + 120
-    # The cmdline of a child is bench's own until it is a rank.
-    while sum("harness.worker.check" in one.cmdline() for one in psutil.Process(bench.pid).children()) < 2:
+
+    def is_rank(child: psutil.Process) -> bool:
+        # The command line of a child is that of bench until it is a rank.
+        with suppress(psutil.NoSuchProcess):
+            return "harness.worker.check" in child.cmdline()
+        return False
+
+    while sum(map(is_rank, psutil.Process(bench.pid).children())) < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert list(tmp_path.glob("bench-check-*"))

@@ -67,6 +67,13 @@ def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect()
         require_one_nccl([("node-a", "2.27.5"), ("node-b", "2.29.2"), ("node-c", "2.27.5")])
 
 
+def test_nccl_has_another_name_where_torch_has_a_second_class_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL2", object, raising=False)
+    assert nccl_name() == "nccl-legacy"
+    monkeypatch.delattr(torch._C._distributed_c10d, "ProcessGroupNCCL2")
+    assert nccl_name() == "nccl"
+
+
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the group connects")
 def test_nccl_is_the_class_that_connects_at_the_first_collective() -> None:
