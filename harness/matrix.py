@@ -274,17 +274,21 @@ class Matrix:
 
     def _limit(self) -> Limit:
         """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory."""
-        here = not self._launcher.several_hosts
-        limited = here and not self._run_options.oversubscribe
+        limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
         limit = self._machine.limit(self._request.device, _offer()) if limited else Limit()
-        if self._request.device == "cpu" or self._options.keep_unfit:
-            return limit
+        return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())
+
+    def _gpus(self) -> Devices | None:
+        """Return the GPUs that cells run on; None on CPU."""
+        if self._request.device == "cpu":
+            return None
         model = self._call.hosts.gpu_model
-        return replace(limit, gpus=devices_here() if here and model is None else Devices(gpu_name=model))
+        here = not self._launcher.several_hosts and model is None
+        return devices_here() if here else Devices(gpu_name=model)
 
     def _warn_of_tight(self, study: Study, plan: Plan) -> None:
         """Warn about new cells whose predicted memory exceeds that of a GPU."""
-        memory = self._limit().gpu_bytes
+        memory = Limit(gpus=self._gpus()).gpu_bytes
         planned = {cell.id for plan in study.plans() for cell in plan.cells}
         over = [
             f"{cell.workload} with {cell.strategy} on {cell.gpus} ({size / MIB:,.0f})"

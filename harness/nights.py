@@ -65,11 +65,12 @@ def set_off(command: str, verdict: str) -> str | None:
     BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
     """
     try:
-        with temporary_folder("bench-verdict-") as (folder, held):
+        # What the command leaves in the background does not hold the folder, and nobody waits for it.
+        with temporary_folder("bench-verdict-") as (folder, _):
             path = folder / "verdict.json"
             path.write_text(verdict, encoding="utf-8")
             variables = {**os.environ, "BENCH_VERDICT": str(path)}
-            told = subprocess.run(["sh", "-c", command], env=variables, check=False, pass_fds=(held,))
+            told = subprocess.run(["sh", "-c", command], env=variables, check=False)
             code = told.returncode
     except OSError as error:
         return f"--on-regression {command!r} was not run: {error}; the verdict stands"

@@ -228,7 +228,8 @@ def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:
     """Each reason, the sizes where they are what differs (` (4 to 16)`), and how many points it left out."""
     groups: dict[str, list[Skip]] = {}
     for skip in skips:
-        groups.setdefault("machine" if skip.rule == "machine" else skip.reason, []).append(skip)
+        by_rule = {"machine": "machine", "memory": f"memory: {skip.workload}, {skip.strategy}"}
+        groups.setdefault(by_rule.get(skip.rule or "", skip.reason), []).append(skip)
     told = []
     for group in groups.values():
         least, most = (end(group, key=lambda skip: skip.gpus) for end in (min, max))

@@ -7,6 +7,7 @@ there already are covered as well, and JSON and CSV have the text as it was.
 
 from __future__ import annotations
 
+import codecs
 import io
 import re
 import sys
@@ -22,10 +23,23 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 def escape_unprintable() -> None:
     """Have this process print escapes such as `\\xe9` for characters that the encoding of its output lacks,
-    instead of raising UnicodeEncodeError."""
+    instead of raising UnicodeEncodeError. Bytes of a file's name that are no text are printed as they are."""
+    codecs.register_error("bench-escape", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="bench-escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    # Python reads a byte of a name that is no text as a character from U+DC80 on (PEP 383).
+    return b"".join(
+        bytes([ord(character) - 0xDC00])
+        if "\udc80" <= character <= "\udcff"
+        else character.encode("ascii", "backslashreplace")
+        for character in lacking
+    ), error.end
 
 
 def visible(text: str) -> str:

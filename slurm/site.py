@@ -29,6 +29,7 @@ _OWN_KEYS = {
     "cpus-per-task": "cpus_per_gpu",
     "exclusive": "exclusive",
     "gpus-per-node": "gpus_per_node",
+    "gpus-per-task": "gpu_request",
     "gres": "gpu_request",
     "mem": "memory_per_node",
     "partition": "partition",

@@ -65,8 +65,10 @@ class ShardingFacts(StrategyFacts):
             if sizes.groups.tensor > 1:
                 # As torch shards the first block, its parts are there until all of it is in shards.
                 first = units.full_block // sizes.groups.shard
-                yield Footprint(moment="model built", parameters=sizes.split_by_layer(beside=first))
-            yield Footprint(moment="model built", parameters=shard, gathered=self.built(sizes, units))
+                most = sizes.split_by_layer(beside=first)
+                yield Footprint(moment="model built", parameters=most, estimated=most)
+            gathered = self.built(sizes, units)
+            yield Footprint(moment="model built", parameters=shard, gathered=gathered, estimated=gathered)
         else:
             yield from built_whole(sizes, shard)
         yield from sharded_moments(sizes, units, rest, self.gathered(units), self.averaging(sizes, units))

@@ -25,8 +25,8 @@ _ASKED_TO_END = re.compile(r"SignalException: Process \d+ got signal: (?:1|2|15)
 _TORCHRUN_KILLED = re.compile(r"^torchrun was killed by (?P<signal>\S+)$", re.MULTILINE)
 """What `tell_torchrun_killed` prints."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-_RAISED_DISK_FULL = re.compile(rf'\w+Error: [^"\n]*(?:{_DISK_FULL.pattern})')
-"""The pattern matches the exception in a rank's log or stderr, and no warning of a rank that continues."""
+_RAISED = re.compile(r'\w+Error: [^"\n]*')
+"""The pattern matches an exception in a rank's log or stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,12 @@ def unless_disk_full(folder: Path, outcome: Outcome, reason: str) -> tuple[Outco
     if outcome not in (Outcome.CRASHED, Outcome.MISSING_RANKS, Outcome.UNKNOWN):
         return outcome, reason
     logs = [*rank_log_paths(folder).values(), *rank_output_paths(folder)]
-    found = (_RAISED_DISK_FULL.search(_text([log])) for log in logs)
-    words = next((match[0] for match in found if match is not None), None)
-    return (outcome, reason) if words is None else (Outcome.CANCELLED, f"the disk is full: {words}")
+    # The last one: a rank may have continued after an earlier one.
+    last = (_RAISED.findall(_text([log]))[-1:] for log in logs)
+    words = next((error for found in last for error in found if _DISK_FULL.search(error)), None)
+    if words is None:
+        return outcome, reason
+    return Outcome.CANCELLED, f"the disk is full: {shortened(words)}"
 
 
 def _text(logs: Sequence[Path]) -> str:

@@ -98,7 +98,8 @@ class _Matrix:
         self._link_obstacle = link_obstacle
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
-        self._fitting: dict[MatrixPoint, str] = {}
+        self._fitting: dict[SeriesId, str] = {}
+        self._weighed: dict[MatrixPoint, str | None] = {}
         self.planned: frozenset[str] = frozenset()
         """Ids of cells that stay in the plan even if they do not fit."""
 
@@ -130,21 +131,26 @@ class _Matrix:
         if need <= memory:
             return None
         text = f"{cell.workload} with {cell.strategy} needs at least {need / MIB:,.0f} MiB of a GPU's"
-        instead = self._what_fits(replace(point, key=replace(point.key, strategy=AUTO)))
+        instead = self._what_fits(point)
         return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
     def _what_fits(self, point: MatrixPoint) -> str:
-        """Name the options that fit by prediction, with the same number of workers or with more."""
-        assert self._limit is not None
-        if point not in self._fitting:
-            self._fitting[point] = "give more workers, and a strategy that shards"
+        """Name the options that fit by prediction, for the first size of a series that does not fit."""
+        if point.key not in self._fitting:
+            self._fitting[point.key] = "give more workers, and a strategy that shards"
             for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
-                choice = self.choice(replace(point, gpus=gpus), self._limit.gpus)
-                if isinstance(choice, Choice) and choice.lightest is not None:
-                    more = "" if gpus == point.gpus else f" --gpus {gpus}"
-                    self._fitting[point] = f"{choice.lightest}{more} fits by prediction"
+                options = self._lightest(replace(point, key=replace(point.key, strategy=AUTO), gpus=gpus))
+                if options is not None:
+                    self._fitting[point.key] = f"{options} --gpus {gpus} fits by prediction"
                     break
-        return self._fitting[point]
+        return self._fitting[point.key]
+
+    def _lightest(self, point: MatrixPoint) -> str | None:
+        if point not in self._weighed:
+            assert self._limit is not None
+            choice = self.choice(point, self._limit.gpus)
+            self._weighed[point] = choice.lightest if isinstance(choice, Choice) else None
+        return self._weighed[point]
 
     def choice(self, point: MatrixPoint, gpus: Devices | None = None) -> Choice | Reason:
         """What `auto` makes of a point, or why it cannot; `gpus` None: those of the request."""

@@ -64,7 +64,9 @@ def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[st
 def certain_bytes(cell: Cell, gpus_per_node: int | None) -> int:
     """Return a lower bound of the fullest rank's memory in bytes; 0 if the model states no parts."""
     parts = facts(WORKLOADS.parse(cell.workload)).parts
-    return 0 if isinstance(parts, Unknown) else least_bytes(_placed(cell, gpus_per_node), parts)
+    if isinstance(parts, Unknown):
+        return 0
+    return least_bytes(_placed(cell, gpus_per_node), parts, dense=cell.source_hash is None)
 
 
 def _placed(cell: Cell, gpus_per_node: int | None) -> Cell:

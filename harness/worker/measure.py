@@ -126,8 +126,8 @@ class Stopwatch:
         """Whether the clock of no rank's device goes up or down; collective."""
         half, change = len(readings) // 2, 0.0
         if half:
-            # Three standard errors of the difference, by successive readings, which a drift hardly changes (von
-            # Neumann 1941). Without them one of many devices would always exceed the bound.
+            # Three standard errors of the difference, from successive readings, which a drift hardly changes
+            # (von Neumann 1941). Without them one of many devices would always exceed the bound.
             error = 3 * math.sqrt(fmean((b - a) ** 2 for a, b in itertools.pairwise(readings)) / half)
             apart = abs(fmean(readings[half:]) - fmean(readings[:half]))
             change = (apart - error) / fmean(readings)

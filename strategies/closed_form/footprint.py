@@ -32,10 +32,17 @@ def footprint(cell: Cell, parts: ModelParts) -> Footprint:
     return max(moments, key=lambda moment: moment.total)
 
 
-def least_bytes(cell: Cell, parts: ModelParts) -> int:
+def least_bytes(cell: Cell, parts: ModelParts, *, dense: bool) -> int:
     """Return a lower bound in bytes of the memory of the fullest rank: the larger of a newly built model and
-    an update, which needs parameters, gradients and optimizer state at once. It has no activations."""
-    moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
+    an update, which needs parameters, gradients and optimizer state at once. It has no activations.
+
+    Without `dense` the bound counts parameters only. A sparse embedding, and a parameter that no batch uses,
+    have neither a gradient nor state of their size.
+    """
+    moments = list(STRATEGIES.facts(cell.strategy).moments(cell, parts))
+    built = (moment for moment in moments if moment.moment == "model built")
+    if not dense:
+        return max((moment.parameters - moment.estimated for moment in built), default=0)
     sure = (moment.certain for moment in moments if moment.moment in ("model built", "update"))
     return max(sure, default=0)
 

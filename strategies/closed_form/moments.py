@@ -46,7 +46,8 @@ def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> 
     `in_buckets`: gradients are views of the buckets, where they go when the last micro-batch is done.
     """
     kept, whole = sizes.activations(), base.gradients
-    yield Footprint(moment="model built", parameters=sizes.built, buckets=base.buckets)
+    copied = sizes.built - sizes.parameters
+    yield Footprint(moment="model built", parameters=sizes.built, buckets=base.buckets, estimated=copied)
     before = whole if sizes.accumulates else 0
     yield replace(base, moment="backward begins", gradients=before, activations=kept.begin)
     after = (before if in_buckets else whole) + sizes.shared

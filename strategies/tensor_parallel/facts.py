@@ -46,7 +46,8 @@ class TensorParallel(StrategyFacts):
         built, *others = super().moments(cell, parts)
         if parts.by_unit:
             sizes = self.sizes(cell, parts)
-            built = replace(built, parameters=max(sizes.split_by_layer(), sizes.parameters))
+            most = max(sizes.split_by_layer(), sizes.parameters)
+            built = replace(built, parameters=most, estimated=most - sizes.parameters)
         yield from (built, *others)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:

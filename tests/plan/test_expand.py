@@ -190,8 +190,8 @@ def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped(plan_of: MakeP
     alone, replicas = (skip.reason for skip in plan.skips if skip.rule == "memory")
     assert "llama-7b with single needs at least 102,820 MiB of a GPU's 81,920" in alone
     assert "llama-7b with ddp needs at least 128,525 MiB of a GPU's 81,920" in replicas
-    assert "--strategy fsdp fits" in replicas
-    assert "--gpus" in alone
+    assert "--strategy tp --gpus 2 fits" in alone
+    assert "--strategy fsdp --gpus 8 fits" in replicas
     # Cells that are planned already stay, and where nothing is known of the GPUs nothing is left out.
     free = plan_of(**LLAMA, gpus="1,8")
     assert len(free.cells) == 3

@@ -143,7 +143,11 @@ def test_what_is_frozen_has_no_gradients_no_state_and_no_buckets(
 def test_the_least_is_what_an_update_and_a_new_model_have(
     strategy: str, gpus: int, fields: dict[str, Any], expected: int
 ) -> None:
-    assert least_bytes(cell_of(strategy, gpus, **fields), SMALL) == expected
+    assert least_bytes(cell_of(strategy, gpus, **fields), SMALL, dense=True) == expected
+
+
+def test_without_dense_gradients_the_least_is_the_parameters() -> None:
+    assert least_bytes(cell_of("ddp", 4), SMALL, dense=False) == P
 
 
 REPLICATED = [
@@ -424,6 +428,6 @@ def test_steps_take_what_is_predicted(ranks: Ranks, strategy: str, size: int) ->
     """
     peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600, fresh=True))
     predicted = total(strategy, size, MEASURED.parts(), micro_batch=4)
-    assert least_bytes(cell_of(strategy, size, micro_batch=4), MEASURED.parts()) <= peak
+    assert least_bytes(cell_of(strategy, size, micro_batch=4), MEASURED.parts(), dense=True) <= peak
     low, high = COUNTED_NOT_MIB
     assert predicted + low * MIB <= peak <= predicted + high * MIB

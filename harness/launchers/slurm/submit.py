@@ -18,7 +18,8 @@ from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
-from slurm.runner import NoAnswerError, QueueFullError, RefusedError
+from slurm.cluster import NodeGroup
+from slurm.runner import NoAnswerError, QueueFullError, RefusedError, SlurmError
 from slurm.site import SiteProfile
 from slurm.site_checks import over_limits
 from slurm.states import JobPhase
@@ -49,8 +50,8 @@ class Submitter:
         self._poll_s = POLL_S
         # Asked for beforehand: nothing comes between a job's number and its record.
         self._cluster = client.cluster_name
-        # Without a partition Slurm chooses one, and nobody knows its limits.
-        self._groups = client.groups() if site.partition else ()
+        # Without a partition Slurm chooses one, and a QOS may override the limits of a partition.
+        self._groups = _groups(client) if site.partition and site.qos is None else ()
 
     def submit(self, documents: Sequence[Document], *, feed: Feed) -> Submitted:
         """Submit the jobs in order, until the queue is full.
@@ -136,3 +137,14 @@ def live_ids(statuses: Sequence[JobStatus]) -> list[int]:
     """The scheduler's numbers of the jobs that may still run cells."""
     own = [status for status in statuses if isinstance(status, SlurmJobStatus) and status.is_live]
     return [status.slurm_id for status in own if status.slurm_id is not None and status.job.purpose == "run"]
+
+
+def _groups(client: Client) -> tuple[NodeGroup, ...]:
+    """Return the nodes of all partitions, or nothing if sinfo refuses or prints another form: the limits are
+    then not checked."""
+    try:
+        return client.groups()
+    except NoAnswerError:
+        raise
+    except SlurmError:
+        return ()
