@@ -65,13 +65,13 @@ gpu: $(VENV)-gpu/.installed
 
 # Another version of torch or Python, in one environment that is replaced when either changes (a CUDA build takes
 # about 5 GB): a study of every strategy on two ranks, and the quick tests of strategies and workloads.
-compat: $(COMPAT)/.torch-$(TORCH)-$(notdir $(PYTHON))
+compat: $(COMPAT)/.torch-$(TORCH)-$(subst /,_,$(PYTHON))
 	OMP_NUM_THREADS=1 $(COMPAT)/bin/bench matrix docs/studies/strategies.yaml --name compat --workload gpt-nano \
 	  --gpus 1,2 --repeats 1 --budget 1s --out runs/compat-$(TORCH)
 	OMP_NUM_THREADS=1 $(COMPAT)/bin/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -q -m "not slow" \
 	  tests/strategies tests/workloads tests/worker/test_crew.py tests/worker/test_exchange.py
 
-$(COMPAT)/.torch-$(TORCH)-$(notdir $(PYTHON)): pyproject.toml
+$(COMPAT)/.torch-$(TORCH)-$(subst /,_,$(PYTHON)): pyproject.toml
 	@test -n "$(TORCH)" || { echo "give a version of torch: make compat TORCH=2.15.0"; exit 2; }
 	@$(PYTHON) -c "" 2>/dev/null || { echo "$(PYTHON) does not run: install it, or give another PYTHON"; exit 2; }
 	rm -rf $(COMPAT)

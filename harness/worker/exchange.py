@@ -2,8 +2,9 @@
 
 Strategies get this group instead of the backend's own. With the exchange on it hands every call to the
 backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, what
-would be gathered is what this rank sends, and what would be received stays as it was. The difference
-between the two is the exposed communication, and neither strategy nor model knows which of them runs.
+would be gathered is what this rank sends, and what would be received stays as it was, or is zero in a
+pipeline. The difference between the two is the exposed communication, and neither strategy nor model knows
+which of them runs.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self._mover: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
         self._downward: Any = None
         """The backend of messages from a rank to a lower one; None: `_mover` carries both directions."""
+        self._duplex = False
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
         self._name = ""
@@ -158,6 +160,7 @@ class ExchangeGroup(dist.ProcessGroup):
                     group._downward = downward
         _await_connections()
         own = next(group for group in groups if group is not None)
+        own._duplex = duplex
         self._parts.append(own)
         return own
 
@@ -246,6 +249,10 @@ class ExchangeGroup(dist.ProcessGroup):
     ) -> MaybeWork:
         # The sender counts.
         if not self.traffic.enabled:
+            if self._duplex:
+                # From torch 2.15 on a pipeline receives each message in new memory, which may hold NaN.
+                for tensor in tensors:
+                    tensor.zero_()
             return _finished(tensors)
         mover = self._mover if self._downward is None or source < self._rank else self._downward
         if self.traffic.recorder is not None:

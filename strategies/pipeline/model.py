@@ -199,10 +199,7 @@ class PipelineModel(ParallelModel):
                 self._ends.all_reduce(parameter.grad)
 
     def _schedule_for(self, inputs: Tensor) -> TorchSchedule:
-        """The schedule for micro-batches like this one; what is received then lies in buffers of its own.
-
-        The buffers are made once: with the exchange switched off stages compute with what came last.
-        """
+        """The schedule for micro-batches like this one, whose stages have buffers for what they receive."""
         wanted = inputs.shape, inputs.dtype, self._step.task.precision
         if self._schedule is None or self._made_for != wanted:
             self._schedule, self._made_for = self._new_schedule(inputs), wanted

@@ -212,6 +212,20 @@ def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for
     assert measured[0]["parameters"] == measured[1]["parameters"]
 
 
+def received_while_off(rank: int) -> list[float]:
+    exchange = open_exchange()
+    part = exchange.split_into([[0, 1]], duplex=True)
+    exchange.traffic.enabled = False
+    received = torch.full((2,), torch.nan)
+    part.recv([received], 1 - rank, 0)
+    exchange.reset()
+    return received.tolist()
+
+
+def test_a_stage_of_a_pipeline_receives_zeros_while_the_exchange_is_off(ranks: Ranks) -> None:
+    assert ranks(2, received_while_off) == [[0.0, 0.0]] * 2
+
+
 def wait_alone(rank: int) -> str:
     """On rank 0: what a sum over a group that was split twice says when nobody else comes."""
     part = open_exchange(timedelta(seconds=2)).split_into([[0, 1]]).split_into([[0, 1]])
