@@ -287,7 +287,7 @@ class Matrix:
         return devices_here() if here else Devices(gpu_name=model)
 
     def _warn_of_tight(self, study: Study, plan: Plan) -> None:
-        """Warn about new cells whose predicted memory exceeds that of a GPU."""
+        """Warn about new cells that need more memory than a GPU has, by prediction."""
         memory = Limit(gpus=self._gpus()).gpu_bytes
         planned = {cell.id for plan in study.plans() for cell in plan.cells}
         over = [

@@ -66,10 +66,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     records from before it was recorded."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """What must be equal before figures of two runs are put together.
-
-        `settings` must be equal where both runs have it (`reports.analysis.pooling.differing`).
-        """
+        """Facts that must be equal before figures of two runs are put together; `settings` only if both runs
+        have them (`reports.analysis.pooling.differing`)."""
         facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,

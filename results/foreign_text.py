@@ -23,7 +23,7 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 def escape_unprintable() -> None:
     """Have this process print escapes such as `\\xe9` for characters that the encoding of its output lacks,
-    instead of raising UnicodeEncodeError. Bytes of a file's name that are no text are printed as they are."""
+    instead of raising UnicodeEncodeError. It prints bytes of file names that cannot be decoded unchanged."""
     codecs.register_error("bench-escape", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -10,7 +10,7 @@ from results.catalogue.gpus import memory_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the cells of a plan may need. A cell that exceeds it is skipped with a reason, not refused."""
+    """Limits on the cells of a plan. A cell that exceeds one is skipped with a reason, not refused."""
 
     devices: int | None = None
     """Cores of this machine on CPU, its CUDA devices otherwise; None if the number is not limited."""

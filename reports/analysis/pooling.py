@@ -54,9 +54,9 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
 
 
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
-    """The facts that two sets do not share, as texts, by name.
+    """Return the facts in which two sets differ, each as a pair of strings, by name.
 
-    Older records lack `settings`, which are compared where both sets have them.
+    `settings` are compared only if both sets have them, because older records lack them.
     """
     names = sorted((first.keys() | second.keys()) - ({"settings"} - (first.keys() & second.keys())))
     pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
