@@ -19,8 +19,10 @@ import torch.distributed as dist
 from harness.code import code_version
 from harness.device import nccl_settings
 from harness.worker.crew import nccl_name, require_one_nccl, work
+from harness.worker.environment import probe
 from harness.worker.interface import interface_towards, name_interface
 from harness.worker.rank import Rank
+from results.cell import Cell
 from results.errors import MachineError
 from results.launch import Launch
 from results.outcome import Evidence
@@ -65,6 +67,26 @@ def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect()
     require_one_nccl([("node-a", "2.27.5"), ("node-a", "2.27.5"), ("node-b", "2.27.5")])
     with pytest.raises(MachineError, match=re.escape("2.27.5 (node-a, node-c), 2.29.2 (node-b); install")):
         require_one_nccl([("node-a", "2.27.5"), ("node-b", "2.29.2"), ("node-c", "2.27.5")])
+
+
+def test_settings_are_those_that_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As scikit-learn does when a workload imports it: whoever plans the next call does not see it.
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    launch = Launch(
+        launch_id="l",
+        placement=Placement(nodes=1, gpus_per_node=1),
+        device="cpu",
+        backend="gloo",
+        evidence=Evidence.EMULATED,
+        slots=(),
+        code=code_version(),
+    )
+    who = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)
+    setting = {"device": "cpu", "backend": "gloo", "optimizer": "sgd", "dataset": "synthetic"}
+    cell = Cell(workload="mlp", strategy="single", gpus=1, micro_batch=1, **setting)
+    settings = probe(launch, who, torch.device("cpu"), (), cell).settings
+    assert settings is not None
+    assert "KMP_INIT_AT_FORK" not in settings
 
 
 def test_nccl_has_another_name_where_torch_has_a_second_class_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
