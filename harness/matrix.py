@@ -154,7 +154,8 @@ class Matrix:
         plan = _as_one(plans)
         self._warn_of_tight(study, plan)
         code = with_packages(code_version(), plan.cells)
-        conditions = Conditions.here(code) if self._call.hosts.same_python else Conditions.elsewhere(code)
+        here = self._call.hosts.same_python and not self._launcher.several_hosts
+        conditions = Conditions.here(code) if here else Conditions.elsewhere(code)
         for sentence in uncounted(study.results(), plan, conditions):
             self._console.note(sentence)
         for each in self._to_run(plans):

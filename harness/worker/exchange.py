@@ -252,7 +252,8 @@ class ExchangeGroup(dist.ProcessGroup):
             if self._duplex:
                 # From torch 2.15 on a pipeline receives each message in new memory, which may hold NaN.
                 for tensor in tensors:
-                    tensor.zero_()
+                    # A stage's input requires gradients.
+                    tensor.data.zero_()
             return _finished(tensors)
         mover = self._mover if self._downward is None or source < self._rank else self._downward
         if self.traffic.recorder is not None:

@@ -216,7 +216,7 @@ def received_while_off(rank: int) -> list[float]:
     exchange = open_exchange()
     part = exchange.split_into([[0, 1]], duplex=True)
     exchange.traffic.enabled = False
-    received = torch.full((2,), torch.nan)
+    received = torch.full((2,), torch.nan, requires_grad=True)
     part.recv([received], 1 - rank, 0)
     exchange.reset()
     return received.tolist()
