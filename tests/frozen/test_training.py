@@ -118,7 +118,7 @@ def test_losses_and_bytes_are_those_of_the_day_they_were_frozen(
         assert list(found) == list(expected)
         for name, cell in expected.items():
             assert found[name]["bytes and operations"] == cell["bytes and operations"], name
-            # Another CPU sums in another order; three steps from one start stay near. The ResNet diverges (its
+            # Another CPU sums in another order; three steps stay near. The ResNet diverges (its
             # loss rises from 2.5 to 4.6), which multiplies a rounding, so its first loss is compared there.
             steps = 1 if "ResNet" in name and golden["machine"] != machine else STEPS
             assert found[name]["loss"][:steps] == pytest.approx(cell["loss"][:steps], rel=1e-3), name
