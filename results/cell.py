@@ -30,7 +30,7 @@ Checkpointing = bool | Literal["selective"]
 """False: all activations are kept; True: a block's are computed again in backward; selective: those alone
 that are computed again soon, while the results of matrix products are kept."""
 GPU_BLOCK_S = 0.5
-"""A block on a GPU lasts at least this long, so that the skew of its start and end is a small share of it."""
+"""A block on a GPU lasts at least this long: the skew of its start and end is then a small share of it."""
 GPU_WARM_UP_S = 10.0
 """A warm-up on a GPU lasts at least this long. The clock rises within the first second of load and falls
 while the chip heats up; to see that it no longer falls takes two means over 5 s each."""

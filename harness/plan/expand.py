@@ -153,7 +153,7 @@ class _Matrix:
         return self._weighed[point]
 
     def choice(self, point: MatrixPoint, gpus: Devices | None = None) -> Choice | Reason:
-        """Return what `auto` chooses for a point on `gpus` (default: the request's), or why it cannot choose."""
+        """Return what `auto` chooses for a point on `gpus` (default: the request's), or why it cannot."""
 
         def made(strategy: str) -> Cell | Reason:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
