@@ -54,9 +54,11 @@ class Compilation:
         forward = model.forward
 
         def watching(*inputs: object, **named: object) -> object:
-            before = random_print(self._device)
+            graphs, before = _graphs(), random_print(self._device)
             outputs = forward(*inputs, **named)
-            self._draws = bool(self._draws) or random_print(self._device) != before
+            # The compiler draws random numbers as well.
+            if graphs == _graphs():
+                self._draws = bool(self._draws) or random_print(self._device) != before
             return outputs
 
         model.forward = watching
@@ -68,7 +70,12 @@ class Compilation:
 
 def require_compiled() -> None:
     """Raises NotCompiledError if the steps so far have captured no graph."""
-    if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+    if not _graphs():
         raise NotCompiledError(
             "torch.compile captured no graph of this model, so it would run uncompiled: leave --compile out"
         )
+
+
+def _graphs() -> int:
+    """How many graphs the compiler captured since its counters were cleared."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]

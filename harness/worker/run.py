@@ -469,13 +469,14 @@ class RunInProgress:
         else:
             warmup, steady = watch.warm_up(policy)
         self._found |= {"warmup": warmup, "warmup_steady": steady}
-        if self._cell.compile:
-            require_compiled()
         self._begin("measure")
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         before = around.exchange.traffic.payload_bytes, around.exchange.traffic.operations
         used = self._uses.so_far
         measured = self._timed_blocks(watch)
+        # Not after the warm-up, which may have no step.
+        if self._cell.compile:
+            require_compiled()
         steps = len(measured.columns.step_ns)
         uses = self._uses.so_far.since(used)
         self._found |= {

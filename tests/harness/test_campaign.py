@@ -314,7 +314,7 @@ def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     options = StudyFile(
         workload="mlp", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, block_steps=2,
-        compile=True, out="c",
+        warmup_steps=0, compile=True, out="c",
     )  # fmt: skip
     assert Matrix(options, study_file=None).run(report=False) == 0
 
