@@ -21,7 +21,7 @@ def test_a_model_is_compiled_anew_for_its_proofs_only_if_it_draws_random_numbers
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
         compilations.append(graph)
-        random.random()  # noqa: S311 - as a compiler may
+        random.random()
         return graph.forward
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(dropout) if dropout else nn.ReLU())
