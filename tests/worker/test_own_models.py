@@ -1,4 +1,4 @@
-"""The models of docs/examples, by plain and sharded strategies and with a compressor, proven on two ranks."""
+"""Models that bench does not ship are proven on two ranks: those in docs/examples and eight other kinds."""
 
 from __future__ import annotations
 
@@ -32,3 +32,30 @@ def test_a_model_from_outside_is_proven(
     cell = {"workload": f"py:{model}:build", "micro_batch": 2, "optimizer": "adamw"}
     found = proofs(2, cell | more, folder=EXAMPLES)[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "scratch-ddp", "fsdp", "scratch-fsdp", "zero1"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("encoder_decoder", "mixture_of_experts", "lora", "diffusion"),
+        *("sparse_recommender", "tied", "ragged_speech", "graph"),
+    ],
+)
+def test_a_model_of_another_kind_is_proven_or_refused_by_name(
+    proofs: Callable[..., list[dict[str, Any]]], model: str, strategy: str
+) -> None:
+    cell = {
+        "workload": f"py:foreign_models:{model}", "micro_batch": 4, "strategy": strategy,
+        "optimizer": "sgd:lr=0.05",
+    }  # fmt: skip
+
+    def found() -> dict[str, Any]:
+        return proofs(1 if strategy == "single" else 2, cell, folder=Path(__file__).parent)[0]
+
+    if model == "sparse_recommender" and strategy in ("fsdp", "scratch-fsdp"):
+        with pytest.raises(pytest.fail.Exception, match=f"UsageError: {strategy} has no sparse gradients"):
+            found()
+    else:
+        proof = found()
+        assert (proof["passed"], proof["method"]) == (True, "serial-simulation"), proof["detail"]
