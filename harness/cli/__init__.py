@@ -27,7 +27,6 @@ COMMANDS = {
     "cancel": "End the jobs of a study that wait or run.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
     "logs": "Print what the ranks of a launch have printed.",
-    "audit": "Check the arithmetic of a table of results: a CSV, or a study.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
     "schema": "Print the JSON Schema of a study file or a profile, for editors.",
     "doctor": "Check whether this machine can run studies, and how well.",

@@ -79,14 +79,6 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
 
 
 @cache
-def dense_peaks(device_name: str) -> dict[str, float]:
-    """Dense peaks of one device in FLOP/s, by number format, fp8 included; empty for an unknown device."""
-    name = catalogue_name(device_name)
-    columns: dict[str, str] = {**_COLUMNS, "fp8": "fp8_dense_tflops"}  # type: ignore[dict-item]
-    figures = {} if name is None else {label: _rows()[name][column] for label, column in columns.items()}
-    return {label: float(text) * 1e12 for label, text in figures.items() if text}
-
-
 def memory_bytes(device_name: str) -> int | None:
     """Memory of one device; None where the catalogue has none."""
     return _figure(device_name, "mem_gb", 1e9)

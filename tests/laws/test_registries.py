@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from harness.plan.launchers import own_launchers
-from reports.audit.findings import CHECKS
 from reports.gate.metrics import EXACT, TIMED
 from reports.page.contents import SECTIONS
 from results.registry import load
@@ -127,13 +126,6 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
     "section": (
         list(SECTIONS),
         {"a place in the golden structure of the page": mentioned("tests/reports/golden/structure.txt")},
-    ),
-    "check": (
-        CHECKS,
-        {
-            "a row in docs/audit.md": stated("docs/audit.md", "\n| {} | "),
-            "a planted error": stated("tests/reports/audit/test_planted.py", '"{}"'),
-        },
     ),
     "metric": ([*TIMED, *EXACT], {"a word in docs/gate.md": stated("docs/gate.md", "`{}`")}),
 }  # fmt: skip

@@ -260,3 +260,22 @@ def test_what_a_run_says_that_has_no_figures(pair) -> None:
     }
     assert known == {"outcome", "reason", "hosts", "torch", "ranks_present"}
     assert row["step_ns"] is pd.NA
+
+
+@pytest.mark.parametrize("table", [runs_csv, cells_csv])
+def test_the_figures_of_a_row_agree_with_each_other(small, table) -> None:
+    rows = [row for row in rows_of(table(figures_of(small))) if row["outcome"] == "ok"]
+    assert rows
+    for row in rows:
+        figures = {name: float(text) for name, text in row.items() if text and name.endswith(("_ns", "_s"))}
+        step_s = figures["step_ns"] / 1e9
+        assert figures["samples_per_s"] * step_s == pytest.approx(int(row["global_batch"]))
+        phases = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
+        assert sum(figures[name] for name in phases) == pytest.approx(figures["step_ns"])
+        if row["budget_method"]:
+            parts = ("input", "compute", "transfer", "wait", "bubble", "other")
+            total = sum(figures.get(f"budget_{part}_ns", 0) for part in parts)
+            assert total == pytest.approx(figures["step_ns"])
+        for name in ("step_ns", "samples_per_s"):
+            if low := row.get(f"{name}_low"):
+                assert float(low) <= figures[name] <= float(row[f"{name}_high"])

@@ -1,1 +1,0 @@
-"""Arithmetic checks on any table of results of distributed training: do the printed numbers agree?"""
