@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from results.paired import CALL
 from results.store import Study
 
 DAY_S = 86_400.0
-_COMMIT = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class Origins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneCandidate:
-    """One study of a folder, or one paired comparison or bisection with all of its studies."""
+    """One study of a folder, or one paired comparison with all of its studies."""
 
     root: Path
     age_s: float
@@ -51,12 +49,11 @@ class PruneCandidate:
 
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
     """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
-    within = {root: _comparisons(root) for root in _folders(folder)}
     now = time.time()
     found = [
-        _candidate(root, now, keep_s, named, comparisons)
-        for root, comparisons in within.items()
-        if comparisons or Study(root).plan_paths()
+        _candidate(root, now, keep_s, named)
+        for root in _folders(folder)
+        if (root / CALL).is_file() or Study(root).plan_paths()
     ]
     if not found:
         raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
@@ -69,22 +66,10 @@ def _folders(root: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".") and not path.is_symlink()]
 
 
-def _comparisons(root: Path) -> list[Path]:
-    """The paired comparison that a folder is, or those of a bisection; none if it is another folder.
-
-    A bisection holds comparisons, named by commits, and no other folder: a removal takes all that is in it.
-    """
-    if (root / CALL).is_file():
-        return [root]
-    within = _folders(root)
-    are_commits = all(_COMMIT.fullmatch(path.name) and (path / CALL).is_file() for path in within)
-    return within if within and are_commits else []
-
-
-def _studies(root: Path, comparisons: Sequence[Path]) -> list[Study]:
-    """A study itself, or those of the pairs of comparisons."""
-    sides = [path for one in comparisons for side in ("base", "new") for path in one.glob(f"[0-9]*/{side}")]
-    return [Study(path) for path in (root, *sides) if Study(path).plan_paths()]
+def _studies(root: Path, *, paired: bool) -> list[Study]:
+    """A study itself, or those of all pairs of a paired comparison."""
+    sides = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
+    return [Study(path) for path in sides if Study(path).plan_paths()]
 
 
 def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
@@ -139,11 +124,10 @@ def _has_checkpoint(study: Study) -> bool:
     return any(any(study.checkpoints_folder(cell).glob("step-*")) for cell in study.cell_ids())
 
 
-def _candidate(
-    root: Path, now: float, keep_s: float, named: Origins, comparisons: Sequence[Path]
-) -> PruneCandidate:
-    studies = _studies(root, comparisons)
-    written = [one / CALL for one in comparisons]
+def _candidate(root: Path, now: float, keep_s: float, named: Origins) -> PruneCandidate:
+    paired = (root / CALL).is_file()
+    studies = _studies(root, paired=paired)
+    written = [root / CALL] if paired else []
     for study in studies:
         written += [*study.plan_paths(), *study.root.glob("launches/*")]
     age_s = now - max(path.stat().st_mtime for path in written)

@@ -31,7 +31,6 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.command(name="compare")
 @click.argument("sides", nargs=-1, metavar="BASE NEW [-- MATRIX OPTIONS]")
 @click.option("--ab", is_flag=True, help="BASE and NEW are revisions: run them side by side, in short blocks")
-@click.option("--bisect", is_flag=True, help="find the commit between BASE and NEW from which on --ab fails")
 @click.option("--base-options", metavar="TEXT", default="", help="with --ab: matrix options of BASE alone")
 @click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
@@ -108,7 +107,7 @@ def command(
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
     rules = Rules(margins=margins, across=facts)
     try:
-        if given["ab"] or given["bisect"] or given["again"] is not None:
+        if given["ab"] or given["again"] is not None:
             found = _paired(sides, rules, given)
         else:
             _refuse(given, OF_PAIRS, "is for a paired comparison: add --ab, or leave it out")
@@ -202,19 +201,13 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         out=given["out"],
     )
     console = Console()
-    if not given["bisect"]:
-        comparison = PairedComparison(request, rules, console)
-        try:
-            return comparison.run()
-        except KeyboardInterrupt:
-            if comparison.folder.is_dir():
-                console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
-            raise
-    from harness.paired.bisect import bisect
-
-    culprit = bisect(request, rules, console)
-    console.result(culprit.sentence)
-    return culprit.comparison
+    comparison = PairedComparison(request, rules, console)
+    try:
+        return comparison.run()
+    except KeyboardInterrupt:
+        if comparison.folder.is_dir():
+            console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
+        raise
 
 
 def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:

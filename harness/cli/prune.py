@@ -25,8 +25,7 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
     """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
 
     A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
-    checkpoints of training. A paired comparison (ab-TIME) or a bisection goes or stays with all of its
-    studies.
+    checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
     """
     from harness.console import Console
     from harness.plan.options import read_duration_s

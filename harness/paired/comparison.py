@@ -19,7 +19,6 @@ from harness.paired.sources import WORKING_TREE, IncomparableError, Repository
 from harness.studies import read_results
 from harness.temporary import temporary_folder
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.metrics import EXACT
 from reports.gate.paired import (
     LOOKS,
     PAIRS_A_LOOK,
@@ -84,8 +83,6 @@ class PairedRequest:
     """After which no further pair begins."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
-    asked: frozenset[Row] | None = None
-    """What alone the verdict is wanted of; None: of every step time."""
 
 
 class PairedComparison:
@@ -191,10 +188,6 @@ class PairedComparison:
             return True
         samples = paired_samples(self.folder, pairs, self._request).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
-            return True
-        asked = self._request.asked
-        if asked is not None and all(metric is None or metric in EXACT for _, metric in asked):
-            # Neither counters nor failures vary.
             return True
         counted = _counted(samples)
         if counted % PAIRS_A_LOOK or not counted:

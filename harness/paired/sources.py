@@ -11,7 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,23 +182,6 @@ class Repository:
         """What git lists of the whole working tree."""
         command, *rest = arguments
         return self._git("-C", str(self.root), command, "-z", *rest).split("\0")[:-1]
-
-    def between(self, goods: Sequence[str], bad: str, skipped: Sequence[str] = ()) -> list[str]:
-        """The commits that `git bisect` would try, the most telling first; those skipped are left out."""
-        listed = self._git("rev-list", "--bisect-all", bad, *(f"^{good}" for good in goods)).splitlines()
-        commits = [line.split()[0] for line in listed]
-        return [commit for commit in commits if commit not in (bad, *skipped)]
-
-    def is_ancestor(self, commit: str, of: str) -> bool:
-        try:
-            self._git("merge-base", "--is-ancestor", commit, of)
-        except subprocess.CalledProcessError:
-            return False
-        return True
-
-    def title(self, commit: str) -> str:
-        """`0123456789ab the subject of its message (author, date)`."""
-        return self._git("show", "--no-patch", "--format=%h %s (%an, %ad)", "--date=short", commit)
 
     def source(self, name: str, revision: str, python: str | None, under: Path) -> Source:
         """A side's code; a revision is checked out below `under`. Raises UsageError if that fails."""

@@ -59,7 +59,7 @@ def fresh_base(name: str) -> str:
 def fresh_studies(base: str, runs: Path) -> list[Path]:
     """The studies of `bench matrix --fresh` in a folder, oldest first by name; all if `base` is empty.
 
-    Paired comparisons and bisections have such names, too, and no plan.
+    Paired comparisons have such names, too, and no plan.
     """
     matches = [(path, _FRESH.fullmatch(path.name)) for path in runs.glob("*") if Study(path).plan_paths()]
     found = [path for path, match in matches if match is not None and base in ("", match["base"])]

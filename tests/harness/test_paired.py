@@ -22,7 +22,6 @@ from builders import a_cell, an_environment
 
 from harness.cli import run
 from harness.console import Console
-from harness.paired.bisect import bisect
 from harness.paired.comparison import (
     SIDES,
     PairedComparison,
@@ -126,7 +125,7 @@ def test_the_help_says_how_many_pairs_a_look_has(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_changed(
+def test_real_pairs_name_the_counter_that_a_commit_changed(
     bench: Bench,
     repository: Path,
     temporary: Path,
@@ -134,28 +133,22 @@ def test_a_bisection_of_real_pairs_names_the_commit_and_the_counter_that_it_chan
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    commit(repository, {"model.py": "this is no Python"})
-    bad = commit(repository, {"model.py": MODEL.format(layers=TWO)})
-    first = Repository(repository).title(git(repository, "rev-parse", "main~2"))
+    commit(repository, {"model.py": MODEL.format(layers=TWO)})
     before = everything(repository)
-    out = tmp_path / "bisect"
+    folder = tmp_path / "ab"
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
     monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
-    words = ["--others-above", "100%", "--out", str(out), "--format", f"json={tmp_path / 'found.json'}"]
-    code = run(["compare", "--bisect", "main~3", "main", *words, "--", *CELL, *QUICK])
+    words = ["--others-above", "100%", "--out", str(folder), "--format", f"json={tmp_path / 'found.json'}"]
+    code = run(["compare", "--ab", "main~1", "main", *words, "--", *CELL, *QUICK])
     told, warned = capsys.readouterr()
     assert code == 1, told + warned
-    assert f"the first bad commit is {first}" in told
-    # The one that does not build is skipped, if it was asked for.
-    assert not (out / git(repository, "rev-parse", "main~1")[:12]).exists() or "is skipped" in warned
     found = json.loads((tmp_path / "found.json").read_text())
     changed = {finding["metric"]: finding for finding in found["findings"]}["parameters"]
     [startup] = [finding for finding in found["findings"] if finding["metric"] == "startup"]
     assert (startup["verdict"], len(startup["base"]), len(startup["new"])) == ("shown", 1, 1)
     # 16 weights and a bias; 16 x 16 weights and 16 biases more.
     assert (changed["verdict"], changed["base"], changed["new"]) == ("changed", [17], [17 + 16 * 17])
-    folder = out / bad[:12]
     pair = schemas.PAIR.read(folder / "0001" / "pair.json")
     sides = [block.side for block in pair.cells[0].blocks]
     assert len(sides) >= 4 * FEWEST_QUADS
@@ -781,72 +774,3 @@ def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path)
     seat.end()
     for rank in (lonely, *whole):
         rank.thread.join(60)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "told"),
-    [
-        (Verdict.UNCHANGED, "main is not worse: there is no culprit"),
-        (Verdict.INCONCLUSIVE, "it is not certain that main is worse: 1 verdict could not be reached"),
-    ],
-)
-def test_bisection_says_whether_bad_is_known_not_to_be_worse(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, told: str
-) -> None:
-    """GOOD is the accepted commit of a file, whose changes and margins count."""
-    good = git(repository, "rev-parse", "main~1")
-    (repository / "accepted.yaml").write_text(
-        f"commit: '{good}'\nchanges: {{flops: meant}}\nfail_above: {{step_time: 3%}}\n"
-    )
-
-    class Judged(PairedComparison):
-        def run(self) -> Comparison:
-            assert self._request.base.revision == good
-            assert (self._rules.accepted, self._rules.margins) == ({"flops": "meant"}, {"step_time": 0.03})
-            finding = Finding(subject="mlp", key="k", metric="step_time", verdict=verdict, reason="")
-            return Comparison(base="good", new="bad", findings=(finding,), confidence=0.99)
-
-    monkeypatch.setattr("harness.paired.bisect.PairedComparison", Judged)
-    monkeypatch.chdir(repository)
-    request = PairedRequest(base=SideRequest(revision="accepted.yaml"), new=SideRequest(revision="main"))
-    assert bisect(request, Rules(margins={}), Console()).sentence.startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("skipped", "told"),
-    [(set(), "the first bad commit is {5}"), ({4}, "the first bad commit is one of 2 commits: {4}; {5}")],
-    ids=["all are judged", "one does not tell"],
-)
-def test_bisection_finds_the_first_commit_that_fails_as_bad_does(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, skipped: set[int], told: str
-) -> None:
-    commits = [commit(repository, {"file": str(number)}) for number in range(8)]
-    tried: list[int] = []
-
-    class Judged(PairedComparison):
-        """The pairs of each commit are not run: which commits are asked for is what is tested."""
-
-        def run(self) -> Comparison:
-            number = commits.index(self._request.new.revision)
-            tried.append(number)
-            bad = Verdict.REGRESSED if number >= 5 else Verdict.UNCHANGED
-            verdict = Verdict.INCONCLUSIVE if number in skipped else bad
-            finding = Finding(subject="mlp", key="k", metric="step_time", verdict=verdict, reason="")
-            # A cell that is no longer planned, as the file of the accepted commit has it.
-            gone = Finding(subject="gone", key="g", metric=None, verdict=Verdict.ACCEPTED, reason="meant")
-            return Comparison(base="good", new=str(number), findings=(finding, gone), confidence=0.99)
-
-    monkeypatch.setattr("harness.paired.bisect.PairedComparison", Judged)
-    monkeypatch.chdir(repository)
-    request = PairedRequest(base=SideRequest(revision=commits[0]), new=SideRequest(revision="HEAD"))
-    culprit = bisect(request, Rules(margins={}), Console())
-    titles = {number: Repository(repository).title(commits[number]) for number in (4, 5)}
-    assert culprit.sentence == told.replace("{4}", titles[4]).replace("{5}", titles[5])
-    # BAD itself, then about as many as halving seven commits takes.
-    assert tried[0] == 7
-    assert len(tried) <= 1 + 3 + len(skipped)
-    reverse = PairedRequest(base=request.new, new=request.base)
-    with pytest.raises(UsageError, match="HEAD is no ancestor of "):
-        bisect(reverse, Rules(margins={}), Console())
-    with pytest.raises(UsageError, match="HEAD and HEAD are the same commit"):
-        bisect(replace(request, base=request.new), Rules(margins={}), Console())

@@ -7,7 +7,7 @@
 
 `collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
 and the share of the cores that others took. LEDGER is `ledger.jsonl` beside this script unless another is
-named; that one is tracked, so commit what was collected. After `--minutes` it interrupts the call that is
+named. After `--minutes` it interrupts the call that is
 under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
 commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its target,
 until each has its calls.

@@ -890,11 +890,9 @@ def test_a_comparison_goes_or_stays_with_all_of_its_studies(
         "ab-busy": "0002/new",
         "ab-kept": "0001/base",
         "ab-old": "0001/new",
-        "bisect-old": "0123456789ab/0001/base",
     }
     for name, place in folders.items():
         study(f"runs/{name}/{place}", [10.0, 10.1, 10.2])
-        # Of a bisection each commit has a comparison of its own.
         (runs / name / place).parents[1].joinpath("call.json").write_text("{}")
     assert run(["baseline", "save", "main", "runs/ab-kept/0001/base"]) == 0
     capsys.readouterr()
@@ -905,23 +903,8 @@ def test_a_comparison_goes_or_stays_with_all_of_its_studies(
         "ab-busy": "stays: another bench works on it",
         "ab-kept": "stays: a baseline or a night was made from it",
         "ab-old": "removed",
-        "bisect-old": "removed",
     }
     assert {path.name for path in runs.iterdir()} == {"ab-busy", "ab-kept"}
-
-
-@pytest.mark.parametrize("beside", ["accepted", "ab-2"])
-def test_a_folder_that_holds_comparisons_among_others_is_no_bisection(
-    beside: str, study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would go as a whole, with what a baseline names in it."""
-    study("team/ab-1/0001/base", [10.0, 10.1, 10.2])
-    study(f"team/{beside}", [10.0, 10.1, 10.2])
-    for name in ("ab-1", *(["ab-2"] if beside == "ab-2" else [])):
-        (tmp_path / "team" / name / "call.json").write_text("{}")
-    assert run(["prune", ".", "--keep", "0s", "--yes"]) == 2
-    assert "holds no study; name the folder of your studies" in capsys.readouterr().err
-    assert (tmp_path / "team" / beside / "plan-0001.json").exists()
 
 
 def test_nothing_goes_while_a_baseline_cannot_be_read(

@@ -117,18 +117,3 @@ def test_what_is_planted_still_has_its_place_in_the_code() -> None:
     assert len(edits) == 2
     for file, place, _ in edits:
         assert (Path(__file__).parents[3] / file).read_text().count(place) == 1, file
-
-
-def test_the_page_says_how_many_calls_the_tracked_ledger_has() -> None:
-    """So that whoever commits further ones also says what they show."""
-    calls = quality.read(quality.LEDGER)
-    page = (Path(__file__).parents[3] / "docs" / "gate.md").read_text()
-    assert f"The tracked ledger has {len(calls)} call" in page
-    for one in calls:
-        assert one["cell"] == quality.CELL
-        assert quality.told(one, quality.KINDS[one["kind"]].metric) in (
-            "regressed",
-            "unchanged",
-            "inconclusive",
-        )
-        assert len(one["pairs"]) >= len(one["logs"])
