@@ -133,7 +133,6 @@ def test_real_pairs_name_the_counter_that_a_commit_changed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    commit(repository, {"model.py": MODEL.format(layers=TWO)})
     before = everything(repository)
     folder = tmp_path / "ab"
     monkeypatch.chdir(repository)
