@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from strategies import Trainer, TrainSettings
+from workloads.datasets.samples import read_digits
 
 SEEDS = range(5)
 STEPS = 400
@@ -56,9 +56,8 @@ class Digits:
 
     @classmethod
     def load(cls, seed: int) -> Digits:
-        bunch = load_digits()
-        images = torch.tensor(bunch.data, dtype=torch.float32) / 16
-        labels = torch.tensor(bunch.target)
+        pixels, labels = read_digits()
+        images = pixels.flatten(1) / 16
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         test, train = order[:HELD_OUT], order[HELD_OUT:]
         return cls(train=(images[train], labels[train]), test=(images[test], labels[test]))

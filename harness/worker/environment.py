@@ -19,7 +19,7 @@ from results.environment import Environment
 from results.launch import JobVariables, Launch
 
 SETTINGS = other_settings()
-"""The settings that this process was given. Libraries of a workload, such as scikit-learn, set others."""
+"""The settings that this process was given. Libraries of a workload may set others."""
 
 
 def probe(

@@ -57,7 +57,7 @@ def test_a_missing_function_is_named(user_folder: Path) -> None:
         build_workload("py:empty:build", source_folder=user_folder)
 
 
-@pytest.mark.parametrize("module", ["sklearn", "pytest.mine"])
+@pytest.mark.parametrize("module", ["scipy", "pytest.mine"])
 def test_a_module_hidden_by_a_loaded_one_is_named(user_folder: Path, module: str) -> None:
     __import__(module.partition(".")[0])
     path = user_folder.joinpath(*module.split(".")).with_suffix(".py")

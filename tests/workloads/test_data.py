@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from results.errors import UsageError
 from workloads.data import POOL, DataRequest, open_batches
 from workloads.datasets.facts import DIGITS_CLASSES, Digits
-from workloads.datasets.samples import STDLIB_BYTES, Windows, digits, stdlib_text
+from workloads.datasets.samples import STDLIB_BYTES, Windows, digits, read_digits, stdlib_text
 from workloads.workload import Batch, ImageInput
 
 Ask = Callable[..., DataRequest]
@@ -197,3 +197,10 @@ def test_data_that_do_not_fit_are_refused_before_the_first_batch(
 def test_digits_need_a_square(shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="digits has square images"):
         digits(ImageInput(shape=shape, classes=10))
+
+
+def test_the_digits_are_those_of_the_uci_repository() -> None:
+    pixels, classes = read_digits()
+    assert (pixels.shape, pixels.min(), pixels.max()) == ((1797, 8, 8), 0, 16)
+    # Counts of each class as the data set's description has them, for the test set of 1,797.
+    assert classes.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

@@ -60,7 +60,7 @@ class Digits(DatasetFacts):
 
     name = "digits"
     samples = 1797
-    help = f"{samples} handwritten digits of scikit-learn, resized to the workload's input"
+    help = f"{samples} handwritten digits of 8 x 8, resized to the workload's input"
     options = _WORKERS
     takes = "images"
 

@@ -1,4 +1,4 @@
-"""Real data that ship with Python packages, or a user's text, shaped to what a workload takes.
+"""Real data that ship with bench or Python, or a user's text, shaped to what a workload takes.
 
 A data set here is indexed by the list of a whole batch's samples (`__getitems__`, which torch's
 DataLoader calls where it exists), so that a batch is one gather instead of one Python call a sample.
@@ -6,12 +6,14 @@ DataLoader calls where it exists), so that a batch is one gather instead of one 
 
 from __future__ import annotations
 
+import gzip
 import math
 import sysconfig
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -77,19 +79,22 @@ class Windows(Dataset[Pair]):
         return [index for index in range(len(self)) if index not in chosen], list(chosen)
 
 
+def read_digits() -> tuple[Tensor, Tensor]:
+    """Handwritten digits of the UCI repository: pixels from 0 to 16, (1797, 8, 8), and classes, (1797,)."""
+    with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as text:
+        rows = torch.from_numpy(np.loadtxt(text, delimiter=","))
+    return rows[:, :-1].float().view(-1, 8, 8), rows[:, -1].long()
+
+
 def digits(takes: ImageInput) -> Images:
-    """scikit-learn's 1797 handwritten digits of 8 x 8, standardised and resized to what the model takes.
+    """The handwritten digits, standardised and resized to what the model takes.
 
     Raises UsageError if the model takes too few classes, or images that are not square.
     """
-    # Imported late: it takes a second, and only this data set needs it.
-    from sklearn.datasets import load_digits
-
-    bundle = load_digits()
-    classes = torch.from_numpy(bundle.target).long()
+    pixels, classes = read_digits()
     if takes.classes < DIGITS_CLASSES:
         raise UsageError(f"dataset digits has 10 classes, the workload {takes.classes}; it needs 10 or more")
-    images = torch.from_numpy(bundle.images).float()[:, None]
+    images = pixels[:, None]
     images = (images - images.mean()) / images.std()
     px = _side(takes.shape)
     resized = F.interpolate(images, size=(px, px), mode="bilinear", align_corners=False, antialias=False)
