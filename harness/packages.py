@@ -10,7 +10,7 @@ from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.spec import split
-from strategies.catalog import COMPRESSIONS, STRATEGIES
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from workloads.catalog import WORKLOADS
 
 
@@ -22,6 +22,7 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
     texts = (
         (STRATEGIES, {cell.strategy for cell in cells}),
         (COMPRESSIONS, {cell.compression for cell in cells}),
+        (COLLECTIVES, {cell.collective for cell in cells}),
         (WORKLOADS, {cell.workload for cell in cells}),
     )
     return {

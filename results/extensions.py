@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import util
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from results.errors import ExtensionError
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from importlib.metadata import EntryPoint
 
 GROUPS = MappingProxyType(
     {
         "bench.strategies": "strategy",
         "bench.compressors": "compression",
+        "bench.collectives": "collective",
         "bench.workloads": "workload",
         "bench.launchers": "launcher",
         "bench.sections": "section",
@@ -51,20 +57,41 @@ class Extension:
         had done without: planning and reporting do.
         """
         had_torch = "torch" in sys.modules
-        try:
+        with self.told(f"cannot be imported from {self.point.value}"):
             found = self.point.load()
-        except Exception as error:
-            # Whatever the code of another package raises is told as that package's.
-            raise ExtensionError(
-                f"{self} cannot be imported from {self.point.value}: {type(error).__name__}: {error}; "
-                f"repair the package, or uninstall it: pip uninstall {self.package}"
-            ) from error
         if "torch" in sys.modules and not had_torch:
             raise ExtensionError(
                 f"{self}: importing {self.point.value} imports torch, and planning must not: import torch in "
                 f"the module of the model, or inside of functions that run on a rank"
             )
         return found
+
+    @contextmanager
+    def told(self, failure: str) -> Iterator[None]:
+        """Raise ExtensionError, which names the package and the `failure`, for any error in the block."""
+        try:
+            yield
+        except ExtensionError:
+            raise
+        except Exception as error:
+            # The code of another package may raise anything.
+            raise _failed(f"{self} {failure}", self, error) from error
+
+    def require_place(self, attribute: str, place: object) -> None:
+        """Raise ExtensionError if an attribute does not name code of a rank as `package.module:name`.
+
+        The module is not imported: its source must contain the name.
+        """
+        module, _, name = str(place).partition(":")
+        if not all(part.isidentifier() for part in (name, *module.split("."))):
+            found = "must be package.module:name"
+        elif (spec := _spec(module)) is None:
+            found = f"there is no module {module}"
+        elif _lacks(spec, name):
+            found = f"{module} has no {name}"
+        else:
+            return
+        raise ExtensionError(f"{self}: its {attribute} is {place!r}, and {found}: repair the package")
 
     def wrong(self, found: object, needed: str) -> ExtensionError:
         """The error for a `found` that is not what the group needs."""
@@ -132,6 +159,40 @@ def forget_packages() -> None:
     _every.cache_clear()
 
 
+def blamed(error: Exception) -> ExtensionError | None:
+    """Return an error that names the package whose code has raised `error`, by the frames of its traceback;
+    None if no package of an extension has a part in it."""
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        module = str(frame.f_globals.get("__name__"))
+        for one in _every():
+            if one.group in GROUPS and module.partition(".")[0] in _modules(one):
+                where = f"{Path(frame.f_code.co_filename).name}:{line}"
+                return _failed(f"the package {one.package} {one.version} failed at {where}", one, error)
+    return None
+
+
+def _failed(failure: str, of: Extension, error: Exception) -> ExtensionError:
+    return ExtensionError(
+        f"{failure}: {type(error).__name__}: {error}; repair the package, or uninstall it: "
+        f"pip uninstall {of.package}"
+    )
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Find a module. Only the packages around it are imported."""
+    try:
+        return util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+
+
+def _lacks(spec: ModuleSpec, name: str) -> bool:
+    """Return whether the source of a module says that it cannot have a name."""
+    source = Path(spec.origin or "")
+    names = rf"\b{name}\b|import \*|__getattr__"
+    return source.suffix == ".py" and re.search(names, source.read_text(encoding="utf-8")) is None
+
+
 def package_hash(extension: Extension) -> str:
     """16 hex digits over the code of the package that adds an entry point: the top-level module that the
     entry point names, and the others of its distribution.
@@ -167,9 +228,7 @@ def _modules(extension: Extension) -> set[str]:
 
 def _files(module: str) -> list[tuple[str, Path]] | None:
     """The code of a top-level module, each file with its name inside of it; None if there is no module."""
-    from importlib.util import find_spec
-
-    spec = find_spec(module) if module.isidentifier() else None
+    spec = util.find_spec(module) if module.isidentifier() else None
     if spec is None:
         return None
     if spec.submodule_search_locations is None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from results.errors import SpecError
 from results.extensions import Extension
-from results.spec import Catalog, Entry, Option, Spec
+from results.spec import Catalog, Entry, Option, Spec, require_options
 
 
 class CatalogFacts:
@@ -24,6 +24,8 @@ class CatalogFacts:
     options: ClassVar[Mapping[str, Option]] = MappingProxyType({})
     aliases: ClassVar[tuple[Entry, ...]] = ()
     """Other names, each for a spec text of this one."""
+    places: ClassVar[tuple[str, ...]] = ()
+    """Attributes that name code of a rank as `package.module:name`; None says that there is none."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -79,7 +81,25 @@ class Registry(Catalog, Generic[F]):
             raise extension.wrong(facts, f"{needed} whose name is {extension.name!r}, not {named!r}")
         if missing := facts.missing():
             raise extension.wrong(facts, f"{needed} that declares {', '.join(missing)} too")
+        with extension.told("has facts that fail"):
+            self.require_sound(extension, facts)
         self.register(cast("type[F]", facts))
+
+    def require_sound(self, extension: Extension, facts: type[CatalogFacts]) -> None:
+        """Read all properties of the facts with the options at their defaults. Raises what is wrong."""
+        for attribute in facts.places:
+            if place := getattr(facts, attribute, None):
+                extension.require_place(attribute, place)
+        for entry in facts.entries():
+            require_options(entry)
+        entry = next(facts.entries())
+        positional = entry.positional
+        if positional is not None and positional.default is None and positional.example is None:
+            return
+        spec = self._build(entry, None if positional is None else positional.example, {})
+        for name in dir(facts):
+            if isinstance(getattr(facts, name), property):
+                getattr(facts(spec), name)
 
     def forget(self, name: str) -> None:
         """Take a name and its aliases away again."""

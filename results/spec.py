@@ -82,6 +82,16 @@ class Entry:
     """The canonical spec text that this name stands for."""
 
 
+def require_options(entry: Entry) -> None:
+    """Raise TypeError if an option of an entry, or its help, is of another type than it must be."""
+    options = {"positional": entry.positional, **entry.options}
+    for name, option in options.items():
+        if not (isinstance(option, Option) or (name == "positional" and option is None)):
+            raise TypeError(f"its option {name!r} is {option!r}, and must be a results.spec.Option")
+    if not isinstance(entry.help, str):
+        raise TypeError(f"its help is {entry.help!r}, and must be a text")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A parsed text: what it names and every option, defaults filled in."""

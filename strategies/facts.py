@@ -56,6 +56,7 @@ class StrategyFacts(CatalogFacts):
 
     model: ClassVar[str]
     """The `ParallelModel`, as `package.module:Class`; imported on a rank alone."""
+    places = ("model",)
     distributed: ClassVar[bool] = True
     """Whether it takes more than one rank."""
     bucket_copies: ClassVar[int] = 0

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from results.cell import Cell
 from results.extensions import Extension
 from results.parts import ModelParts
-from results.spec import Catalog, Entry, Spec
+from results.spec import Catalog, Entry, Spec, require_options
 from results.unknown import Unknown
 from workloads.datasets.facts import DATASETS
 from workloads.gpt.shape import GPTShape
@@ -199,6 +199,10 @@ class Workloads(Catalog):
         if not isinstance(member, Member) or member.name != extension.name:
             needed = f"a workloads.catalog.Member whose name is {extension.name!r}"
             raise extension.wrong(member, needed)
+        with extension.told("has facts that fail"):
+            entry = _entry(member)
+            require_options(entry)
+            extension.require_place("builder", member.shape.facts().builder)
         register(member)
 
 
@@ -209,10 +213,14 @@ MEMBERS: dict[str, Member] = {}
 
 def register(member: Member) -> None:
     """Add a workload. Raises SpecError if its name is taken."""
+    WORKLOADS.add(_entry(member))
+    MEMBERS[member.name] = member
+
+
+def _entry(member: Member) -> Entry:
     shape = member.shape
     options = MappingProxyType({}) if member.fixed else shape.options
-    WORKLOADS.add(Entry(name=member.name, help=member.help, positional=shape.positional, options=options))
-    MEMBERS[member.name] = member
+    return Entry(name=member.name, help=member.help, positional=shape.positional, options=options)
 
 
 for _member in _MEMBERS:

@@ -9,6 +9,7 @@ from importlib import import_module
 import click
 
 from results.errors import BenchError, UsageError, nearest
+from results.extensions import blamed
 from results.foreign_text import escape_unprintable, shortened, visible
 from results.version import VERSION
 
@@ -127,6 +128,8 @@ def reading(error: Exception) -> tuple[str, int]:
         # Of output the streams escape such characters; files are UTF-8.
         where = f"text of this environment, whose encoding is {sys.getfilesystemencoding()}"
         return f"{shortened(error.object)} is not {where}: set LC_ALL=C.UTF-8, or give it another name", 2
+    if (of_package := blamed(error)) is not None:
+        return str(of_package), of_package.exit_code
     return (
         f"{type(error).__name__}: {error}; this is a defect of bench: run again with --debug and report it"
     ), 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import isabstract
+
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.plan.launchers import launcher_entry, launcher_names, own_launchers
 from results.errors import SchedulerError
@@ -17,9 +19,12 @@ def launcher(name: str) -> Launcher:
         assert isinstance(found, Launcher)
         return found
     made = entry.extension.load()
+    needed = f"a class derived from {Launcher.__module__}.Launcher whose name is {name!r}"
     if not (isinstance(made, type) and issubclass(made, Launcher) and made.name == name):
-        needed = f"a class derived from {Launcher.__module__}.Launcher whose name is {name!r}"
         raise entry.extension.wrong(made, needed)
+    if isabstract(made):
+        methods = ", ".join(sorted(made.__abstractmethods__))
+        raise entry.extension.wrong(made, f"{needed} and that implements {methods}")
     return made()
 
 

@@ -9,4 +9,9 @@ from strategies.collectives.hierarchical.facts import Hierarchical
 from strategies.collectives.ring.facts import RingFacts
 from strategies.collectives.tree.facts import TreeFacts
 
-COLLECTIVES: Registry[CollectiveFacts] = Registry("collective", (Default, RingFacts, TreeFacts, Hierarchical))
+COLLECTIVES: Registry[CollectiveFacts] = Registry(
+    "collective",
+    (Default, RingFacts, TreeFacts, Hierarchical),
+    base=CollectiveFacts,
+    group="bench.collectives",
+)

@@ -17,6 +17,7 @@ class CollectiveFacts(CatalogFacts):
 
     route: ClassVar[str]
     """A function (spec, link, node_size) to a `Route`, as `package.module:name`; imported on a rank alone."""
+    places = ("route",)
     implements: ClassVar[frozenset[Need]] = frozenset(("all-reduce", "all-gather", "all-to-all"))
     """What compressors may need of it."""
     by_nodes: ClassVar[bool] = False

@@ -35,6 +35,7 @@ class CompressorFacts(CatalogFacts):
     """The `Compressor`, as `package.module:Class`, built by its `of`; imported on a rank alone."""
     ddp_hook: ClassVar[str | None] = None
     """A hook of torch's DistributedDataParallel in its place, as `package.module:Class`."""
+    places = ("compressor", "ddp_hook")
     need: ClassVar[Need] = "all-reduce"
     keeps_residual: ClassVar[bool] = True
     """Whether what it does not send may be kept for a later step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from packages import first_on_the_path, install
 from results.errors import ExtensionError, SpecError
 from results.extensions import extensions, forget_packages, package_hash
 from results.registry import CatalogFacts, Registry
+from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.compression.facts import CompressorFacts
 from strategies.facts import StrategyFacts
 
@@ -136,6 +138,43 @@ def test_facts_that_declare_too_little_are_refused(
     known = Registry("strategy", [], base=base, group=GROUP)
     with pytest.raises(ExtensionError, match=rf"that declares {missing} too: repair the package"):
         known.parse("fast")
+
+
+MISTAKES = {
+    "options = {'every': 3}": "its option 'every' is 3, and must be a results.spec.Option",
+    "model = 'elsewhere.modle:Model'": "its model is 'elsewhere.modle:Model', and there is no module",
+    "model = 'elsewhere:Modle'.lower()": "its model is 'elsewhere:modle', and elsewhere has no modle",
+    "model = 'elsewhere.Model'": "its model is 'elsewhere.Model', and must be package.module:name",
+    "promise = property(lambda self: [][0])": "has facts that fail: IndexError",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_facts_is_found_when_they_are_imported(package: Package, mistake: str) -> None:
+    module = f"""
+from strategies.facts import StrategyFacts
+
+class Fast(StrategyFacts):
+    name, help, model = "fast", "nothing", "elsewhere:Model"
+    {mistake}
+
+    def terms(self, cell, parts):
+        return iter(())
+"""
+    package("elsewhere", {"fast": "elsewhere:Fast"}, module)
+    failed = Registry("strategy", [], base=StrategyFacts, group=GROUP).admit_all()
+    said = str(failed["fast"])
+    assert said.startswith("strategy 'fast' of the package elsewhere 1.0")
+    assert MISTAKES[mistake] in said
+
+
+def test_the_facts_of_bench_pass_the_checks_of_packages(package: Package) -> None:
+    for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES):
+        group = str(catalog.group)
+        points = {facts.name: f"{facts.__module__}:{facts.__name__}" for facts in catalog.all_facts}
+        package(f"all-{catalog.kind}", points, group=group)
+        for facts in catalog.all_facts:
+            catalog.require_sound(extensions(group)[facts.name], facts)
 
 
 def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Package) -> None:
@@ -273,7 +312,67 @@ def test_list_warns_of_a_group_that_bench_does_not_read(tmp_path: Path) -> None:
     assert (
         "the package a-package has entry points in the group bench.compressions, which bench does not" in said
     )
-    assert "its groups are bench.strategies, bench.compressors, bench.workloads" in said
+    assert "its groups are bench.strategies, bench.compressors, bench.collectives, " in said
+
+
+THEIRS = """
+from harness.launchers.campaign_call import CampaignCall
+from harness.launchers.launcher import Launcher
+from results.cell import Cell
+from strategies.collectives.facts import CollectiveFacts
+from workloads.catalog import Member
+from workloads.shape import Shape, WorkloadFacts
+
+class Star(CollectiveFacts):
+    name, help = "star", "all to one"
+    route = "strategies.collectives.ring.route:route"
+
+class Abstract(Launcher):
+    name = "abstract"
+
+class Call(CampaignCall):
+    def starter(self):
+        pass
+
+    def line(self, launch, path):
+        return [][1]
+
+class Broken(Launcher):
+    name = "broken"
+
+    def accept(self, call):
+        return Call(call)
+
+class Bare(Shape):
+    def facts(self):
+        return WorkloadFacts(family="bare")
+
+BARE = Member(name="bare", help="nothing", shape=Bare(), batch=1, optimizer="sgd:lr=0.1")
+"""
+THEIR_POINTS = {
+    "bench.collectives": {"star": "theirs:Star"},
+    "bench.launchers": {"abstract": "theirs:Abstract", "broken": "theirs:Broken"},
+    "bench.workloads": {"bare": "theirs:BARE"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--launcher", "abstract"], "launcher 'abstract' of the package theirs 1.0: .* implements accept"),
+        (["--workload", "bare"], "workload 'bare' of the package theirs 1.0 has facts that fail: TypeError"),
+        (["--launcher", "broken"], r"the package theirs 1.0 failed at theirs.py:\d+: IndexError: list index"),
+    ],
+)
+def test_an_error_of_a_package_names_it(tmp_path: Path, given: list[str], said: str) -> None:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    install(tmp_path, "theirs", THEIR_POINTS)
+    call = "matrix --gpus 2 --workload mlp --strategy scratch-ddp --collective star --device cpu --dry-run"
+    done = bench(tmp_path, *call.split(), *given)
+    assert "a defect of bench" not in done.stderr
+    assert re.search(said, done.stderr)
+    # The launcher fails after its plan is shown.
+    assert ("mlp-scratch-ddp-star-g002" in done.stdout) is (given[1] == "broken")
 
 
 def test_facts_that_import_torch_are_refused(tmp_path: Path) -> None:
