@@ -38,7 +38,7 @@ from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
 from results.environment import CodeVersion
-from results.errors import UsageError, bench_call
+from results.errors import MachineError, UsageError, bench_call
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.lock import study_lock
 from results.plan import Plan, Request
@@ -159,6 +159,10 @@ class Matrix:
         for sentence in uncounted(study.results(), plan, conditions):
             self._console.note(sentence)
         for each in self._to_run(plans):
+            try:
+                self._call.check(study, each, code)
+            except MachineError as error:
+                self._console.warn(f"without --dry-run this call is refused: {error}")
             self._call.show(study, each, code)
         self._check_own_code(plan)
 

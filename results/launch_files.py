@@ -24,9 +24,14 @@ def rank_log_paths(folder: Path) -> dict[int, Path]:
     return _by_rank(folder, "rank-*.jsonl")
 
 
+def torchrun_folder(folder: Path, node: int | str | None) -> Path:
+    """The folder that a node's torchrun makes as soon as it starts; `node` None: the launch is on one."""
+    return folder / "torchrun" if node is None else folder / "torchrun" / f"node-{node}"
+
+
 def rank_output_paths(folder: Path) -> list[Path]:
     """What ranks print: stdout.log and stderr.log in a folder that has the rank's number on its node."""
-    return sorted(folder.glob("torchrun/*/attempt_0/*/std*.log"))
+    return sorted(folder.glob("torchrun/**/attempt_0/*/std*.log"))
 
 
 def nccl_log_path(folder: Path, rank: int) -> Path:

@@ -23,16 +23,14 @@ import msgspec
 
 from harness.kernel import die_with_parent
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
-from harness.launch.ending import Stopped
 from harness.launch.machine import Machine
 from harness.launch.nodes import outlast
-from harness.launch.starter import LogWords
+from harness.launch.starter import Starter
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.launcher import Launcher, MatrixCall, WorkerHosts
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.launch import Launch
-from results.outcome import Outcome
 from results.plan import Plan
 from results.store import Study
 from results.strict_yaml import FileKind
@@ -105,16 +103,8 @@ class SshCall(CampaignCall):
         return "\n  ".join(f"ssh {host} {line}" for host, line in zip(self._site.hosts, lines, strict=False))
 
 
-class SshStarter:
-    """Starts launches, one after another; `harness.launch.starter.Starter` says what each of these means."""
-
-    hosts = True
-    pins = True
-    tells_kills = False
-    log_words = LogWords()
-    threads: int | None = None
-    # The ranks of other hosts cannot see this process: `ATTENDED` ends them.
-    supervisor_pid: int | None = None
+class SshStarter(Starter):
+    """Starts launches, one after another. `ATTENDED` ends the ranks of other hosts with this process."""
 
     def __init__(self, site: Hosts) -> None:
         self._site = site
@@ -127,12 +117,6 @@ class SshStarter:
         lines = node_lines(self._site, launch, path, port)
         pairs = zip(self._site.hosts, lines, strict=False)
         return (sys.executable, str(Path(__file__).resolve()), *(word for pair in pairs for word in pair))
-
-    def interruption(self) -> Stopped:
-        return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user")
-
-    def notice(self) -> Stopped | None:
-        return None
 
 
 def node_lines(site: Hosts, launch: Launch, path: Path, port: int) -> list[str]:

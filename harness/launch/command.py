@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from results.launch import Launch
+from results.launch_files import torchrun_folder
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A `reports/` folder where the user happens to stand must not shadow ours."""
@@ -54,7 +55,8 @@ def torchrun_command(
             f"--rdzv-id={launch.launch_id}",
         ]
     # Each rank's stdout and stderr go to files of their own, and its last exception to error.json.
-    command += [f"--log-dir={path.parent / 'torchrun'}", "--redirects=3"]
+    logs = torchrun_folder(path.parent, None if rendezvous is None else rendezvous.node_rank)
+    command += [f"--log-dir={logs}", "--redirects=3"]
     return (*command, "-m", "harness.worker", str(path))
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.text import duration, listed
-from results.launch_files import rank_log_path
+from results.launch_files import rank_log_path, torchrun_folder
+from results.plan import Placement
 
 _PHASES = {
     "waiting": "waiting for its turn",
@@ -103,7 +104,11 @@ class Pulse:
     The times in and of a log are no use: they are those of other hosts' clocks, or of a clock that was set.
     """
 
-    def __init__(self, folder: Path, ranks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, placement: Placement, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        ranks, nodes = placement.gpus, placement.nodes
+        self._nodes = [torchrun_folder(folder, node) for node in range(nodes)] if nodes > 1 else []
         self._paths = [rank_log_path(folder, rank) for rank in range(ranks)]
         self._clock = clock
         self._seen = [_standing(path) for path in self._paths]
@@ -119,12 +124,17 @@ class Pulse:
         return {rank: now - changed for rank, changed in enumerate(self._changed)}
 
     def waits_for(self) -> str | None:
-        """The ranks that have not begun, else those that are silent while others are not.
+        """The nodes that have not begun while others have, else such ranks, else those that are silent.
 
-        `ranks 1 and 3 to start`; `rank 3, silent for 24 s`; `all 4 ranks, silent for 2 min 05 s`.
+        `node 1 of 2 to start`; `ranks 1 and 3 to start`; `rank 3, silent for 24 s`;
+        `all 4 ranks, silent for 2 min 05 s`.
         """
         ranks = len(self._paths)
         absent = [rank for rank, seen in enumerate(self._seen) if seen is None]
+        missing = [node for node, folder in enumerate(self._nodes) if not folder.exists()]
+        if absent and 0 < len(missing) < len(self._nodes):
+            named = listed([str(node) for node in missing])
+            return f"node{'' if len(missing) == 1 else 's'} {named} of {len(self._nodes)} to start"
         if absent:
             return f"{_ranks(absent, ranks)} to start"
         silence = self.silence_s()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from harness.launch.command import local_command
 from harness.launch.ending import Stopped
@@ -34,48 +34,42 @@ class LogWords:
     """The glob finds the logs that exist as soon as the scheduler has started a launch; None: not known."""
 
 
-class Starter(Protocol):
+class Starter(ABC):
     """Starts launches, one after another."""
 
-    hosts: bool
+    hosts: bool = True
     """Whether each node of a placement is a host of its own."""
-    pins: bool
+    pins: bool = True
     """Whether ranks may be bound to cores; not where other jobs on the host may bind to the same ones."""
-    tells_kills: bool
+    tells_kills: bool = False
     """Whether what it starts prints the kernel's out-of-memory kills of each host."""
-    log_words: LogWords
-    threads: int | None
+    log_words: LogWords = LogWords()
+    threads: int | None = None
     """Threads of a rank beside a GPU; None: its share of this machine's cores."""
-    supervisor_pid: int | None
-    """The bench that supervises the launch, if it is on the host of the ranks; kept in `launch.json`."""
+    supervisor_pid: int | None = None
+    """The bench that supervises the launch, if it is on the host of the ranks; kept in `launch.json`. The
+    ranks of other hosts cannot see this process."""
 
+    @abstractmethod
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         """What starts the workers of a new launch, whose file is `path`, and ends when they have."""
 
     def interruption(self) -> Stopped:
         """Why this process has been asked to end."""
-
-    def notice(self) -> Stopped | None:
-        """Why the scheduler ends the job, and with it the workers; None if it has not said that it does."""
-
-
-class LocalStarter:
-    """Workers that are children of this process."""
-
-    hosts = False
-    pins = True
-    tells_kills = False
-    log_words = LogWords()
-    threads: int | None = None
-
-    def __init__(self) -> None:
-        self.supervisor_pid: int | None = os.getpid()
-
-    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        return local_command(launch, path)
-
-    def interruption(self) -> Stopped:
         return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user")
 
     def notice(self) -> Stopped | None:
+        """Why the scheduler ends the job, and with it the workers; None if it has not said that it does."""
         return None
+
+
+class LocalStarter(Starter):
+    """Workers that are children of this process."""
+
+    hosts = False
+
+    def __init__(self) -> None:
+        self.supervisor_pid = os.getpid()
+
+    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
+        return local_command(launch, path)

@@ -132,7 +132,7 @@ def _first(words: re.Pattern[str], folder: Path) -> str | None:
 
 def _logs(folder: Path) -> Iterator[Path]:
     """What the ranks have printed, and then torchruns and agents."""
-    yield from sorted(folder.glob("torchrun/*/attempt_0/*/stderr.log"))
+    yield from sorted(folder.glob("torchrun/**/attempt_0/*/stderr.log"))
     yield from sorted(folder.glob("*.log"))
 
 

@@ -150,7 +150,7 @@ class Supervisor:
 
     def _watch_over(self, process: Guarded) -> Stopped | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
-        pulse = Pulse(self._folder, self._launch.placement.gpus)
+        pulse = Pulse(self._folder, self._launch.placement)
         look_at, waits = 0.0, True
         while True:
             ended = process.poll() is not None
@@ -164,7 +164,7 @@ class Supervisor:
                 look_at = time.monotonic() + LOOK_S
                 if waits and never_started(self._folder, self._starter.log_words) is None:
                     # The time that the scheduler took is no silence of the ranks.
-                    waits, pulse = False, Pulse(self._folder, self._launch.placement.gpus)
+                    waits, pulse = False, Pulse(self._folder, self._launch.placement)
                 hung = self._hung(pulse)
                 self._state.waits_for = pulse.waits_for()
                 if hung is not None:

@@ -58,7 +58,10 @@ class LauncherCall(ABC):
         """`--dry-run`: print the plan and what would be started on stdout. Writes nothing, asks nobody."""
 
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """Refuse what cannot be done, before anything is written. Raises UsageError or MachineError."""
+        """Refuse what cannot be done, before anything is written. `--dry-run` calls it too: it asks nobody.
+
+        Raises UsageError for a wrong call, and MachineError for what this machine lacks.
+        """
         return
 
     def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:

@@ -18,6 +18,7 @@ from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
 from harness.worker import flight
 from harness.worker.flight import flight_recording, write_recording
 from results.launch_files import rank_log_path
+from results.plan import Placement
 
 
 def _log(folder: Path, rank: int, *events: str) -> None:
@@ -132,7 +133,7 @@ def test_silence_is_counted_from_changes_and_not_from_times_of_files(tmp_path: P
     now = [100.0]
     path = tmp_path / "rank-00000.jsonl"
     path.write_text("a\n")
-    pulse = Pulse(tmp_path, 2, clock=lambda: now[0])
+    pulse = Pulse(tmp_path, Placement(nodes=1, gpus_per_node=2), clock=lambda: now[0])
     now[0] = 107.0
     assert pulse.silence_s() == {0: 7.0, 1: 7.0}
     # The host's clock was set back by a day: the file is older than before, and has changed all the same.

@@ -44,7 +44,7 @@ from harness.worker.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
-from results.launch_files import rank_log_path
+from results.launch_files import rank_log_path, torchrun_folder
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
@@ -81,7 +81,7 @@ def test_the_command_of_several_nodes_meets_at_the_first() -> None:
     assert " ".join(command) == (
         "python -m torch.distributed.run --nproc-per-node=8 --nnodes=4 --node-rank=3 --rdzv-backend=static "
         "--rdzv-endpoint=n0:29500 --rdzv-id=20260102T030405Z-abcdef "
-        "--log-dir=/s/launches/L/torchrun --redirects=3 -m harness.worker /s/launches/L/launch.json"
+        "--log-dir=/s/launches/L/torchrun/node-3 --redirects=3 -m harness.worker /s/launches/L/launch.json"
     )
 
 
@@ -677,9 +677,13 @@ def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_p
     line = SimpleNamespace(show=shown.append)
     now, estimates = [0.0], [LaunchEstimate(seconds=100, gpus=1)]
     pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])  # type: ignore[arg-type]
-    pulse = Pulse(tmp_path, 3, clock=lambda: now[0])
+    pulse = Pulse(tmp_path, Placement(nodes=3, gpus_per_node=1), clock=lambda: now[0])
     state = LaunchState(waits_for=pulse.waits_for())
     now[0] = 7.2
+    pace.report(state)
+    for node in (0, 2):
+        torchrun_folder(tmp_path, node).mkdir(parents=True)
+    state.waits_for = pulse.waits_for()
     pace.report(state)
     for rank in range(3):
         rank_log_path(tmp_path, rank).write_text("{}\n")
@@ -692,6 +696,7 @@ def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_p
     pace.report(state)
     assert [(one.elapsed, one.told) for one in shown] == [
         ("7 s", "starting workers, waits for all 3 ranks to start"),
+        ("7 s", "starting workers, waits for node 1 of 3 to start"),
         ("60 s", "mlp, ddp on 2, batch 8: measuring, waits for ranks 1 and 2, silent for 52.8 s"),
     ]
 

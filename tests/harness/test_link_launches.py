@@ -73,7 +73,7 @@ def test_a_rank_that_is_lost_or_hangs_ends_the_launch_on_all_nodes(
     assert str(result.reason).startswith(reason)
     folder = study.study().launch_folder(result.launch_id)
     assert schemas.ATTEMPT.read(folder / "attempt.json").exit_code != 0
-    stacks = "".join(path.read_text() for path in folder.glob("torchrun/*/*/0/stderr.log"))
+    stacks = "".join(path.read_text() for path in folder.glob("torchrun/**/0/stderr.log"))
     assert "faulty.py" in stacks or outcome is Outcome.CRASHED
 
 

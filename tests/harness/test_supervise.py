@@ -180,7 +180,7 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     folder.mkdir(parents=True)
     supervisor = _supervisor(tmp_path, launch, LocalStarter())
     now = [0.0]
-    pulse = Pulse(folder, 2, clock=lambda: now[0])
+    pulse = Pulse(folder, Placement(nodes=1, gpus_per_node=2), clock=lambda: now[0])
 
     def wait() -> None:
         now[0] += 2

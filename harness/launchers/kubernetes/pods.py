@@ -20,7 +20,7 @@ from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import Stopped
 from harness.launch.guarded import Guarded
 from harness.launch.node_exit import say_left
-from harness.launch.starter import LogWords
+from harness.launch.starter import Starter
 from harness.launchers.kubernetes.profile import PORTS
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
@@ -52,14 +52,8 @@ class Meeting:
         return f"{self.address}:{self.first_port + zlib.crc32(launch_id.encode()) % PORTS}"
 
 
-class PodStarter:
+class PodStarter(Starter):
     """Starts the launches of one job, in pod 0."""
-
-    hosts = True
-    tells_kills = False
-    log_words = LogWords()
-    threads: int | None = None
-    supervisor_pid: int | None = None
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -68,9 +62,6 @@ class PodStarter:
 
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         return node_command(launch, path, 0, self._meeting.endpoint(launch.launch_id))
-
-    def notice(self) -> Stopped | None:
-        return None
 
     def interruption(self) -> Stopped:
         return Stopped(

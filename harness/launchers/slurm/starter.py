@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from harness.launch.ending import Stopped
-from harness.launch.starter import LogWords
+from harness.launch.starter import LogWords, Starter
 from harness.launchers.slurm.allocation import Allocation
 from results.launch import Launch
 from results.outcome import Outcome
@@ -30,10 +30,9 @@ NOTICE_S = 1.0
 """How long Slurm's notice may take to come to the log after its signal."""
 
 
-class SlurmStarter:
+class SlurmStarter(Starter):
     """Starts the launches of one job."""
 
-    hosts = True
     tells_kills = True
     log_words = LogWords(
         agent_killed=SRUN_KILLED,
@@ -44,7 +43,6 @@ class SlurmStarter:
         start_delayed=STEP_PENDING,
         agent_logs=f"{LOG}-*.log",
     )
-    supervisor_pid: int | None = None
 
     def __init__(self, site: SiteProfile, allocation: Allocation, job_folder: Path) -> None:
         self._site = site
