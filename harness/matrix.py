@@ -343,7 +343,9 @@ class Matrix:
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         granted = assumptions(study, CostFlags(), self._console)
         figures = replace(
-            analyse(study.name, study.told_plans(), results, granted), placed=place_words(study)
+            analyse(study.name, study.told_plans(), results, granted),
+            placed=place_words(study),
+            steps=study.steps,
         )
         if report:
             write_report(study, figures, self._console)

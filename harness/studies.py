@@ -64,6 +64,7 @@ def read_figures(
         replace(
             figure,
             nights=nights,
+            steps=one.study.steps,
             placed=() if redact else place_words(one.study),
             training=_trained(one.study, figure, redact=redact),
         )

@@ -33,7 +33,7 @@ from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan
 from results.rebuild import rebuilt_plan
-from results.record import RankRecord
+from results.record import RankRecord, StepColumns
 from results.run import RunResult
 from results.schema import Schema
 from results.training_log import TrainingLog
@@ -253,6 +253,10 @@ class Study:
                 )
             records.append(record)
         return records
+
+    def steps(self, run: RunResult) -> dict[int, StepColumns]:
+        """Read the single steps of a run's ranks, by rank. Raises SchemaError as `rank_records` does."""
+        return {record.rank: record.steps for record in self.rank_records(run.cell_id, run.run_id)}
 
     # Traces and scalars
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reports.analysis.allocations import Drift, drift
@@ -25,6 +25,7 @@ from results.baseline import Baseline
 from results.cell import Cell
 from results.errors import bench_call
 from results.plan import Plan, Scaling
+from results.record import StepColumns
 from results.run import RunResult
 
 
@@ -58,6 +59,8 @@ class StudyFigures:
     """The cells that were trained, by id, in the order of the plans."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
+    steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
+    """Reads the single steps of a run, by rank, from the files of its study; empty if figures have none."""
     compare_over: str | None = None
     """The setting whose values the reader wants side by side, though they are different work."""
 

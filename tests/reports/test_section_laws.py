@@ -15,6 +15,9 @@ import pytest
 from html_page import Page
 from packages import install
 
+from harness.console import Console
+from harness.costs import CostFlags
+from harness.studies import read_figures
 from reports.analysis.study import StudyFigures, analyse
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
@@ -186,6 +189,16 @@ def test_a_broken_section_says_so_in_its_place(
     assert "section 'broken' of the package a-package 1.0" in unescape(html)
     assert BROKEN[mistake] in unescape(html)
     assert set(Page(html).sections) == {*whole, "broken"}
+
+
+def test_a_section_can_read_the_single_steps_of_a_run(small) -> None:
+    (figures,) = read_figures([str(small.study.root)], CostFlags(), Console())
+    (run, *_) = figures.runs
+    records = small.study.rank_records(run.cell_id, run.run_id)
+    assert {rank: steps.step_ns for rank, steps in figures.steps(run).items()} == {
+        record.rank: record.steps.step_ns for record in records
+    }
+    assert all(record.steps.step_ns for record in records)
 
 
 def test_days_are_counted(measured: StudyFigures) -> None:
