@@ -275,7 +275,8 @@ def refusal(cell: Cell) -> str | None:
     if isinstance(known.minimum_batch, int) and cell.micro_batch < known.minimum_batch:
         return f"BatchNorm of {spec.text} needs at least {known.minimum_batch} samples in a micro-batch"
     if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
-        return f"--memory-format {cell.memory_format} is for models of images, and {spec.text} is not one"
+        takes = ", ".join(known.memory_formats)
+        return f"{spec.text} does not take --memory-format {cell.memory_format}; it takes {takes}"
     share = None if dataset.samples is None else dataset.samples // cell.replicas
     if share is not None and share < cell.micro_batch:
         return (

@@ -175,7 +175,7 @@ def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **c
         (cell("resnet18-32px", micro_batch=1), "needs at least 2 samples"),
         (
             cell("gpt-nano", memory_format="channels_last"),
-            "--memory-format channels_last is for models of images",
+            "does not take --memory-format channels_last; it takes contiguous",
         ),
         # 1797 // 2 = 898.
         (
