@@ -37,6 +37,7 @@ from harness.studies import place_words, warn_of_losses
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
+from results.cell import BASELINE_STRATEGY
 from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
 from results.job import RETRIES, SILENCE_S, RunOptions
@@ -153,6 +154,7 @@ class Matrix:
         plans = self._plans(study)
         plan = _as_one(plans)
         self._warn_of_tight(study, plan)
+        self._tell_baselines(plans)
         code = with_packages(code_version(), plan.cells)
         here = self._call.hosts.same_python and not self._launcher.several_hosts
         conditions = Conditions.here(code) if here else Conditions.elsewhere(code)
@@ -202,6 +204,7 @@ class Matrix:
         study = Study.for_planning(self._root)
         plans = self._plans(study)
         self._warn_of_tight(study, _as_one(plans))
+        self._tell_baselines(plans)
         code = with_packages(code_version(), _as_one(plans).cells)
         self._call.check_all(study, self._to_run(plans), code)
         with study_lock(self._root) as lock, signals_are_ctrl_c():
@@ -239,10 +242,29 @@ class Matrix:
                 created_at=utc_now(),
                 earlier=(*earlier, *made),
                 limit=self._limit(),
-                link_obstacle=self._link_obstacle(),
+                baseline=self._plans_baselines(earlier),
             )
             made.append(msgspec.structs.replace(plan, command=self._arguments, training=self.order))
         return made
+
+    def _plans_baselines(self, earlier: Sequence[Plan]) -> bool:
+        """Whether baselines are added (`expand`): by default in a new study, and again where it has some.
+
+        Training runs and the sides of a paired comparison have none.
+        """
+        if self._options.baseline is not None or self.order is not None or VARIABLE in os.environ:
+            return bool(self._options.baseline)
+        points = [pattern for plan in earlier for pattern in plan.request.include]
+        return not earlier or any((one.strategy, one.gpus) == (BASELINE_STRATEGY, 1) for one in points)
+
+    def _tell_baselines(self, plans: Sequence[Plan]) -> None:
+        asked = {pattern for one in self._requests for pattern in one.include}
+        added = [one for plan in plans for one in plan.request.include if one not in asked]
+        if workloads := dict.fromkeys(str(one.workload) for one in added):
+            self._console.note(
+                f"single on 1 is planned for {', '.join(workloads)} as the baseline of strategies that need "
+                f"more workers; --no-baseline leaves it out"
+            )
 
     def _require_one_kind(self, study: Study) -> None:
         """Raise UsageError if the study measures and this call trains, or the other way round."""
@@ -281,6 +303,7 @@ class Matrix:
         """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory."""
         limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
         limit = self._machine.limit(self._request.device, _offer()) if limited else Limit()
+        limit = replace(limit, link=link_obstacle() if self._request.has_links else None)
         return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())
 
     def _gpus(self) -> Devices | None:
@@ -304,9 +327,6 @@ class Matrix:
             named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
             what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
             self._console.warn(f"{what}, by prediction: {named}")
-
-    def _link_obstacle(self) -> str | None:
-        return link_obstacle() if self._request.has_links else None
 
     def _without_cells(self, plan: Plan) -> int:
         """The exit code for points that were skipped: 1 if nothing is left, or all were required.

@@ -16,10 +16,10 @@ from harness.plan.points import MatrixPoint, points, workloads_of
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices, devices_of
-from results.cell import BASELINE_STRATEGY, Cell
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.errors import SpecError, UsageError
-from results.link import read_link
-from results.plan import EXCLUDED, Plan, Request, Rule, Series, SeriesId, Skip
+from results.link import NO_LINK, read_link
+from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import Refusal, refusal
 from workloads import catalog as workloads
@@ -37,19 +37,23 @@ def expand(
     created_at: str,
     earlier: Sequence[Plan] = (),
     limit: Limit | None = None,
-    link_obstacle: str | None = None,
+    baseline: bool = False,
 ) -> Plan:
     """The plan of a request.
 
+    With `baseline`, the plan and its request include `single` on one worker where that size was asked for,
+    no point names `single`, and the strategies need more workers.
+
     `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
-    `limit` turns what does not fit into skips, and `link_obstacle`, why no link can be made here, all cells
-    under one. A cell of an earlier plan is not skipped for its memory. Raises UsageError where a `py:`
-    workload's source or a data file cannot be read.
+    `limit` turns what does not fit into skips. A cell of an earlier plan is not skipped for its memory.
+    Raises UsageError where a `py:` workload's source or a data file cannot be read.
     """
-    matrix = _Matrix(request, GlobalBatches(request, earlier), limit, link_obstacle)
+    matrix = _Matrix(request, GlobalBatches(request, earlier), limit or Limit())
     matrix.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
     for point in points(request):
         matrix.add(point)
+    if baseline and BASELINE_STRATEGY not in request.every_strategy:
+        request = msgspec.structs.replace(request, include=(*request.include, *matrix.add_baselines()))
     return Plan(
         study=study,
         created_at=created_at,
@@ -69,7 +73,7 @@ def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
     """
     if AUTO not in plan.request.every_strategy:
         return []
-    matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), None, None)
+    matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), Limit())
     skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
     weighed = []
     for point in points(plan.request):
@@ -83,19 +87,12 @@ def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
 class _Matrix:
     """The cells, series and skips so far."""
 
-    def __init__(
-        self,
-        request: Request,
-        global_batches: GlobalBatches,
-        limit: Limit | None,
-        link_obstacle: str | None,
-    ) -> None:
+    def __init__(self, request: Request, global_batches: GlobalBatches, limit: Limit) -> None:
         self.cells: dict[str, Cell] = {}
         self.skips: list[Skip] = []
         self._request = request
         self._global_batches = global_batches
         self._limit = limit
-        self._link_obstacle = link_obstacle
         self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
         self._fitting: dict[SeriesId, str] = {}
@@ -122,9 +119,38 @@ class _Matrix:
         self.cells.setdefault(cell.id, cell)
         self._members.setdefault(point.key, {})[point.gpus] = cell.id
 
+    def add_baselines(self) -> list[Pattern]:
+        """Add `single` for the work of series that cannot have size 1. Return the added points."""
+        lacking = (skip for skip in self.skips if skip.gpus == 1 and skip.rule in ("strategy", "groups"))
+        larger = {(key.workload, key.batch_size, key.scaling) for key in self._members}
+        added = []
+        for work in dict.fromkeys((skip.workload, skip.batch_size, skip.scaling) for skip in lacking):
+            workload, batch_size, scaling = work
+            key = SeriesId(
+                workload=workload,
+                strategy=BASELINE_STRATEGY,
+                compression=UNCOMPRESSED,
+                collective=DEFAULT_COLLECTIVE,
+                link=NO_LINK,
+                scaling=scaling,
+                batch_size=batch_size,
+            )
+            point = MatrixPoint(key=key, gpus=1)
+            cell = self._cell(point)
+            fits = isinstance(cell, Cell) and self._unfit(point, cell) is None
+            if work in larger and key not in self._members and fits:
+                self.add(point)
+                added.append(
+                    Pattern(
+                        workload=workload, strategy=BASELINE_STRATEGY, gpus=1, batch_size=batch_size,
+                        scaling=scaling,
+                    )
+                )  # fmt: skip
+        return added
+
     def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
         """Return why a cell certainly does not fit into a GPU; None if it may fit or is already planned."""
-        memory = None if self._limit is None else self._limit.gpu_bytes
+        memory = self._limit.gpu_bytes
         if memory is None or cell.id in self.planned:
             return None
         need = certain_bytes(cell, self._request.gpus_per_node)
@@ -147,7 +173,6 @@ class _Matrix:
 
     def _lightest(self, point: MatrixPoint) -> str | None:
         if point not in self._weighed:
-            assert self._limit is not None
             choice = self.choice(point, self._limit.gpus)
             self._weighed[point] = choice.lightest if isinstance(choice, Choice) else None
         return self._weighed[point]
@@ -218,9 +243,9 @@ class _Matrix:
             misplaced = str(error)
         if misplaced is not None:
             return Reason("nodes", misplaced)
-        if cell.link_mbit_per_s is not None and self._link_obstacle is not None:
-            return Reason("link", self._link_obstacle)
-        beyond = None if self._limit is None else self._limit.reason(cell.gpus)
+        if cell.link_mbit_per_s is not None and self._limit.link is not None:
+            return Reason("link", self._limit.link)
+        beyond = self._limit.reason(cell.gpus)
         return None if beyond is None else Reason("machine", beyond)
 
 

@@ -18,6 +18,8 @@ class Limit:
     """What is counted: `cores` or `CUDA devices`."""
     hint: str = ""
     """What would make a larger cell run."""
+    link: str | None = None
+    """Why no link can be made here; None if one can be made."""
     gpus: Devices | None = None
     """The GPUs whose memory each cell must fit into; None if memory is not limited."""
 

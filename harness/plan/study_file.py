@@ -55,6 +55,12 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         option("global batch: samples of one update over all replicas; kept under strong scaling", ge=1),
     ] = None
     scaling: Annotated[Scalings, option("weak keeps the batch per replica, strong the global batch")] = None
+    baseline: Annotated[
+        Switch,
+        option(
+            "plan single on 1 for strategies that need more, as their baseline; the default in a new study"
+        ),
+    ] = None
     repeats: Annotated[Whole, option("runs of each cell", ge=1, le=1000)] = None
     dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own")] = None
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, option("where it runs")] = None

@@ -119,6 +119,31 @@ def test_an_unknown_command_is_refused(name: str, capsys: pytest.CaptureFixture[
     assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, train," in error
 
 
+def test_a_new_study_has_the_baseline_that_was_asked_for_and_a_started_one_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    call = ["--gpus", "1,2", "--strategy", "ddp", "--workload", "mlp", "--device", "cpu", "--oversubscribe"]
+
+    def planned(*more: str) -> tuple[bool, bool]:
+        """Whether a dry run plans the baseline, and whether it says so."""
+        assert run(["matrix", *call, *more, "--dry-run"]) == 0
+        shown = capsys.readouterr()
+        return "mlp-single-g001" in shown.out, "--no-baseline" in shown.err
+
+    given = StudyFile(gpus="1,2", strategy="ddp", workload="mlp", device="cpu", oversubscribe=True)
+    study = Study.for_planning(Path("runs") / Matrix(given, study_file=None)._root.name)
+    assert planned() == (True, True)
+    assert planned("--no-baseline") == (False, False)
+    Matrix(msgspec.structs.replace(given, baseline=False), study_file=None)._kept_plans(study)
+    assert planned() == (False, False)
+    assert planned("--baseline") == (True, True)
+    other = Study.for_planning(Path("other"))
+    Matrix(msgspec.structs.replace(given, out="other"), study_file=None)._kept_plans(other)
+    assert planned("--out", "other") == (True, True)
+    Matrix(msgspec.structs.replace(given, out="other"), study_file=None)._kept_plans(other)
+    assert len(other.plans()) == 1
+
+
 def test_help_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:
     for call in ([], ["matrix"]):
         assert run([*call, "-h"]) == 0

@@ -286,7 +286,7 @@ def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason(
     request_of: Callable[..., Request],
 ) -> None:
     request = request_of(workload="mlp", gpus="1,2", batch_size=8, link="none,1gbit")
-    plan = expand(request, study="s", created_at="t", link_obstacle="tc is not installed")
+    plan = expand(request, study="s", created_at="t", limit=Limit(link="tc is not installed"))
     assert axes(plan) == [("single", "none", "default", "none", [1]), ("ddp", "none", "default", "none", [2])]
     reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips if s.link == "1gbit"}
     assert reasons["ddp", 2] == "tc is not installed"
@@ -455,3 +455,40 @@ def test_two_kinds_of_checkpointing_at_once_are_refused(plan_of: MakePlan) -> No
     for given in (True, False):
         with pytest.raises(UsageError, match="give one of the two"):
             plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=given, selective_checkpointing=True)
+
+
+def test_size_1_is_planned_as_single_for_strategies_that_need_more() -> None:
+    """Once for each batch and kind of scaling of a workload that has larger cells."""
+    request = Request(
+        workloads=("mlp",), gpus=(1, 2, 3), strategies=("ddp", "fsdp"), compressions=("none", "topk:0.1"),
+        batch_sizes=(8, 16), scalings=("weak", "strong"),
+    )  # fmt: skip
+    plan = expand(request, study="s", created_at="", baseline=True)
+    single = [row for row in rows(plan) if row[1] == "single"]
+    # The strong ones keep 8 x 3 and 16 x 3 samples.
+    assert single == [
+        ("weak", "single", 8, None, [(1, 8)]),
+        ("weak", "single", 16, None, [(1, 16)]),
+        ("strong", "single", 8, 24, [(1, 24)]),
+        ("strong", "single", 16, 48, [(1, 48)]),
+    ]
+    # The request says all that the plan has, and gives it again.
+    assert expand(plan.request, study="s", created_at="") == plan
+    assert expand(request, study="s", created_at="", baseline=True) == plan
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gpus": (2, 3)},
+        {"gpus": (1,)},
+        {"strategies": ("single", "ddp")},
+        {"strategies": ("auto", "ddp")},
+        {"exclude": (Pattern(gpus=1),)},
+        {"include": (Pattern(workload="mlp", strategy="single", gpus=1, batch_size=4),)},
+    ],
+)
+def test_no_baseline_is_planned_that_is_not_lacking(asked: dict[str, Any]) -> None:
+    request = Request(**{"workloads": ("mlp",), "gpus": (1, 2), "strategies": ("ddp",), **asked})
+    plan = expand(request, study="s", created_at="", baseline=True)
+    assert plan == expand(request, study="s", created_at="")
