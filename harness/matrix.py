@@ -252,8 +252,10 @@ class Matrix:
 
         Training runs and the sides of a paired comparison have none.
         """
-        if self._options.baseline is not None or self.order is not None or VARIABLE in os.environ:
-            return bool(self._options.baseline)
+        if self.order is not None or VARIABLE in os.environ:
+            return False
+        if self._options.baseline is not None:
+            return self._options.baseline
         points = [pattern for plan in earlier for pattern in plan.request.include]
         return not earlier or any((one.strategy, one.gpus) == (BASELINE_STRATEGY, 1) for one in points)
 

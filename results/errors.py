@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from types import MappingProxyType
 
 
 class BenchError(Exception):
@@ -76,12 +77,55 @@ class SchedulerError(BenchError):
     """A cluster's scheduler refused, failed, or did not answer."""
 
 
+SYNONYMS = MappingProxyType(
+    {
+        "float32": "fp32",
+        "single": "fp32",
+        "float16": "fp16",
+        "half": "fp16",
+        "bfloat16": "bf16",
+        "--nodes": "--gpus-per-node",
+        "--nnodes": "--gpus-per-node",
+        "--nproc-per-node": "--gpus-per-node",
+        "--ntasks-per-node": "--gpus-per-node",
+        "--ntasks": "--gpus",
+        "--world-size": "--gpus",
+        "--ranks": "--gpus",
+        "--lr": "--optimizer sgd:lr=0.1",
+        "--learning-rate": "--optimizer sgd:lr=0.1",
+        "--weight-decay": "--optimizer sgd:weight_decay=0.1",
+        "--momentum": "--optimizer sgd:momentum=0.9",
+        "--model": "--workload",
+        "--arch": "--workload",
+        "--data": "--dataset",
+        "--bs": "--batch-size",
+        "--amp": "--precision bf16",
+        "--bf16": "--precision bf16",
+        "--fp16": "--precision fp16",
+        "--dtype": "--precision",
+        "--gradient-accumulation-steps": "--accumulation",
+        "--gradient-checkpointing": "--activation-checkpointing",
+        "--max-grad-norm": "--clip-norm",
+        "--output-dir": "--out",
+        "--seconds": "--budget",
+        "--iterations": "--budget",
+    }
+)
+"""What other tools call something, and what it is called here; after the name an example may follow."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near, in any case."""
+    """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near, in any case.
+
+    Of options the leading dashes are no likeness.
+    """
     import difflib
 
-    folded = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+    folded = {each.lower().lstrip("-"): each for each in known}
+    synonym = SYNONYMS.get(name.lower(), "")
+    if synonym.split(" ")[0] in folded.values():
+        return f" (did you mean {synonym!r}?)"
+    close = difflib.get_close_matches(name.lower().lstrip("-"), list(folded), n=1, cutoff=0.6)
     return f" (did you mean {folded[close[0]]!r}?)" if close else ""
 
 

@@ -8,6 +8,7 @@ later does not rename the cells of old studies.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
@@ -43,7 +44,9 @@ class Option:
         try:
             value = _convert(self.kind, text)
         except (ValueError, KeyError):
-            raise SpecError(f"{where} takes {_KIND_TEXT[self.kind]}, not {text!r}") from None
+            share = re.fullmatch(r"(\d+(?:\.\d+)?)%", text) if self.kind == "float" else None
+            meant = f" (did you mean {float(share[1]) / 100:g}?)" if share else ""
+            raise SpecError(f"{where} takes {_KIND_TEXT[self.kind]}, not {text!r}{meant}") from None
         if self.canonical is not None:
             value = self.canonical(text)
         if isinstance(value, float) and not math.isfinite(value):

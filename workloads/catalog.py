@@ -205,6 +205,12 @@ class Workloads(Catalog):
             extension.require_place("builder", member.shape.facts().builder)
         register(member)
 
+    def _unknown(self, name: str) -> str:
+        if name.endswith(".py"):
+            module = name.removesuffix(".py").lstrip("./").replace("/", ".")
+            return f"there is no workload {name!r} (did you mean 'py:{module}:FUNCTION'?)"
+        return super()._unknown(name)
+
 
 WORKLOADS = Workloads("workload", [], group="bench.workloads")
 MEMBERS: dict[str, Member] = {}

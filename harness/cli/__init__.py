@@ -112,6 +112,21 @@ def _tell(error: Exception) -> int:
     return code
 
 
+def _flags(command: click.Command) -> list[str]:
+    return [text for param in command.params for text in (*param.opts, *param.secondary_opts)]
+
+
+def _home(name: str, path: str) -> str:
+    """Say where an option belongs that the command at `path` lacks; empty if no other command plans by it."""
+    if path == "bench compare" and name in _flags(import_module("harness.cli.matrix").command):
+        return (
+            f": it is one of bench matrix, which stand after --, such as bench compare --ab A B -- {name} ..."
+        )
+    if path == "bench matrix" and name in _flags(import_module("harness.cli.train").command):
+        return ": bench train has it"
+    return ""
+
+
 def reading(error: Exception) -> tuple[str, int]:
     """Return the message for the user and the exit code of an error."""
     if isinstance(error, BenchError):
@@ -120,9 +135,9 @@ def reading(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "bench"
         if isinstance(error, click.NoSuchOption):
-            name, params = error.option_name, context.command.params if context else []
-            known = error.possibilities or [text for param in params for text in param.opts]
-            return f"there is no option {name}{nearest(name, known)}; see {path} --help", 2
+            name = error.option_name
+            near = nearest(name, _flags(context.command)) if context else ""
+            return f"there is no option {name}{_home(name, path) or near}; see {path} --help", 2
         return f"{error.format_message()} See {path} --help", 2
     if isinstance(error, UnicodeEncodeError):
         # Of output the streams escape such characters; files are UTF-8.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.cli.options import PlanCommand, plan_options
+from harness.cli.options import PlanCommand, plan_options, study_path
 
 
 @click.command(cls=PlanCommand, name="matrix", short_help="Plan, launch, collect, report.")
@@ -39,7 +38,7 @@ def command(
     from harness.plan.naming import fresh_base, fresh_study
     from harness.plan.study_file import StudyFile, merge, read_study_file
 
-    path = Path(study_file) if study_file else None
+    path = study_path(study_file) if study_file else None
     given = StudyFile(**flags)
     options = merge(read_study_file(path), given) if path else given
     if fresh:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import click
 
 from harness.plan.options import PlanOption
 from harness.plan.study_file import OPTIONS
+from results.errors import UsageError
 
 Function = Callable[..., Any]
 _BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
 _NEGATED = {f"--no-{flag[2:]}": flag for flag in _BARE}
-_ANSWERS = re.compile(r"\s*(true|false|selective)\s*(,\s*(true|false|selective)\s*)*", re.IGNORECASE)
+_ANSWER = r"\s*(true|false|all|none|selective)\s*"
+_ANSWERS = re.compile(f"{_ANSWER}(,{_ANSWER})*", re.IGNORECASE)
 """Values of bare switches: what else follows one is an argument of its own, such as the study file."""
 
 
@@ -54,11 +57,34 @@ def _spelled(arguments: Sequence[str]) -> Iterator[str]:
             yield word
 
 
+class _Whole(click.types.IntParamType):
+    """Whole numbers, which have no unit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        size = re.fullmatch(r"(\d+) ?([gm])i?b?", str(value), re.IGNORECASE)
+        if size is not None and param is not None and str(param.name).endswith("_mb"):
+            number = int(size[1]) * (1024 if size[2] in "gG" else 1)
+            self.fail(f"{value!r} is not a number of MiB (did you mean {number}?).", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+def study_path(text: str) -> Path:
+    """The path of a study file. Raises UsageError if `text` is the name of a workload or the like instead."""
+    from harness.cli.catalogs import CATALOGS
+
+    name, path = text.partition(":")[0], Path(text)
+    option = next((option for option, catalog in CATALOGS.items() if name in catalog.entries), None)
+    if option is not None and not path.exists():
+        raise UsageError(f"there is no study file {text} (did you mean --{option} {text}?)")
+    return path
+
+
 def _flag(option: PlanOption) -> Callable[[Function], Function]:
     flag, kind = option.flag, option.kind
     if kind.flag_type is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=option.help)
-    type_ = kind.flag_type if kind.metavar else click.Choice(kind.choices)
+    type_: Any = kind.flag_type if kind.metavar else click.Choice(kind.choices)
+    type_ = _Whole() if type_ is int else type_
     # click asks the type where no function is given.
     complete = _complete_names if kind.flag_type is str and kind.metavar else None
     return click.option(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from harness.cli.options import PlanCommand, options_but
+from harness.cli.options import PlanCommand, options_but, study_path
 from results.train_order import CHECKPOINT_EVERY, KEEP, RESTARTS, BatchRule, MetricName, Schedule
 
 Function = Callable[..., Any]
 NOT_OF_TRAINING = (
-    *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "trace"),
+    *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
     *("isolation", "prune", "rerun", "report_job"),
 )
 """Options of a measurement."""
@@ -82,7 +81,7 @@ def command(
     if fields["elastic"] is not None:
         fields["elastic"] = read_elastic(fields["elastic"])
     order, given = TrainOrder(**fields), StudyFile(**flags)
-    path = Path(subject) if subject else None
+    path = study_path(subject) if subject else None
     cell = path if path is not None and path.is_dir() else None
     file = path if path is not None and cell is None else None
     options = merge(read_study_file(file), given) if file else given

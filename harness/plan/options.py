@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from results.cell import Checkpointing, MemoryFormat, Precision
 from results.durations import seconds_of
-from results.errors import GpuCountsError, UsageError
+from results.errors import GpuCountsError, UsageError, nearest
 from results.gpus import GpuCounts
 from results.plan import Scaling
 from results.value_types import Written, bounds, literal_texts, notes, takes, within
@@ -80,12 +80,13 @@ def read_switches(value: bool | str | list[bool | str], where: str) -> tuple[boo
 
 
 def read_checkpointing(value: bool | str | list[bool | str], where: str) -> tuple[Checkpointing, ...]:
-    """As `read_switches`, with `selective` as a third answer. Raises UsageError."""
+    """The distinct answers: true or all, false or none, and selective. Raises UsageError."""
+    answers: dict[str, Checkpointing] = {**_SWITCHES, "all": True, "none": False, "selective": "selective"}
     texts = _texts(value)
     for text in texts:
-        if text not in (*_SWITCHES, "selective"):
-            raise UsageError(f"{where} takes {CHECKPOINTINGS.words}, not {text!r}")
-    return tuple(dict.fromkeys("selective" if text == "selective" else _SWITCHES[text] for text in texts))
+        if text not in answers:
+            raise UsageError(f"{where} takes {CHECKPOINTINGS.words}, not {text!r}{nearest(text, answers)}")
+    return tuple(dict.fromkeys(answers[text] for text in texts))
 
 
 def read_limits(value: float | str | list[float | str], where: str) -> tuple[float | None, ...]:
@@ -139,7 +140,7 @@ TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip(
 PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
 MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
 SWITCHES = Kind("true or false", "BOOL,...", str, read_switches, bare=True)
-CHECKPOINTINGS = Kind("true, false or selective", "BOOL,...", str, read_checkpointing, bare=True)
+CHECKPOINTINGS = Kind("all (true), none (false) or selective", "BOOL,...", str, read_checkpointing, bare=True)
 LIMITS = Kind("a number or none", "X,...", str, read_limits)
 SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(Scaling))
 
@@ -157,7 +158,7 @@ Precisions = Annotated[str | list[str] | None, PRECISIONS, _joined(*PRECISIONS.c
 MemoryFormats = Annotated[str | list[str] | None, MEMORY_FORMATS, _joined(*MEMORY_FORMATS.choices)]
 Switches = Annotated[bool | str | list[bool | str] | None, SWITCHES, _joined("true", "false")]
 Checkpointings = Annotated[
-    bool | str | list[bool | str] | None, CHECKPOINTINGS, _joined("true", "false", "selective")
+    bool | str | list[bool | str] | None, CHECKPOINTINGS, _joined("true", "false", "all", "none", "selective")
 ]
 Limits = Annotated[float | str | list[float | str] | None, LIMITS]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
@@ -214,4 +215,5 @@ class PlanOption:
         for item in items:
             if (kind.choices and item not in kind.choices) or _outside(limits, item):
                 given = value if kind in (DURATION, JOB_TIME) else item
-                raise UsageError(f"{where} takes {takes(self.type)}, not {given!r}")
+                near = nearest(str(item), kind.choices)
+                raise UsageError(f"{where} takes {takes(self.type)}, not {given!r}{near}")

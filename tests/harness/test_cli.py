@@ -22,8 +22,9 @@ from harness.cli import COMMANDS, run
 from harness.cli.matrix import command as matrix
 from harness.launch.machine import Machine
 from harness.matrix import Matrix
+from harness.plan.options import PRECISIONS
 from harness.plan.study_file import OPTIONS, StudyFile
-from results.errors import bench_call
+from results.errors import SYNONYMS, bench_call
 from results.plan import Pattern
 from results.store import Study
 
@@ -98,6 +99,16 @@ MATRIX_ERRORS = [
     (["--gpus", "2", "--compression", "topk"], "needs the share that is sent", "write topk:0.01"),
     (["--gpu", "1"], "--gpu", "(did you mean '--gpus'?)"),
     (["absent.yaml"], "absent.yaml", "check the name"),
+    (["resnet50"], "resnet50", "did you mean --workload resnet50?"),
+    (["--gpus", "1", "--workload", "mymodel.py"], "'mymodel.py'", "did you mean 'py:mymodel:FUNCTION'?"),
+    (["--gpus", "1", "--precision", "float16"], "'float16'", "did you mean 'fp16'?"),
+    (["--gpus", "1", "--memory-limit-mb", "4GB"], "'4GB'", "did you mean 4096?"),
+    (["--gpus", "1", "--compression", "topk:1%"], "'1%'", "did you mean 0.01?"),
+    (["--nodes", "2"], "--nodes", "(did you mean '--gpus-per-node'?)"),
+    (["--lr", "0.1"], "--lr", "(did you mean '--optimizer sgd:lr=0.1'?)"),
+    (["--lr-scheduler", "cosine"], "--lr-scheduler", "--lr-scheduler; see"),
+    (["--epochs", "3"], "--epochs", "bench train has it"),
+    (["--gpus", "1", "--activation-checkpointing=some"], "'some'", "all (true), none (false) or"),
 ]
 
 
@@ -110,6 +121,18 @@ def test_a_wrong_call_says_what_was_given_and_what_to_do(
     assert given in error
     assert fix in error
     assert list(Path().iterdir()) == [], "a wrong call writes nothing"
+
+
+def test_matrix_options_of_a_comparison_stand_after_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = _error(capsys, "compare", "--ab", "A", "B", "--gpus", "2")
+    assert code == 2
+    assert "bench compare --ab A B -- --gpus ..." in error
+
+
+def test_every_synonym_names_an_option_or_a_value() -> None:
+    known = {option.flag for option in OPTIONS} | set(PRECISIONS.choices)
+    assert {meant.split(" ")[0] for meant in SYNONYMS.values()} <= known
+    assert not known & SYNONYMS.keys()
 
 
 @pytest.mark.parametrize("name", ["matirx", "Matrix"])

@@ -285,7 +285,7 @@ def test_elastic_training_is_refused_where_a_size_on_the_way_is_impossible(
     strategy: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Matrix, "_link_obstacle", lambda self: None)
+    monkeypatch.setattr("harness.matrix.link_obstacle", lambda: None)
     options = StudyFile(
         workload="mlp", gpus="4", strategy=strategy, link="1gbit", batch_size="8", oversubscribe=True
     )

@@ -91,7 +91,7 @@ def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
         ("repeats", 10**6, "takes a whole number, at least 1 and at most 1000, not 1000000"),
         ("clip_norm", 0.0, "takes a number or none, more than 0 and at most 1000000000, not 0.0"),
         ("seed", -1, "takes whole numbers joined by commas, at least 0 and at most 4294967295, not -1"),
-        ("precision", "fp32,bf17", "takes fp32, tf32, bf16 or fp16, not 'bf17'"),
+        ("precision", "fp32,bf17", "takes fp32, tf32, bf16 or fp16, not 'bf17' (did you mean 'bf16'?)"),
         ("target", float("nan"), "takes a number, at least 0 and at most 1, not nan"),
         (
             "budget",

@@ -62,6 +62,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     batch_size: [8, 16]
     global_batch_size: 64
     scaling: [weak, strong]
+    baseline: false
     repeats: 5
     dataset: synthetic
     device: cpu
