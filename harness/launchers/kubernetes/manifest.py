@@ -73,7 +73,7 @@ def _service(profile: KubernetesProfile, job: Job) -> _Json:
 
 
 def _job(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
-    nodes = job.placement.nodes
+    nodes, ttl = job.placement.nodes, profile.ttl_seconds_after_finished
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -84,6 +84,7 @@ def _job(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
             "completionMode": "Indexed",
             "backoffLimit": job.options.retries,
             "podFailurePolicy": {"rules": _FAILURES},
+            **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
             "template": {
                 "metadata": _pod_metadata(profile, job),
                 "spec": {

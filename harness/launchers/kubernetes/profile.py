@@ -181,6 +181,10 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     port: Annotated[int, msgspec.Meta(ge=1024, le=32_768 - PORTS)] = 20_000
     """The first of the 1000 ports that nodes of a launch meet at."""
 
+    ttl_seconds_after_finished: Annotated[int, msgspec.Meta(ge=0)] | None = 7 * 86_400
+    """Seconds after which the cluster deletes a finished Job with its pods and their logs; the results stay
+    on the volume. null: it deletes none."""
+
     time: TimeLimits = TimeLimits()
     price: SitePrice | None = None
 

@@ -203,6 +203,9 @@ def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profi
     assert (made["completions"], made["parallelism"], made["backoffLimit"]) == (3, 3, 5)
     assert made["template"]["spec"]["activeDeadlineSeconds"] == 91 + 600
     assert documents(make_profile(), job, "statefulset")[1]["spec"]["replicas"] == 3
+    assert made["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    kept = documents(make_profile(ttl_seconds_after_finished=None), job)[1]["spec"]
+    assert "ttlSecondsAfterFinished" not in kept
 
 
 @pytest.mark.parametrize("form", FORMS)
