@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -88,6 +89,9 @@ class ProgressLine:
 class Console:
     """The only place that prints. What text of others could do to a terminal is shown instead of done."""
 
+    loudness: ClassVar[int] = 0
+    """Of all consoles of this process: -1 prints results, warnings and errors alone, 1 prints details too."""
+
     def __init__(self) -> None:
         # Without emoji: in `package.module:x:` they would be ":x:".
         self._out = _Out(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
@@ -110,7 +114,13 @@ class Console:
         self._out.file.flush()
 
     def note(self, text: str) -> None:
-        self._err.print(visible(text), markup=False)
+        if self.loudness >= 0:
+            self._err.print(visible(text), markup=False)
+
+    def detail(self, text: str) -> None:
+        """Print on stderr what only `-v` asks for."""
+        if self.loudness > 0:
+            self.note(text)
 
     def warn(self, text: str) -> None:
         self._err.print(f"warning: {visible(text)}", style="yellow", markup=False)
@@ -147,7 +157,7 @@ class Console:
 
     @contextmanager
     def progress(self, total: int) -> Iterator[ProgressLine]:
-        if not self._err.is_terminal:
+        if self.loudness < 0 or not self._err.is_terminal:
             yield ProgressLine(self, None, None)
             return
         columns = (

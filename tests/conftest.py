@@ -271,7 +271,7 @@ class Bench:
         out, errors = io.StringIO(), io.StringIO()
         try:
             with chdir(self.folder), redirect_stdout(out), redirect_stderr(errors):
-                code = run_bench([str(argument) for argument in arguments], debug=False)
+                code = run_bench([str(argument) for argument in arguments])
         finally:
             for name, value in before.items():
                 if value is None:

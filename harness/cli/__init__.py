@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 
@@ -32,6 +33,15 @@ COMMANDS = {
     "schema": "Print the JSON Schema of a study file or a profile, for editors.",
     "doctor": "Check whether this machine can run studies, and how well.",
 }
+_GENERAL = {
+    "-q": "quiet",
+    "--quiet": "quiet",
+    "-v": "verbose",
+    "--verbose": "verbose",
+    "--debug": "debug",
+}
+_DEFAULT = re.compile(f"BENCH_({'|'.join(name.upper() for name in COMMANDS)})_")
+"""Variables that give options of commands; no other variable of bench begins like these."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 NOBODY_READS = 141
@@ -67,9 +77,14 @@ class _Commands(click.Group):
 
 @click.command(cls=_Commands, name="bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="bench")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error; may stand anywhere.")
-def bench(debug: bool) -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Print details too, such as each launch's command.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def bench(**_: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
+
+    -q, -v and --debug may stand anywhere before a --. A variable such as BENCH_MATRIX_WORKLOAD gives an
+    option of a command its default.
 
     `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed, a table does
     not add up or a comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 4 another
@@ -80,14 +95,17 @@ def bench(debug: bool) -> None:
 def main() -> None:
     """The console script."""
     escape_unprintable()
-    arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    sys.exit(run([argument for argument in arguments if argument != "--debug"], debug=debug))
+    sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run one command line. Returns its exit code; an error is one line on stderr, or is raised (`debug`)."""
+def run(arguments: list[str]) -> int:
+    """Run one command line. Returns its exit code; an error is one line on stderr, or is raised (--debug)."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    general = {_GENERAL[word] for word in arguments[:end] if word in _GENERAL}
+    arguments = [*(word for word in arguments[:end] if word not in _GENERAL), *arguments[end:]]
     try:
+        _set_loudness(("verbose" in general) - ("quiet" in general))
+        arguments = _with_defaults(arguments)
         code = bench.main(arguments, prog_name="bench", standalone_mode=False, obj=tuple(arguments))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -100,10 +118,59 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return NOBODY_READS
     except Exception as error:
         # The outermost handler: every error is told to the user in one line.
-        if debug:
+        if "debug" in general:
             raise
         return _tell(error)
+    finally:
+        _set_loudness(0)
     return code if isinstance(code, int) else 0
+
+
+def _set_loudness(loudness: int) -> None:
+    # Most of the time of a help text would be this import.
+    if loudness or "harness.console" in sys.modules:
+        import_module("harness.console").Console.loudness = loudness
+
+
+def _with_defaults(arguments: list[str]) -> list[str]:
+    """Add the options that variables such as BENCH_MATRIX_WORKLOAD give and the call does not.
+
+    The variables are taken out of the environment, so that no process that this one starts reads them.
+    """
+    given = {name: os.environ.pop(name) for name in sorted(os.environ) if _DEFAULT.match(name)}
+    if not arguments or arguments[0] not in COMMANDS:
+        return arguments
+    command = import_module(f"harness.cli.{arguments[0]}").command
+    prefix = f"BENCH_{arguments[0].upper()}_"
+    options = {
+        prefix + param.opts[-1].lstrip("-").replace("-", "_").upper(): param for param in command.params
+    }
+    added: list[str] = []
+    for name, value in given.items():
+        if not name.startswith(prefix):
+            continue
+        if name not in options or not isinstance(options[name], click.Option):
+            raise UsageError(
+                f"{name} names no option of bench {arguments[0]}{nearest(name, options)}: unset it"
+            )
+        words = _words(options[name], name, value)
+        if words and not any(word.partition("=")[0] in _flags_of(options[name]) for word in arguments):
+            import_module("harness.console").Console().note(f"{' '.join(words)} by the variable {name}")
+            added += words
+    return [arguments[0], *added, *arguments[1:]]
+
+
+def _words(option: click.Parameter, name: str, value: str) -> list[str]:
+    """The words that give an option a variable's value. Raises UsageError for a switch that is not a bool."""
+    flag = option.opts[-1]
+    if not (isinstance(option, click.Option) and option.is_flag):
+        return [f"{flag}={value}"]
+    answer = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
+        value.lower()
+    )
+    if answer is None:
+        raise UsageError(f"{name} takes true or false, not {value!r}")
+    return [flag] if answer else option.secondary_opts[-1:]
 
 
 def _tell(error: Exception) -> int:
@@ -113,7 +180,11 @@ def _tell(error: Exception) -> int:
 
 
 def _flags(command: click.Command) -> list[str]:
-    return [text for param in command.params for text in (*param.opts, *param.secondary_opts)]
+    return [text for param in command.params for text in _flags_of(param)]
+
+
+def _flags_of(param: click.Parameter) -> tuple[str, ...]:
+    return (*param.opts, *param.secondary_opts)
 
 
 def _home(name: str, path: str) -> str:

@@ -76,6 +76,9 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     help=f"write it for CI, too: {', '.join(FORMATS)}; FORM alone goes to stdout; may be repeated",
 )
 @click.option(
+    "--json", "as_json", is_flag=True, help="the same as --format json: to stdout, in place of tables"
+)
+@click.option(
     "--on-regression",
     metavar="CMD",
     help="run CMD by sh if the exit code is 1; BENCH_VERDICT is the path of the verdicts as JSON",
@@ -103,7 +106,10 @@ def command(
     from reports.gate.metrics import read_margins
     from results.errors import UsageError
 
-    margins, targets = read_margins(fail_above), _targets(given["forms"])
+    margins, targets = (
+        read_margins(fail_above),
+        _targets((*given["forms"], *(["json"] if given["as_json"] else []))),
+    )
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
     rules = Rules(margins=margins, across=facts)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Sequence
 from importlib import util
@@ -18,6 +19,8 @@ from harness.launchers.registry import launchers
 from harness.torch_devices import ask_torch, torch_version
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError
+
+_HEADS = ("what", "found")
 
 
 @click.command(name="doctor")
@@ -36,23 +39,33 @@ from results.errors import MachineError, UsageError
     default=Path("baselines"),
     help="Where --noise writes thresholds/MACHINE.json.",
 )
-def command(site: str | None, *, noise: bool, budget: str, baselines: Path) -> int:
+@click.option("--json", "as_json", is_flag=True, help="The tables as JSON.")
+def command(site: str | None, *, noise: bool, budget: str, baselines: Path, as_json: bool) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.
     With --noise, it runs a small cell in fresh launches until --budget is spent (docs/gate.md).
     """
+    if noise and as_json:
+        raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
         return _measure_noise(budget, baselines)
     # First, because its errors are all there is to say.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
-    _show_machine(console)
+    machine, heads = _machine(), ("level", "about", "found")
+    rows = [(each.level, each.about, each.words) for each in found or ()]
+    if as_json:
+        tables = {"machine": [dict(zip(_HEADS, row, strict=True)) for row in machine]}
+        tables |= {} if found is None else {"site": [dict(zip(heads, row, strict=True)) for row in rows]}
+        console.text(json.dumps(tables))
+    else:
+        console.table(_HEADS, machine, numeric=[False, False])
     if found is None:
         return 0 if util.find_spec("torch") and not _obstacle() else 1
-    console.result()
-    rows = [(each.level, each.about, each.words) for each in found]
-    console.table(["level", "about", "found"], rows, numeric=[False, False, False])
+    if not as_json:
+        console.result()
+        console.table(heads, rows, numeric=[False, False, False])
     return 1 if any(each.level == "wrong" for each in found) else 0
 
 
@@ -91,14 +104,15 @@ def _site_checks(path: Path) -> Sequence[SiteCheck]:
     raise UsageError(f"--site {path}: no launcher here can check a profile; leave --site out")
 
 
-def _show_machine(console: Console) -> None:
+def _machine() -> list[tuple[str, str]]:
+    """Rows of `_HEADS`: what this machine has, and what would spoil figures."""
     rows = [("packages", f"{', '.join(PACKAGES)} from {checkout()}"), ("torch", _torch())]
     rows += _host() + _gpus() + _rdma()
     device = "cuda" if visible_gpus() else "cpu"
     found = [*_obstacle(), *unknown_name(), *rdma_warnings(rdma_devices())]
     found += warnings("cuda" if device == "cuda" else "cpu")
     rows += [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
-    console.table(["what", "found"], rows, numeric=[False, False])
+    return rows
 
 
 def _obstacle() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from harness.cli.catalogs import CATALOGS
@@ -13,22 +15,31 @@ from results.spec import Entry, Option
 _CATALOGS = {
     f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in CATALOGS.items()
 }
+_HEADS = ("name", "default", "meaning")
 _KINDS = (*_CATALOGS, "launchers", "sections")
 
 
 @click.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="the same as JSON, by kind")
 @click.argument("kinds", nargs=-1, type=click.Choice(_KINDS, case_sensitive=False), metavar="[KIND]...")
-def command(kinds: tuple[str, ...]) -> int:
+def command(kinds: tuple[str, ...], *, as_json: bool) -> int:
     """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
 
     Launchers and the sections that other packages add to the report follow, each with its package. With
     KIND, such as strategies, those alone.
     """
     console = Console()
-    for kind in kinds or _KINDS:
-        if rows := _rows_of(kind):
+    listed = {kind: _rows_of(kind) for kind in kinds or _KINDS}
+    if as_json:
+        tables = {
+            kind: [dict(zip(_HEADS, map(str.strip, row), strict=True)) for row in rows]
+            for kind, rows in listed.items()
+        }
+        console.text(json.dumps(tables))
+    for kind, rows in ({} if as_json else listed).items():
+        if rows:
             console.result(f"\n{kind}")
-            console.table(["name", "default", "meaning"], rows, numeric=[False] * 3)
+            console.table(_HEADS, rows, numeric=[False] * 3)
         elif kinds:
             console.result(f"\n{kind}: no package adds one")
     for group, package in stray_groups().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -164,9 +165,13 @@ class Campaign:
             require_room(self._study.root)
             launch = maker.launch(self._on_nodes_left(planned), pending, so_far)
             watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
+            self._console.detail(f"{self._study.launch_folder(launch.launch_id)} is started")
             attempt, state = Supervisor(
                 self._study, launch, maker.context.checkout, maker.context.starter, watch
             ).run()
+            self._console.detail(
+                f"it ended with exit code {attempt.exit_code}: {shlex.join(attempt.command)}"
+            )
             if state.started:
                 self._never_ready = self._unanswered = 0
             elif self._waited_for_scheduler(launch, attempt, maker.context.starter.log_words):

@@ -55,6 +55,17 @@ def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> 
     return study
 
 
+def test_verbose_prints_how_each_launch_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Console, "loudness", 1)
+    study = _run(tmp_path, "exit 7", RunOptions(retries=0))
+    (launch,) = study.launches()
+    said = capsys.readouterr().err
+    assert f"{study.launch_folder(launch.launch_id)} is started" in said
+    assert "it ended with exit code 7: bash -c 'exit 7'" in said
+
+
 @pytest.mark.parametrize(
     ("said", "starts", "outcome", "words"),
     [

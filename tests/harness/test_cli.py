@@ -181,6 +181,49 @@ def test_names_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategies" not in text
 
 
+def test_tables_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--json", "optimizers", "strategies"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed["optimizers"]][:1] == ["sgd"]
+    assert {"single", "ddp:bucket_mb="} <= {row["name"] for row in listed["strategies"]}
+    run(["doctor", "--json"])
+    assert {row["what"] for row in json.loads(capsys.readouterr().out)["machine"]} >= {"torch", "CPU"}
+
+
+PLANNED = ["matrix", "--gpus", "1,2", "--workload", "mlp", "--device", "cpu", "--oversubscribe", "--dry-run"]
+
+
+def test_a_variable_gives_the_default_of_an_option_to_this_process_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(*more: str) -> str:
+        monkeypatch.setenv("BENCH_MATRIX_STRATEGY", "scratch-ddp")
+        monkeypatch.setenv("BENCH_MATRIX_BASELINE", "false")
+        monkeypatch.setenv("BENCH_TRAIN_STRATEGY", "absent")
+        assert run([*PLANNED, *more]) == 0
+        assert not [name for name in os.environ if name.startswith(("BENCH_MATRIX_", "BENCH_TRAIN_"))]
+        shown = capsys.readouterr()
+        assert ("--strategy=scratch-ddp by the variable BENCH_MATRIX_STRATEGY" in shown.err) is not bool(more)
+        return shown.out
+
+    out = planned()
+    assert "mlp-scratch-ddp-g002" in out
+    assert "single-g001" not in out
+    assert "scratch-ddp" not in planned("--strategy", "ddp", "--no-baseline")
+    monkeypatch.setenv("BENCH_MATRIX_STRATGY", "ddp")
+    code, error = _error(capsys, "matrix", "--gpus", "1")
+    assert (code, "did you mean 'BENCH_MATRIX_STRATEGY'?" in error) == (2, True)
+
+
+def test_quiet_leaves_out_notes_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for words in (["-q", *PLANNED], [*PLANNED, "--quiet"], PLANNED):
+        assert run([*words, "--strategy", "ddp"]) == 0
+        said.append(capsys.readouterr())
+    assert (said[0].out, said[0].err, said[1].err) == (said[2].out, "", "")
+    assert "--no-baseline" in said[2].err
+
+
 def test_a_shell_completes_names_after_each_comma() -> None:
     parameter = next(each for each in matrix.params if each.name == "compression")
     context = click.Context(matrix)
@@ -282,7 +325,7 @@ def test_a_matrix_of_which_nothing_can_be_measured_here_is_no_success(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, device: str
 ) -> None:
     points = ("--workload", "mlp", "--strategy", "ddp", "--gpus", "2048,4096", "--device", device)
-    code = run(["matrix", *points, "--no-report", "--out", str(tmp_path / "s")], debug=False)
+    code = run(["matrix", *points, "--no-report", "--out", str(tmp_path / "s")])
     assert code == 1
     assert "nothing was measured: 2 points skipped, no cell left" in capsys.readouterr().err
 
