@@ -90,7 +90,7 @@ class Console:
     """The only place that prints. What text of others could do to a terminal is shown instead of done."""
 
     loudness: ClassVar[int] = 0
-    """Of all consoles of this process: -1 prints results, warnings and errors alone, 1 prints details too."""
+    """The consoles of this process print only results, warnings and errors at -1, and also details at 1."""
 
     def __init__(self) -> None:
         # Without emoji: in `package.module:x:` they would be ":x:".

@@ -250,7 +250,7 @@ class Matrix:
     def _plans_baselines(self, earlier: Sequence[Plan]) -> bool:
         """Whether baselines are added (`expand`): by default in a new study, and again where it has some.
 
-        Training runs and the sides of a paired comparison have none.
+        Training runs and the sides of a paired comparison do without them.
         """
         if self.order is not None or VARIABLE in os.environ:
             return False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.console import Console
 from harness.group_text import group_lines
 from harness.launch.machine import Machine
 from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, candidate_rows
-from harness.plan.estimate import Earlier, Estimate, estimate
+from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
 from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
@@ -40,15 +40,13 @@ CHOICE_COLUMNS = (
 CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in CHOICE_COLUMNS)
 
 
-def plan_summary(
-    study: Study, plan: Plan, launches: Sequence[PlannedLaunch], earlier: Mapping[str, Earlier]
-) -> list[str]:
+def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], costs: Estimate) -> list[str]:
     """A few lines: the study, its size, what is left, and what that takes."""
     lines = plan_header(study, plan, launches)
     if plan.training is not None:
         return [*lines, training_line(plan.training)]
     if launches:
-        lines += _cost(_estimated(plan, launches, earlier), launches)
+        lines += _cost(costs, launches)
     return lines
 
 
@@ -117,7 +115,7 @@ def plan_tables(
     study: Study,
     plan: Plan,
     launches: Sequence[PlannedLaunch],
-    earlier: Mapping[str, Earlier],
+    costs: Estimate,
     *,
     line: Callable[[Launch, Path], str],
 ) -> None:
@@ -125,7 +123,7 @@ def plan_tables(
 
     `line` says how a launch whose file is at a path is started.
     """
-    for text in plan_summary(study, plan, launches, earlier):
+    for text in plan_summary(study, plan, launches, costs):
         console.result(text)
     workers = devices_word({plan.request.device})
     axes = [*_told_axes(plan.cells), *_varied(plan.cells)]
@@ -149,8 +147,7 @@ def plan_tables(
         for text in groups:
             console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
-    costs = _estimated(plan, launches, earlier).launches
-    for launch, cost in zip(launches, costs, strict=True):
+    for launch, cost in zip(launches, costs.launches, strict=True):
         takes = "" if plan.training else f", about {duration(cost.seconds * 1e9)}"
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
@@ -212,11 +209,6 @@ def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:
         f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
     )
     return [line, *(f"  {note}" for note in costs.notes)]
-
-
-def _estimated(plan: Plan, launches: Sequence[PlannedLaunch], earlier: Mapping[str, Earlier]) -> Estimate:
-    hardware = Machine.here().hardware(plan.request.device)
-    return estimate(launches, earlier=earlier, hardware=hardware)
 
 
 def _sizes(plan: Plan) -> str:

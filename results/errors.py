@@ -80,24 +80,18 @@ class SchedulerError(BenchError):
 SYNONYMS = MappingProxyType(
     {
         "float32": "fp32",
-        "single": "fp32",
         "float16": "fp16",
         "half": "fp16",
         "bfloat16": "bf16",
         "--nodes": "--gpus-per-node",
         "--nnodes": "--gpus-per-node",
         "--nproc-per-node": "--gpus-per-node",
-        "--ntasks-per-node": "--gpus-per-node",
-        "--ntasks": "--gpus",
         "--world-size": "--gpus",
-        "--ranks": "--gpus",
         "--lr": "--optimizer sgd:lr=0.1",
         "--learning-rate": "--optimizer sgd:lr=0.1",
         "--weight-decay": "--optimizer sgd:weight_decay=0.1",
-        "--momentum": "--optimizer sgd:momentum=0.9",
         "--model": "--workload",
         "--arch": "--workload",
-        "--data": "--dataset",
         "--bs": "--batch-size",
         "--amp": "--precision bf16",
         "--bf16": "--precision bf16",
@@ -107,17 +101,15 @@ SYNONYMS = MappingProxyType(
         "--gradient-checkpointing": "--activation-checkpointing",
         "--max-grad-norm": "--clip-norm",
         "--output-dir": "--out",
-        "--seconds": "--budget",
-        "--iterations": "--budget",
     }
 )
-"""What other tools call something, and what it is called here; after the name an example may follow."""
+"""The key is what other tools call something, the value its name here, which an example may follow."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'gpus'?)`, for the end of an error; empty if no name is near, in any case.
 
-    Of options the leading dashes are no likeness.
+    The dashes before an option do not count as a likeness.
     """
     import difflib
 

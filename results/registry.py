@@ -25,7 +25,7 @@ class CatalogFacts:
     aliases: ClassVar[tuple[Entry, ...]] = ()
     """Other names, each for a spec text of this one."""
     places: ClassVar[tuple[str, ...]] = ()
-    """Attributes that name code of a rank as `package.module:name`; None says that there is none."""
+    """Attributes that name code of a rank as `package.module:name`; None where the class has no such code."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec

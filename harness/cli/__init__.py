@@ -77,7 +77,7 @@ class _Commands(click.Group):
 
 @click.command(cls=_Commands, name="bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="bench")
-@click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors alone.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only results, warnings and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Print details too, such as each launch's command.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def bench(**_: bool) -> None:

@@ -75,9 +75,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     metavar="FORM=FILE",
     help=f"write it for CI, too: {', '.join(FORMATS)}; FORM alone goes to stdout; may be repeated",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="the same as --format json: to stdout, in place of tables"
-)
+@click.option("--json", "as_json", is_flag=True, help="the same as --format json, on stdout")
 @click.option(
     "--on-regression",
     metavar="CMD",

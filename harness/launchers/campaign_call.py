@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,11 @@ from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
-from harness.launch.tally import Conditions
+from harness.launch.tally import Conditions, Tally
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.study_jobs import live_cells
+from harness.plan.estimate import Estimate, estimate
+from harness.plan.schedule import PlannedLaunch
 from harness.plan_text import plan_summary, plan_tables
 from reports.text import count
 from results.environment import CodeVersion
@@ -48,7 +50,8 @@ class CampaignCall(LauncherCall):
         """How a launch whose file is `path` is started, as it would be typed."""
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        show_plan(self._call, study, plan, self._conditions(code), self.line)
+        hosts = self.machine or Machine.here()
+        show_plan(self._call, study, plan, self._conditions(code), line=self.line, hosts=hosts)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
@@ -62,7 +65,9 @@ class CampaignCall(LauncherCall):
         campaign = Campaign(study, plan, self._call.run_options, console)
         conditions = self._conditions(code)
         so_far = campaign.tally(study.collect(), conditions)
-        for line in plan_summary(study, plan, campaign.planned(so_far), so_far.earlier):
+        launches = campaign.planned(so_far)
+        costs = _costs(plan, launches, so_far, self.machine or Machine.here())
+        for line in plan_summary(study, plan, launches, costs):
             console.note(line)
         context = CampaignContext(
             starter=self.starter(),
@@ -86,9 +91,20 @@ class CampaignCall(LauncherCall):
 
 
 def show_plan(
-    call: MatrixCall, study: Study, plan: Plan, conditions: Conditions, line: Callable[[Launch, Path], str]
+    call: MatrixCall,
+    study: Study,
+    plan: Plan,
+    conditions: Conditions,
+    *,
+    line: Callable[[Launch, Path], str],
+    hosts: Machine,
 ) -> None:
-    """Print the plan, and how each launch is started, as `line` has it. Writes nothing."""
+    """Print the plan, what it takes on such `hosts`, and the `line` of each launch. Writes nothing."""
     campaign = Campaign(study, plan, call.run_options, call.console)
     so_far = campaign.tally(study.results(), conditions)
-    plan_tables(call.console, study, plan, campaign.planned(so_far), so_far.earlier, line=line)
+    launches = campaign.planned(so_far)
+    plan_tables(call.console, study, plan, launches, _costs(plan, launches, so_far, hosts), line=line)
+
+
+def _costs(plan: Plan, launches: Sequence[PlannedLaunch], so_far: Tally, hosts: Machine) -> Estimate:
+    return estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware(plan.request.device))

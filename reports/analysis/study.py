@@ -60,7 +60,7 @@ class StudyFigures:
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
-    """Reads the single steps of a run, by rank, from the files of its study; empty if figures have none."""
+    """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
     """The setting whose values the reader wants side by side, though they are different work."""
 

@@ -55,6 +55,16 @@ class TestManual(LauncherLaws):
         hosts = [subprocess.Popen(["sh", "-c", f"exec env {line}"], env=environment) for line in typed]
         assert [host.wait(PATIENCE_S) for host in hosts] == [0] * 2
 
+    def test_times_are_those_of_the_gpu_of_the_profile(self) -> None:
+        (self.folder / "hosts.yaml").write_text("gpu_model: H100-SXM5-80GB\ngpus_per_node: 1\n")
+        done = self.call(dry_run=True, device="auto", site="hosts.yaml", gpus_per_node=None)
+        assert (done.code, done.errors) == (0, "")
+        assert "ddp on 2 GPUs" in done.out
+        assert "2 nodes x 1" in done.out
+        assert "follow from their FLOPs" in done.out
+        (self.folder / "hosts.yaml").write_text("gpu_model: no-such\n")
+        assert self.call(dry_run=True, site="hosts.yaml").code == 2
+
 
 class TestSsh(CampaignLaws):
     """The example of a launcher from another package, by its entry point."""
