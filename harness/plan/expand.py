@@ -12,13 +12,13 @@ from harness.plan import network, split
 from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
 from harness.plan.limit import Limit
-from harness.plan.points import MatrixPoint, points, workloads_of
+from harness.plan.points import MatrixPoint, included_points, points, workloads_of
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices, devices_of
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
+from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
-from results.link import NO_LINK, read_link
+from results.link import read_link
 from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import Refusal, refusal
@@ -125,27 +125,14 @@ class _Matrix:
         larger = {(key.workload, key.batch_size, key.scaling) for key in self._members}
         added = []
         for work in dict.fromkeys((skip.workload, skip.batch_size, skip.scaling) for skip in lacking):
-            workload, batch_size, scaling = work
-            key = SeriesId(
-                workload=workload,
-                strategy=BASELINE_STRATEGY,
-                compression=UNCOMPRESSED,
-                collective=DEFAULT_COLLECTIVE,
-                link=NO_LINK,
-                scaling=scaling,
-                batch_size=batch_size,
-            )
-            point = MatrixPoint(key=key, gpus=1)
+            named = dict(zip(("workload", "batch_size", "scaling"), work, strict=True))
+            pattern = msgspec.convert({**named, "strategy": BASELINE_STRATEGY, "gpus": 1}, Pattern)
+            [point] = included_points(msgspec.structs.replace(self._request, include=(pattern,)))
             cell = self._cell(point)
             fits = isinstance(cell, Cell) and self._unfit(point, cell) is None
-            if work in larger and key not in self._members and fits:
+            if work in larger and point.key not in self._members and fits:
                 self.add(point)
-                added.append(
-                    Pattern(
-                        workload=workload, strategy=BASELINE_STRATEGY, gpus=1, batch_size=batch_size,
-                        scaling=scaling,
-                    )
-                )  # fmt: skip
+                added.append(pattern)
         return added
 
     def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:

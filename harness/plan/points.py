@@ -55,7 +55,7 @@ def points(request: Request) -> Iterator[MatrixPoint]:
     count = len(keys) * len(request.gpus) + len(request.include)
     if count > MOST_POINTS:
         raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
-    included = dict.fromkeys(_included(request))
+    included = dict.fromkeys(included_points(request))
     for key in keys:
         for gpus in request.gpus:
             point = MatrixPoint(key=key, gpus=gpus)
@@ -107,7 +107,8 @@ def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]
     return request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
 
 
-def _included(request: Request) -> Iterator[MatrixPoint]:
+def included_points(request: Request) -> Iterator[MatrixPoint]:
+    """The points that a request includes beside the product of its axes."""
     for pattern in request.include:
         assert pattern.workload is not None
         assert pattern.strategy is not None
