@@ -73,7 +73,7 @@ def counted(workload: Workload, micro_batch: int, *, own: bool = False) -> Count
     shapes = [tensor.shape for tensor in tensors(batch)]
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("its batches differ in shape")
-    module = workload.module.to("meta").train()
+    module = workload.module.to("meta")
     # Named, so that the count never hangs on which kernel torch prefers: a fused kernel's backward computes
     # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

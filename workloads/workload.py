@@ -51,8 +51,12 @@ class TokenInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model with its loss and its data; the module is on the CPU, in training mode, freshly initialised, or
-    on the meta device and has `initial` values."""
+    """A model with its loss and its data; the module is on the CPU, freshly initialised, or on the meta
+    device and has `initial` values.
+
+    Parts of the module that its author put into evaluation mode stay in it. A module without any part in
+    training mode is put into that mode.
+    """
 
     module: nn.Module
     loss: Callable[[Any, Any], Tensor] | None = None
@@ -87,6 +91,11 @@ class Workload:
             raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
         if self.synthetic is None and self.data is None:
             raise UsageError("a workload has synthetic(generator, samples), or data=, or both")
+        modes = {part: part.training for part in self.module.modules()}
+        # A module's own method may freeze parts.
+        self.module.train()
+        for part, training in modes.items() if any(modes.values()) else ():
+            part.training &= training
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """The mean loss over the samples of a batch: inputs, or where there is no loss the batch, are passed

@@ -66,7 +66,7 @@ def _counting(failure: str) -> Iterator[None]:
 
 
 def _parts(workload: Workload) -> ModelParts:
-    module = workload.module.to("meta").train()
+    module = workload.module.to("meta")
     layout, chained = _layout(workload, module)
     few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
     weights, shared = _weights(module, layout)

@@ -95,7 +95,7 @@ class ReferenceModel:
         before = torch.get_rng_state()
         self.workload = setup.whole_workload()
         torch.set_rng_state(before)
-        self.module = self.workload.module.to(setup.device).train()
+        self.module = self.workload.module.to(setup.device)
         if setup.cell.memory_format == "channels_last":
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._resting: list[tuple[torch.UntypedStorage, int]] = []

@@ -104,6 +104,9 @@ class FsdpModel(ParallelModel):
         )
 
     def owned(self) -> Iterator[Owned]:
+        for unit in (*self._units, cast(FSDPModule, self.module)):
+            # A forward pass without a backward pass leaves the parameters whole.
+            unit.reshard()
         for name, parameter in self.bare.named_parameters():
             yield Owned(parameter, tuple(self._boxes(name, cast(DTensor, parameter))))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,28 @@ def whole_state(trainer: Trainer, rank: int | None) -> dict[str, Tensor]:
         if kept and name in shown:
             found[name] = common.to("cpu", copy=True)
     return {key: found[name] for key, name in model.state_keys.items()} if kept else {}
+
+
+@contextmanager
+def as_exported(trainer: Trainer) -> Iterator[None]:
+    """In the context the model on this rank computes with the values of `whole_state`; afterwards its own
+    values are back. Entering is collective."""
+    model, link = trainer.model, trainer.link
+    averages = replicas_differ(trainer.settings.strategy)
+    values = [*model.bare.buffers(), *(model.bare.parameters() if averages else ())]
+    kept = [value.detach().clone() for value in values]
+    with torch.no_grad():
+        if averages and link is not None:
+            for value in values:
+                value.copy_(mean_of(value, link))
+        elif link is not None:
+            take_from_first(link, values)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for value, own in zip(values, kept, strict=True):
+                value.copy_(own)
 
 
 def mean_of(value: Tensor, link: Link) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from results.errors import UsageError
 from strategies.advice import SPLIT
+from strategies.saving.whole import as_exported
 from strategies.training.loss import Batch, BatchLoss, Loss, loss_of
 from strategies.training.precision import autocast
 
@@ -25,9 +26,12 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
 
     `val_loss` is the mean over the samples of all ranks. `val_accuracy` is the share of targets that are the
     largest of their outputs, where `loss(outputs, targets)` has integer targets and outputs with one more
-    dimension, the classes, at the end (images, tokens). The model is in evaluation mode, computes in the
-    precision of its steps, and is in its own mode again afterwards. Replicas that differ between two averages
-    (`local-sgd`) each evaluate their own.
+    dimension, the classes, at the end (images, tokens). A target that is no class, such as -100, is not
+    counted, nor is the `ignore_index` of a loss that is a module or a `functools.partial`.
+
+    Every rank evaluates the model that `Trainer.export` writes: with the buffers of rank 0, or the mean of
+    the replicas where they differ (`local-sgd`). The model is in evaluation mode, and computes in the
+    precision of its steps; afterwards its values and modes are as they were.
 
     Raises UsageError for a strategy of stages, which has no forward pass alone, and if no rank has a batch.
     """
@@ -39,7 +43,7 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
     sums = torch.zeros(4, dtype=torch.float64, device=trainer.device)
     counted = _Counted()
     loss = counted.counting(trainer.loss)
-    with torch.no_grad(), _evaluating(trainer.model.bare):
+    with torch.no_grad(), as_exported(trainer), evaluation_mode(trainer.model.bare):
         for batch in batches:
             counted.correct = counted.targets = 0
             with autocast(trainer.settings.precision, trainer.device):
@@ -68,20 +72,22 @@ class _Counted:
 
     def __init__(self) -> None:
         self.correct: Tensor | int = 0
-        self.targets = 0
+        self.targets: Tensor | int = 0
 
     def counting(self, loss: Loss) -> Loss:
         if loss is None or isinstance(loss, BatchLoss):
             return loss
         of_targets = loss
+        ignored = getattr(loss, "ignore_index", getattr(loss, "keywords", {}).get("ignore_index", -1))
 
-        def counted(outputs: Any, targets: Any) -> Tensor:
+        def watched(outputs: Any, targets: Any) -> Tensor:
             if _are_classes(outputs, targets):
-                self.correct = self.correct + (outputs.argmax(dim=-1) == targets).sum()
-                self.targets += targets.numel()
+                counted = (targets >= 0) & (targets < outputs.shape[-1]) & (targets != ignored)
+                self.correct = self.correct + ((outputs.argmax(dim=-1) == targets) & counted).sum()
+                self.targets = self.targets + counted.sum()
             return of_targets(outputs, targets)
 
-        return counted
+        return watched
 
 
 def _are_classes(outputs: Any, targets: Any) -> bool:
@@ -101,7 +107,8 @@ def _samples(batch: Batch) -> int:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Each module is in its own mode again afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -92,6 +92,9 @@ class Trainer:
 
         A `Blank` is for strategies whose facts are `by_unit`: they give it its values a unit at a time.
 
+        A part of `module` that is in evaluation mode, such as a BatchNorm with fixed statistics, stays so. A
+        module without any part in training mode, as `from_pretrained` returns it, is put into that mode.
+
         `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
         the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
         `layout` names the parts of the model, for strategies that cut it and for activation checkpointing
@@ -128,6 +131,7 @@ class Trainer:
             initial, module = module.initial, module.module
         else:
             module = _placed(module, device, settings.memory_format)
+        _begin_training(module)
         self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
         """Of the whole model: a strategy may leave this rank a part of it."""
         layout = found_layout(module) if layout is None else layout
@@ -137,7 +141,7 @@ class Trainer:
         self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
         """To the ranks that train together; None with `single`."""
         self.model = lay_out(
-            module.train(),
+            module,
             settings.strategy,
             device=device,
             exchange=exchange,
@@ -288,6 +292,16 @@ def _compile(module: nn.Module) -> None:
         return eager(*inputs, **named)
 
     module.forward = torch.compile(forward)
+
+
+def _begin_training(module: nn.Module) -> None:
+    """Put `module` into training mode, without parts that are in evaluation mode, unless all of them are."""
+    frozen = [part for part in module.modules() if not part.training]
+    # A module's own method may freeze parts.
+    module.train()
+    if len(frozen) < sum(1 for _ in module.modules()):
+        for part in frozen:
+            part.training = False
 
 
 def _placed(module: nn.Module, device: torch.device, memory_format: MemoryFormat) -> nn.Module:

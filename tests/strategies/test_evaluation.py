@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from results.cell import Precision
 from results.errors import UsageError
 from strategies import BatchLoss, Trainer, TrainSettings, evaluate
 from strategies.training.loss import Loss
+from workloads import Workload
 
 CPU = torch.device("cpu")
 Threads = Callable[..., list[Any]]
@@ -62,6 +65,83 @@ def test_all_ranks_have_the_mean_over_the_samples_of_all(threads: Threads, strat
     assert first == second == pytest.approx(by_hand())
     # The model is as it was: training, but for the module that its user has put into evaluation mode.
     assert modes == [True, True, True, True, False]
+
+
+def trained_on_unlike_samples(rank: int, strategy: str, folder: str) -> tuple[float, float, bool, bool]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    settings = TrainSettings(strategy=strategy)
+    made = Trainer(copy.deepcopy(net), F.cross_entropy, device=CPU, settings=settings)
+    for _ in range(3):
+        x, y = samples()
+        made.step(iter([(x * (1 + rank) + rank, y)]))
+    own = [*(value.clone() for value in made.model.bare.buffers()), *_values(made)]
+    found = evaluate(made, [samples()])["val_loss"]
+    after = [*made.model.bare.buffers(), *_values(made)]
+    is_as_before = all(torch.equal(*each) for each in zip(own, after, strict=True))
+    made.save(folder)
+    resumed = Trainer(copy.deepcopy(net), F.cross_entropy, device=CPU, settings=settings)
+    resumed.resume(folder)
+    saved = resumed.full_state_dict()
+    net.load_state_dict(exported := made.full_state_dict())
+    is_saved = all(torch.equal(saved[name], value) for name, value in exported.items())
+    with torch.no_grad():
+        x, y = samples()
+        return found, F.cross_entropy(net.eval()(x), y).item(), is_as_before, is_saved
+
+
+def _values(made: Trainer) -> list[Tensor]:
+    return [value.clone() for _, value in made.model.named_parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["scratch-ddp", "fsdp", "scratch-fsdp", "local-sgd:2"])
+def test_the_model_that_is_exported_is_evaluated_and_saved(
+    ranks: Callable[..., list[Any]], tmp_path: Path, strategy: str
+) -> None:
+    for evaluated, exported, is_as_before, is_saved in ranks(
+        2, trained_on_unlike_samples, strategy, str(tmp_path)
+    ):
+        assert evaluated == pytest.approx(exported, rel=1e-6)
+        assert is_as_before
+        assert is_saved
+
+
+@pytest.mark.parametrize(
+    "loss", [F.cross_entropy, nn.CrossEntropyLoss(ignore_index=1), partial(F.cross_entropy, ignore_index=1)]
+)
+def test_targets_that_the_loss_ignores_are_not_counted(loss: Loss) -> None:
+    inputs = torch.eye(3)[torch.tensor([0, 2, 0, 2])]
+    ignored = -100 if loss is F.cross_entropy else 1
+    net = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(net.weight)
+    made = Trainer(net, loss, device=CPU, settings=TrainSettings())
+    # Of the three that count two are right.
+    found = evaluate(made, [(inputs, torch.tensor([0, 2, ignored, 0]))])
+    assert found["val_accuracy"] == pytest.approx(2 / 3)
+
+
+class FreezesItself(nn.Sequential):
+    """A model with a BatchNorm that its own `train` keeps fixed."""
+
+    def train(self, mode: bool = True) -> FreezesItself:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_modules_keep_the_mode_that_their_author_gave_them() -> None:
+    frozen, itself, whole = model(), FreezesItself(*model()), model()
+    fixed = [True, False, True, True]
+    frozen[1].eval()
+    whole.eval()
+    for net, modes in ((frozen, fixed), (itself, fixed), (whole, [True] * 4)):
+        workload = Workload(module=copy.deepcopy(net), loss=F.cross_entropy, data=[samples()])
+        assert [part.training for part in workload.module] == modes
+        made = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings())
+        made.step(iter([samples()]))
+        evaluate(made, [samples()])
+        assert [part.training for part in net] == modes
+        assert bool(net[1].num_batches_tracked) == modes[1]
 
 
 @pytest.mark.parametrize(
