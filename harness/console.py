@@ -20,6 +20,8 @@ from results.foreign_text import visible
 
 WIDE = 400
 """Columns that output has where it is not shown on a terminal."""
+NARROW = 80
+"""Columns up to which the words of a progress line take the place of its bar."""
 PLAIN_EVERY_S = 15.0
 """Without a terminal, one line of progress at most this often."""
 
@@ -162,7 +164,7 @@ class Console:
             return
         columns = (
             MofNCompleteColumn(),
-            BarColumn(bar_width=10),
+            *((BarColumn(bar_width=10),) if self._err.width > NARROW else ()),
             TextColumn(
                 "{task.description}",
                 markup=False,

@@ -105,8 +105,8 @@ class Train(Matrix):
         left = len(plan.cells) - len(done)
         if left:
             self._console.note(
-                f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; the same command goes "
-                f"on; why: {bench_call('status', study.root)}"
+                f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; why: "
+                f"{bench_call('status', study.root)}; when that is mended the same command goes on"
             )
         return max(int(left > 0), self._without_cells(plan))
 

@@ -38,6 +38,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     order: TrainOrder
     total_steps: int
     """Updates that the order comes to."""
+    unit: str = "samples"
+    """What throughput counts."""
+    units_per_sample: int = 1
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="steps"):

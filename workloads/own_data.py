@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from results.errors import UsageError
+from results.errors import StoreError, UsageError
 from workloads.batch import Batch, samples_of
 
 
@@ -134,11 +134,15 @@ def checked(batches: Iterator[Batch], share: DataShare) -> Iterator[Batch]:
             said = (str(error).strip().splitlines() or [""])[-1]
             kind = "" if said.startswith(("Error", type(error).__name__)) else f"{type(error).__name__}: "
             where = f"batch {number} of replica {share.replica}"
-            raise UsageError(f"data= failed at {where}: {kind}{said}") from error
+            # A file that cannot be read now may be read later.
+            failure = StoreError if isinstance(error, OSError) else UsageError
+            raise failure(f"data= failed at {where}: {kind}{said}") from error
         found = samples_of(batch)
         if found != share.micro_batch:
+            last = "; a DataLoader leaves out a smaller last batch with drop_last=True"
             raise UsageError(
                 f"data= gave replica {share.replica} a batch of {found} samples, and {share.micro_batch} "
                 f"were asked for: all ranks use equally many, the sample first in each tensor"
+                f"{last if found < share.micro_batch else ''}"
             )
         yield batch

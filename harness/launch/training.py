@@ -14,6 +14,8 @@ from results.store import Study
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before a launch that follows a failed one; each pause is twice the one before."""
+_REFUSED = re.compile(r"(rank \d+: )?(Usage|Spec)Error: ")
+"""How the reason of a run begins that a rank refused."""
 
 
 def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
@@ -50,10 +52,12 @@ def step_reached(study: Study, cell_id: str, run_id: str) -> int:
 def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None:
     """Why no launch follows the failed ones of a cell, oldest first; None if one does.
 
-    A program that fails twice at one step in the same way fails there again, and a loss that was not finite
+    What a rank refuses (a UsageError) it refuses again. A program that fails twice at one step in the same way fails there again, and a loss that was not finite
     is so again after the same steps; where the cluster failed, the next launch may fare better.
     """
     last = failures[-1]
+    if _REFUSED.match(last.reason or ""):
+        return "what was refused is refused again until it is changed"
     if last.outcome is Outcome.DIVERGED:
         return "it would diverge again from the same checkpoint"
     if not last.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):

@@ -59,7 +59,8 @@ class TrainingPace:
                 log = self._look(state.cell_id)
                 self._told = standing(log, state.started[-1]), left_s(log, state.started[-1])
             told, left = self._told
-            doing = f"{self._names.get(state.cell_id, state.cell_id)}: {told or state.phase}"
+            name = self._names.get(state.cell_id, state.cell_id)
+            doing = f"{told or state.phase} ({name})" if len(self._names) > 1 else told or state.phase
         most = self._deadline.left_s
         if most is not None:
             left = most if left is None else min(left, most)
@@ -128,21 +129,21 @@ class _Recent:
 
 
 def standing(log: TrainingLog, run_id: str) -> str:
-    """`step 120 of 400, epoch 1.2, loss 0.412, 812 samples/s, val_loss 0.5`; empty before a run has a row."""
+    """`step 120/400, loss 0.412, val_loss 0.5, 812 samples/s, epoch 1.2`: what a narrow terminal must show
+    comes first. Empty before a run has a row."""
     started, steps = _of_run(log, run_id)
     if started is None or not steps:
         return ""
     last = steps[-1]
-    told = [f"step {last.step:,} of {started.total_steps:,}"]
-    told += [f"epoch {last.epoch:.3g}"] if last.epoch else []
-    told.append(f"loss {last.loss:.4g}")
+    told = [f"step {last.step:,}/{started.total_steps:,}", f"loss {last.loss:.4g}"]
+    validated: Validated | None = next(iter(log.validations[-1:]), None)
+    if validated is not None:
+        told += [f"{name} {value:.4g}" for name, value in sorted(validated.metrics.items())]
     recent = steps[-RECENT:]
     seconds = sum(row.seconds for row in recent[1:])
     if seconds > 0:
         told.append(f"{(recent[-1].samples - recent[0].samples) / seconds:,.0f} samples/s")
-    validated: Validated | None = next(iter(log.validations[-1:]), None)
-    if validated is not None:
-        told += [f"{name} {value:.4g}" for name, value in sorted(validated.metrics.items())]
+    told += [f"epoch {last.epoch:.3g}"] if last.epoch else []
     saved = log.saves[-1] if log.saves else None
     if saved is not None and saved.failed is not None:
         told.append(f"no checkpoint of step {saved.step:,}: {saved.failed}")

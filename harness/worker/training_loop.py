@@ -361,6 +361,8 @@ class _Records:
                 resumed_step=resumed_step,
                 order=self._order,
                 total_steps=total,
+                unit=self._parts.request.workload.unit,
+                units_per_sample=self._parts.request.workload.units_per_sample,
             )
         )
         self._rows = list(TrainingLog(tuple(self._rows)).counted)

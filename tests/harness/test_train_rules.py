@@ -132,6 +132,8 @@ def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
     # A loss that was not finite is so again after the same steps.
     diverged = FailedLaunch(12, Outcome.DIVERGED, "the loss is not finite")
     assert why_not_again([diverged], restarts=3) == "it would diverge again from the same checkpoint"
+    refused = FailedLaunch(0, Outcome.CRASHED, "rank 0: UsageError: --epochs 2: these data do not say")
+    assert why_not_again([refused], restarts=3) is not None
     # The cluster's fault, not the program's.
     lost = FailedLaunch(10, Outcome.NODE_FAILED, "a node failed")
     assert why_not_again([lost, lost], restarts=3) is None
@@ -176,7 +178,7 @@ def _checked(step: int) -> Validated:
 def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
     log = TrainingLog((_begin("r"), *_rows(), _checked(120)))
     assert standing(log, "r") == (
-        "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s, val_accuracy 0.875, val_loss 0.5"
+        "step 120/400, loss 0.3333, val_accuracy 0.875, val_loss 0.5, 100 samples/s, epoch 1.5"
     )
     # 80 steps took 20 s with all that came between them, and 280 are left.
     assert left_s(log, "r") == 70
@@ -202,17 +204,15 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     for row in first:
         writer.write(row)
     pace.report(state)
-    whole = "step 120 of 400, epoch 1.5, loss 0.3333, 100 samples/s"
-    assert shown[-1] == f"mlp: {whole}, val_accuracy 0.875, val_loss 0.5"
+    whole = "step 120/400, loss 0.3333, val_accuracy 0.875, val_loss 0.5, 100 samples/s, epoch 1.5"
+    assert shown[-1] == whole
     # What was read is not read again: it may be anything by now.
     path.write_bytes(b"-" * (path.stat().st_size - 1) + b"\n")
     writer.write(
         SavedCheckpoint(at="2026-01-02T03:04:31.000Z", step=120, seconds=1, failed="the disk is full")
     )
     pace.report(state)
-    assert shown[-1] == (
-        f"mlp: {whole}, val_accuracy 0.875, val_loss 0.5, no checkpoint of step 120: the disk is full"
-    )
+    assert shown[-1] == (f"{whole}, no checkpoint of step 120: the disk is full")
     # What cannot be read for a while changes nothing.
     path.rename(tmp_path / "away")
     path.mkdir()
@@ -225,7 +225,7 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     writer.write(_begin("next", 80))
     writer.write(_rows()[2])
     pace.report(state)
-    assert shown[-1] == "mlp: step 120 of 400, epoch 1.5, loss 0.3333"
+    assert shown[-1] == "step 120/400, loss 0.3333, epoch 1.5"
 
 
 CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from results.outcome import Outcome
@@ -122,7 +124,9 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     assert f"step-{best.step:09d}" in killed.checkpoints()
 
     assert bench_in(killed.folder)("report", "study").code == 0
-    assert "goodput" in (killed.study.root / "report.html").read_text()
+    page = (killed.study.root / "report.html").read_text()
+    assert "goodput" in page
+    assert f"torch {torch.__version__}" in " ".join(re.sub("<[^>]*>", " ", page).split())
 
     # The same command has nothing left to do, and more epochs go on from there.
     code, said = killed.train(*ORDER)

@@ -247,6 +247,17 @@ def test_other_work_is_another_race_and_one_run_is_none() -> None:
     assert [len(race.ways) for race in races([*RUNS, other])] == [4]
 
 
+def test_throughput_is_in_the_unit_of_the_workload(planted: Any) -> None:
+    planted.plan()
+    # 16 samples in 2 s, each of 32 tokens.
+    begun = msgspec.structs.replace(started(0, "only"), unit="tokens", units_per_sample=32)
+    one = TrainedCell(cell=a_cell(), log=TrainingLog((begun, steps(2, 2, seconds=2.0))))
+    section = training_section(replace(analyse("study", planted.study.plans(), []), training={"0": one}))
+    assert section is not None
+    overview = next(block for block in section.blocks if isinstance(block, Table))
+    assert "256 tokens/s" in overview.data.texts[0]
+
+
 @pytest.mark.parametrize(("seeds", "words"), [((0, 1), "median over seeds"), ((0,), "of one seed each")])
 def test_a_median_over_seeds_is_said_where_there_are_several(
     planted: Any, seeds: tuple[int, ...], words: str

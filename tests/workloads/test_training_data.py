@@ -259,6 +259,7 @@ class Short(CountedRow):
         (DataLoader(CountedRow(4)), "give its Dataset, or a function of a workloads.DataShare"),
         (iter([0]), "data= is an iterator, which can be read once"),
         (lambda share: [torch.zeros(3)], "a batch of 3 samples, and 2 were asked for"),
+        (lambda share: [torch.zeros(1)], "drop_last=True"),
         (None, "the workload has no data= of its own"),
     ],
 )

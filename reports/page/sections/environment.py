@@ -136,9 +136,10 @@ def environment_table(study: StudyFigures) -> TextTable:
 
 
 def _environments(study: StudyFigures) -> list[list[RunResult]]:
-    """The counted runs by machine and software, placements together."""
+    """The counted runs, or those that trained, by machine and software, placements together."""
     groups: dict[str, list[RunResult]] = {}
-    for run in study.runs:
+    trained = [study.pools[cell_id] for cell_id in study.training if cell_id in study.pools]
+    for run in study.runs or [run for pool in trained for run in (*pool.runs, *pool.lost)]:
         if run.environment is not None:
             groups.setdefault(repr(sorted(machine_facts(run.environment).items())), []).append(run)
     return list(groups.values())

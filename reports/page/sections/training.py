@@ -77,7 +77,7 @@ def _overview(runs: Sequence[Named]) -> TextTable:
             figures("loss", lambda row: fields.number(_last(row[1], "loss"))),
             figures("best val_loss", lambda row: _best(row[1], "val_loss")),
             figures("best val_accuracy", lambda row: _best(row[1], "val_accuracy")),
-            figures("throughput", lambda row: _per_s(row[1]), hint="Samples of all replicas a second."),
+            figures("throughput", lambda row: _per_s(row[1]), hint="Of all replicas."),
             figures("restarts", lambda row: fields.whole(row[1].log.restarts)),
             figures("steps lost", lambda row: fields.whole(row[1].log.wasted_steps)),
             figures(
@@ -107,7 +107,9 @@ def _best(one: TrainedCell, metric: str) -> Field:
 
 
 def _per_s(one: TrainedCell) -> Field:
-    return fields.shown(one.samples_per_s, lambda value: rate(value, "samples"), "samples/s")
+    unit, each = (one.log.launches[-1].unit, one.log.launches[-1].units_per_sample)
+    per_s = one.samples_per_s
+    return fields.shown(per_s and per_s * each, lambda value: rate(value, unit), f"{unit}/s")
 
 
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
