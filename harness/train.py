@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from harness.costs import CostFlags
-from harness.launch.training import trained_cells
+from harness.launch.training import lost_checkpoints, trained_cells
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher, launchers
 from harness.matrix import Matrix
@@ -95,6 +95,7 @@ class Train(Matrix):
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         done = trained_cells(study, plan) or frozenset()
+        lost = [words for cell in plan.cells if (words := lost_checkpoints(study, cell.id)) is not None]
         for cell in plan.cells:
             log = study.training_log(cell.id)
             for line in told_run(study, cell.id, log):
@@ -108,7 +109,9 @@ class Train(Matrix):
                 f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; why: "
                 f"{bench_call('status', study.root)}; when that is mended the same command goes on"
             )
-        return max(int(left > 0), self._without_cells(plan))
+        for words in lost:
+            self._console.error(words)
+        return max(int(left > 0 or bool(lost)), self._without_cells(plan))
 
 
 def _require_launcher(order: TrainOrder, options: StudyFile) -> None:

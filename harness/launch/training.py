@@ -4,6 +4,7 @@ launch that failed."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from results.errors import SchemaError
 from results.outcome import Outcome
 from results.plan import Plan
 from results.store import Study
+from strategies.saving.run_folder import Kept, RunFolder
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before a launch that follows a failed one; each pause is twice the one before."""
@@ -23,6 +25,31 @@ def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
     if plan.training is None:
         return None
     return frozenset(cell.id for cell in plan.cells if study.training_log(cell.id).done(plan.training))
+
+
+def lost_checkpoints(study: Study, cell_id: str) -> str | None:
+    """Why training cannot go on from what it has written, with what to type; None if it can.
+
+    A checkpoint counts as whole here if its files have their sizes; a rank reads all of them.
+    """
+    log, folder = study.training_log(cell_id), study.checkpoints_folder(cell_id)
+    begun = log.ended is not None or any(folder.glob("step-*"))
+    if not (begun and log.step) or any(_has_its_files(kept) for kept in RunFolder(folder).kept()):
+        return None
+    anew = shlex.quote(str(study.training_log_path(cell_id).parent))
+    return (
+        f"{folder} has no whole checkpoint of {log.step:,} steps: put a copy back, or train anew by the same "
+        f"command after: rm -r {anew}"
+    )
+
+
+def _has_its_files(kept: Kept) -> bool:
+    try:
+        return all(
+            (kept.path / name).stat().st_size == file.bytes for name, file in kept.manifest.files.items()
+        )
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +79,9 @@ def step_reached(study: Study, cell_id: str, run_id: str) -> int:
 def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None:
     """Why no launch follows the failed ones of a cell, oldest first; None if one does.
 
-    What a rank refuses (a UsageError) it refuses again. A program that fails twice at one step in the same way fails there again, and a loss that was not finite
-    is so again after the same steps; where the cluster failed, the next launch may fare better.
+    What a rank refuses (a UsageError) it refuses again. A program that fails twice at one step in the same
+    way fails there again, and a loss that was not finite is so again after the same steps; where the cluster
+    failed, the next launch may fare better.
     """
     last = failures[-1]
     if _REFUSED.match(last.reason or ""):

@@ -293,7 +293,8 @@ class Checkpoints:
                 return kept
         if self._ranks.from_first(lambda: any(run.path.glob("step-*"))):
             raise StoreError(
-                f"{run.path} has no checkpoint that is whole: resume from a copy, or save elsewhere"
+                f"{run.path} has no checkpoint that is whole: put a copy back, or remove the folder to begin "
+                f"anew"
             )
         return None
 

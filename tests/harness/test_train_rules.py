@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from harness.cli import run
 from harness.console import Standing
 from harness.launch.deadline import Deadline
 from harness.launch.follow import LaunchState
-from harness.launch.training import FailedLaunch, nodes_left, pause_s, why_not_again
+from harness.launch.training import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
 from harness.launch.training_pace import TrainingPace, left_s, standing
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
@@ -26,11 +27,13 @@ from harness.worker.training_rules import (
     total_steps,
 )
 from results.cell import Cell
+from results.checkpoint import Checkpoint, LaidOut
 from results.errors import UsageError
 from results.outcome import Outcome
 from results.store import Study
 from results.train_order import TrainOrder
 from results.training_log import (
+    Ended,
     Row,
     SavedCheckpoint,
     Started,
@@ -39,6 +42,7 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from strategies.saving.run_folder import RunFolder, sum_of
 
 
 def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
@@ -226,6 +230,36 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     writer.write(_rows()[2])
     pace.report(state)
     assert shown[-1] == "step 120/400, loss 0.3333, epoch 1.5"
+
+
+def test_an_ended_training_without_a_whole_checkpoint_is_lost(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    writer = TrainingLogWriter(study.training_log_path("cell"))
+    run = RunFolder(study.checkpoints_folder("cell"))
+    for row in (_begin("r"), *_rows()):
+        writer.write(row)
+    # Nothing was written before the launch ended: the next one begins anew.
+    assert lost_checkpoints(study, "cell") is None
+    begun = run.begin(120, "session", ())
+    (begun / "values").write_bytes(b"0123")
+    where = LaidOut(strategy="ddp", compression="none", collective="default", ranks=2)
+    manifest = Checkpoint(
+        step=120,
+        session="session",
+        laid_out=where,
+        optimizer="sgd",
+        own_replicas=False,
+        conditions={},
+        files={"values": sum_of(begun / "values")},
+    )
+    whole = run.finish(begun, manifest)
+    assert lost_checkpoints(study, "cell") is None
+    # The only one is torn, then training has ended as well, then all are gone.
+    (whole / "values").write_bytes(b"01")
+    assert lost_checkpoints(study, "cell") is not None
+    writer.write(Ended(at="2026-01-02T03:05:00.000Z", step=120, why="steps", words="120 steps"))
+    shutil.rmtree(run.path)
+    assert f"rm -r {run.path.parent}" in (lost_checkpoints(study, "cell") or "")
 
 
 CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
