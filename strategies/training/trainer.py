@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
+from strategies.devices import Event, StreamedDevice, device_of
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Checkpoints, Resumed, Saving
@@ -66,6 +69,10 @@ _OF_THE_STEP = (
     *("activation_checkpointing", "compile", "memory_format"),
 )
 """Settings that are no part of how a model is laid out and its gradients are exchanged."""
+
+
+LOOK_EVERY = 100
+"""Steps between two losses that the host looks at on a device that computes beside it."""
 
 
 class Trainer:
@@ -125,6 +132,9 @@ class Trainer:
         self.attached: dict[str, Stateful] = {}
         """What `attach` was given."""
         self._checkpoints: Checkpoints | None = None
+        self._warned_of_loss = False
+        self._under_way: tuple[tuple[int, Tensor], Event] | None = None
+        """The last loss on its way to the host, with its step, and when it is there."""
         set_float32_math(settings.precision)
         initial: Initial | None = None
         if isinstance(module, Blank):
@@ -159,11 +169,39 @@ class Trainer:
         self._feedback = ScaledFeedback(self.model.gradient_exchange, self.scaler)
 
     def step(self, batches: Iterator[Batch]) -> Tensor:
-        """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device."""
+        """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device.
+
+        The first loss that is not finite gives a RuntimeWarning: on the CPU after its step, on a GPU by one
+        of the losses of every hundredth step, a hundred steps later. An observer is told all of them instead.
+        """
         loss = self.compute_gradients(batches)
         self.update()
         self.observer.step_done(loss)
+        if isinstance(self.observer, SilentObserver) and not self._warned_of_loss:
+            self._look_at(loss)
         return loss
+
+    def _look_at(self, loss: Tensor) -> None:
+        kind, seen = device_of(self.device), (self.steps, loss)
+        if isinstance(kind, StreamedDevice):
+            if self.steps % LOOK_EVERY:
+                return
+            copied = (self.steps, kind.begin_copy_to_host(loss))
+            last, self._under_way = self._under_way, (copied, kind.current_stream().record_event())
+            if last is None:
+                return
+            seen, event = last
+            # The device has long come there: the host does not wait.
+            event.synchronize()
+        step, value = seen
+        if not math.isfinite(value.item()):
+            self._warned_of_loss = True
+            warnings.warn(
+                f"the loss of step {step} is not finite (NaN or infinity), and later ones hardly are again: "
+                f"go on from an earlier checkpoint with a lower rate, or clip (clip_norm=1)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def compute_gradients(self, batches: Iterator[Batch]) -> Tensor:
         """The first half of a step: gradients, exchanged but not yet applied."""

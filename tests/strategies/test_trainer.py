@@ -414,3 +414,12 @@ def test_a_snapshot_from_before_the_first_step_brings_that_moment_back() -> None
         assert module.weight.item() == 0.0
         snapshot.restore()
         assert module.weight.item() == 1.0
+
+
+def test_a_loss_that_is_not_finite_is_told_once_and_its_step_named() -> None:
+    trainer = Trainer(scalar(), mean_output, device=CPU, settings=TrainSettings())
+    given = iter([(torch.tensor([[value]]), torch.zeros(1)) for value in (1.0, torch.nan, 1.0)])
+    trainer.step(given)
+    with pytest.warns(RuntimeWarning, match="the loss of step 2 is not finite"):
+        trainer.step(given)
+    trainer.step(given)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -42,6 +43,7 @@ from strategies.exchange.lane import open_lane
 from strategies.refusal import refusal
 from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.observer import Phase
+from strategies.training.trainer import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
 Fields = dict[str, Any]
@@ -535,3 +537,18 @@ def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns
     for ended_ns, began_ns in ranks(2, recorded):
         assert len(ended_ns) == 2
         assert min(ended_ns) >= began_ns
+
+
+def test_the_host_looks_at_a_loss_when_it_has_come() -> None:
+    with simulated(), patch("strategies.training.trainer.LOOK_EVERY", 2):
+        settings = TrainSettings()
+        trainer = Trainer(torch.nn.Linear(1, 1), mean_output, device=DEVICE, settings=settings)
+        given = repeat((torch.full((1, 1), torch.nan, device=DEVICE), torch.zeros(1, device=DEVICE)))
+        for _ in range(3):
+            trainer.step(given)
+        with pytest.warns(RuntimeWarning, match="the loss of step 2 is not finite"):
+            trainer.step(given)
+
+
+def mean_output(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.mean()
