@@ -88,6 +88,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     splits: bool | None = None
     """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
     count its parts."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of a workload that trains, a sentence each."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()

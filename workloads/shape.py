@@ -60,6 +60,18 @@ class WorkloadFacts:
         """Of one sample, as the module's docstring counts them."""
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
+    def contradicted(self, *, parameters: int, forward_flops: float | None) -> list[str]:
+        """What the built model contradicts, a sentence each: its parameters, and by more than 1 % the FLOPs
+        of the forward pass of one sample (None: not counted)."""
+        stated = {"parameters": (self.parameters, parameters), "FLOPs": (self.forward_flops, forward_flops)}
+        return [
+            f"the workload states {said:,} {what}, and its model has {built:,.0f}: predictions are of "
+            f"another model; mend the shape of the workload"
+            for what, (said, built) in stated.items()
+            if not isinstance(said, Unknown) and built is not None
+            if abs(said - built) > (0 if what == "parameters" else 0.01 * built)
+        ]
+
     @cached_property
     def by_unit(self) -> bool:
         """Whether the model can be given its initial values unit by unit (`ModelParts.by_unit`)."""

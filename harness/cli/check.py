@@ -55,7 +55,7 @@ def workload_rows(request: CheckRequest, report: CheckReport) -> list[tuple[str,
         counted = None if report.flops is None else f"{si(report.flops, 'FLOP')}, forward and backward"
         unknown = report.absent.get("flops", "the check ended before they were counted")
         rows.append(("a sample", counted or f"FLOPs unknown: {unknown}"))
-    return rows
+    return rows + [("note", note) for note in report.notes]
 
 
 def _memory(request: CheckRequest, report: CheckReport) -> str:

@@ -11,7 +11,10 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from harness.check import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
 from harness.worker.cell_setup import CellSetup
@@ -36,14 +40,22 @@ from results.errors import BenchError, SpecError
 from results.layout import ModelLayout
 from strategies.catalog import group_layout
 from strategies.refusal import refusal
+from strategies.training.evaluation import evaluation_mode
 from strategies.training.found_layout import found_layout
 from strategies.training.trainer import Trainer
-from workloads.batch import named_tensors
-from workloads.datasets.facts import Own
-from workloads.flops import count_parts
+from workloads.batch import Batch, named_tensors
+from workloads.catalog import WORKLOADS, facts
+from workloads.data import DataRequest
+from workloads.datasets.facts import DATASETS, Own
+from workloads.flops import CountedFlops, count_parts
+from workloads.training_data import open_training
 from workloads.workload import Workload
 
 CPU = torch.device("cpu")
+READ_S = 10.0
+"""For an epoch of data of unknown length."""
+BEYOND_ROUNDING = 1e-4
+"""By so much of the largest, losses of a batch and its halves do not differ by rounding."""
 WAIT_S = 60.0
 """For the other rank, where one has failed alone."""
 
@@ -140,18 +152,33 @@ class Check:
         began = time.perf_counter()
         trainer.step(batches)
         self._say(step_s=time.perf_counter() - began)
+        # The halves of one batch may happen to be padded alike.
+        notes = (uneven(workload, each, self._request.micro_batch) for each in (first, *islice(batches, 3)))
+        self._say(notes=tuple(note for note in notes if note is not None)[:1])
+        read_epoch(setup.data_request(workload, 0))
         self._count_flops()
 
     def _count_flops(self) -> None:
         request = self._request
+        count = partial(
+            count_parts,
+            request.workload,
+            micro_batch=request.micro_batch,
+            source_folder=Path(request.source_folder),
+        )
         try:
-            flops = count_parts(
-                request.workload, micro_batch=request.micro_batch, source_folder=Path(request.source_folder)
-            )
+            with suppress(BenchError):
+                return self._say_flops(count())
+            # It has just run here, and on the meta device it does not.
+            self._say_flops(count(device="cpu"))
         except BenchError as error:
             self._say(absent={"flops": str(error)})
-        else:
-            self._say(flops=round(flops.total / request.micro_batch))
+
+    def _say_flops(self, flops: CountedFlops) -> None:
+        samples = self._request.micro_batch
+        known = facts(WORKLOADS.parse(self._request.workload))
+        wrong = known.contradicted(parameters=self._found.parameters, forward_flops=flops.forward / samples)
+        self._say(flops=round(flops.total / samples), notes=(*self._found.notes, *wrong))
 
     def _count_parts(self) -> None:
         request = self._request
@@ -240,6 +267,44 @@ def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:
         loss = trainer.compute_gradients(batches)
     trainer.update()
     return loss.item(), sum(kept.values())
+
+
+def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
+    """What is to be said where the loss of a batch, in evaluation mode, is not the mean of those of its
+    halves. None also where that says nothing: the batch has no halves, or the loss draws random numbers or
+    cannot be computed in this mode."""
+    leaves, form = pytree.tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    if samples % 2 or any(len(tensor) != samples for tensor in tensors):
+        return None
+    halved = [leaf.chunk(2) if isinstance(leaf, Tensor) and leaf.dim() else (leaf, leaf) for leaf in leaves]
+    batches = [batch, *(pytree.tree_unflatten([pair[half] for pair in halved], form) for half in (0, 1))]
+    drawn = torch.get_rng_state()
+    try:
+        with torch.no_grad(), evaluation_mode(workload.module):
+            whole, *halves = (workload.loss_of(workload.module, each).item() for each in batches)
+    except Exception:
+        # A user's model may do anything else in evaluation mode.
+        return None
+    mean = sum(halves) / 2
+    is_drawn = not torch.equal(drawn, torch.get_rng_state())
+    if is_drawn or abs(whole - mean) <= BEYOND_ROUNDING * max(map(abs, (whole, *halves))):
+        return None
+    return (
+        f"the loss of a batch is {whole:.6g}, and {mean:.6g} is the mean of those of its halves: it is no "
+        f"mean over samples (tokens with padding, a sum, terms across the batch), so that results depend on "
+        f"how a batch is divided over ranks and micro-batches"
+    )
+
+
+def read_epoch(request: DataRequest) -> None:
+    """Read data of unknown length to the end of their first epoch, which may have a batch of another size, or
+    for `READ_S`. Raises UsageError as training would."""
+    if DATASETS.facts(request.dataset).takes != Own.takes:
+        return
+    data, began = open_training(request), time.perf_counter()
+    while data.samples_per_epoch is None and not data.epoch and time.perf_counter() - began < READ_S:
+        next(data)
 
 
 def _state_bytes(trainer: Trainer) -> int:

@@ -62,8 +62,9 @@ from results.training import Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.trainer import Trainer
+from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
-from workloads.flops import count_flops
+from workloads.flops import count_parts
 from workloads.workload import Workload
 
 FEWER_WARM_UP_STEPS = 10
@@ -164,6 +165,8 @@ class RunInProgress:
         self._absent: dict[str, str] = {}
         self._started_at = utc_now()
         self._parameters = 0
+        self._forward_flops: float | None = None
+        """Of one sample."""
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
@@ -532,16 +535,25 @@ class RunInProgress:
 
     def _flops(self) -> int | None:
         try:
-            return self._cell.accumulation * count_flops(
+            flops = count_parts(
                 self._cell.workload,
                 micro_batch=self._cell.micro_batch,
                 source_folder=self._around.source_folder,
                 own=DATASETS.facts(self._cell.dataset).takes == Own.takes,
             )
+            self._forward_flops = flops.forward / self._cell.micro_batch
+            return self._cell.accumulation * flops.total
         except Exception as error:
             # A user's model may do what the meta device can't; the run is good without the count.
             self._absent["flops"] = f"they could not be counted on the meta device: {classify(error)[1]}"
             return None
+
+    def _contradicted(self) -> list[str]:
+        """What the built model contradicts of the stated facts."""
+        if self._around.rank.rank or not self._parameters:
+            return []
+        known = facts(WORKLOADS.parse(self._cell.workload))
+        return known.contradicted(parameters=self._parameters, forward_flops=self._forward_flops)
 
     def _unused_fabric(self) -> list[str]:
         around = self._around
@@ -557,6 +569,6 @@ class RunInProgress:
             reason=reason,
             started_at=self._started_at,
             transports=self._transports,
-            warnings=self._unused_fabric(),
+            warnings=[*self._contradicted(), *self._unused_fabric()],
         )
         return self._around.record(self._slot, self._cell, ending, self._found, self._absent)

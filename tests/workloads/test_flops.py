@@ -9,7 +9,7 @@ import torch
 
 from results.errors import BenchError
 from workloads.catalog import WORKLOADS, facts
-from workloads.flops import count_flops, count_parts
+from workloads.flops import count_parts
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,6 @@ def test_the_counted_forward_is_the_closed_form(text: str) -> None:
 def test_backward_is_twice_forward_less_the_inputs_gradient(text: str, first_layer: int) -> None:
     counted = count_parts(text, micro_batch=2)
     assert counted.backward == 2 * counted.forward - 2 * first_layer
-    assert count_flops(text, micro_batch=2) == counted.forward + counted.backward
 
 
 def test_resnet50_takes_4_09_gmac_at_224_px() -> None:
@@ -58,22 +57,34 @@ def test_resnet50_takes_4_09_gmac_at_224_px() -> None:
 
 def test_counting_leaves_torchs_random_state_alone() -> None:
     before = torch.get_rng_state()
-    count_flops("mlp", micro_batch=2)
+    count_parts("mlp", micro_batch=2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> None:
     (user_folder / "counted.py").write_text(model_source)
     # Linear 3 x 2 on 5 samples: 2*3*2*5 = 60 forward, and as much for its weight's gradient.
-    assert count_flops("py:counted:build", micro_batch=5, source_folder=user_folder) == 120
+    assert count_parts("py:counted:build", micro_batch=5, source_folder=user_folder).total == 120
     # Its own samples may be of another shape than its synthetic ones.
     data = "data=[(torch.zeros(4, 3), torch.zeros(4, 2))] * 20, synthetic="
     (user_folder / "longer.py").write_text(model_source.replace("synthetic=", data))
-    assert count_flops("py:longer:build", micro_batch=5, source_folder=user_folder, own=True) == 4 * 120
+    assert count_parts("py:longer:build", micro_batch=5, source_folder=user_folder, own=True).total == 4 * 120
 
 
 def test_a_model_that_reads_its_values_is_named_uncountable(user_folder: Path, model_source: str) -> None:
     source = model_source.replace("nn.functional.mse_loss", "lambda out, y: out.sum() * out.sum().item()")
     (user_folder / "reading.py").write_text(source)
     with pytest.raises(BenchError, match="FLOPs of py:reading:build cannot be counted on the meta device"):
-        count_flops("py:reading:build", micro_batch=5, source_folder=user_folder)
+        count_parts("py:reading:build", micro_batch=5, source_folder=user_folder)
+    on_cpu = count_parts("py:reading:build", micro_batch=5, source_folder=user_folder, device="cpu")
+    assert on_cpu.total == 120
+
+
+def test_a_stated_model_is_held_to_the_built_one() -> None:
+    stated = facts(WORKLOADS.parse("mlp"))
+    built = {"parameters": stated.parameters, "forward_flops": stated.forward_flops}
+    assert stated.contradicted(**built) == []
+    assert stated.contradicted(**built | {"forward_flops": None}) == []
+    for doubled in built:
+        (sentence,) = stated.contradicted(**built | {doubled: 2 * built[doubled]})
+        assert f"{2 * built[doubled]:,}" in sentence
