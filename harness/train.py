@@ -14,6 +14,7 @@ from harness.matrix import Matrix
 from harness.plan import split
 from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name
+from harness.plan.points import workloads_of
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.report import write_report
 from harness.studies import read_figures
@@ -29,6 +30,7 @@ from results.store import Study
 from results.train_order import TrainOrder
 from results.training_log import SavedCheckpoint, TrainingLog
 from strategies.refusal import untrainable
+from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS
 
 OF_THE_CALL = (
@@ -90,6 +92,10 @@ class Train(Matrix):
     def _check(self) -> None:
         super()._check()
         assert self.order is not None
+        texts = {text for request in self._requests for text in workloads_of(request)}
+        if all(facts(WORKLOADS.parse(text)).builder.startswith("workloads.") for text in texts):
+            # Those of this program have no metrics of their own; others are built on ranks alone.
+            self.order.require_metrics(())
         for dataset in dict.fromkeys(request.dataset for request in self._requests):
             _require_data(self.order, dataset)
 

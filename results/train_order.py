@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,9 @@ import msgspec
 
 from results.errors import UsageError
 
-MetricName = Literal["val_loss", "val_accuracy", "loss"]
+MetricName = str
+"""One of `METRICS`, or of the workload's own `metrics`."""
+METRICS = ("val_loss", "val_accuracy", "loss")
 Schedule = Literal["none", "cosine"]
 BatchRule = Literal["global", "rate"]
 
@@ -19,12 +22,12 @@ CHECKPOINT_EVERY = 200
 """Steps from one checkpoint to the next, unless another number is asked for."""
 KEEP = 3
 RESTARTS = 3
-_TARGET = re.compile(r"(?P<metric>val_loss|val_accuracy|loss)\s*(?P<sign><=|>=)\s*(?P<value>\S+)")
+_TARGET = re.compile(r"(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<value>\S+)")
 
 
 def larger_is_better(metric: MetricName) -> bool:
-    """Whether a metric is one of quality (an accuracy), or of error (a loss)."""
-    return metric == "val_accuracy"
+    """Whether a larger value is better: of all metrics but those whose name ends in `loss` or `error`."""
+    return not metric.endswith(("loss", "error"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ def read_target(text: str) -> Target:
     if match is None:
         raise UsageError(
             f"--target {text!r} is no target: write METRIC>=VALUE or METRIC<=VALUE with one of val_loss, "
-            f"val_accuracy and loss, such as 'val_accuracy>=0.97'"
+            f"val_accuracy, loss and the workload's own metrics, such as 'val_accuracy>=0.97'"
         )
-    metric: MetricName = match["metric"]  # type: ignore[assignment]
+    metric = match["metric"]
     try:
         value = float(match["value"])
     except ValueError:
@@ -132,10 +135,26 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
         return self.best or (self.goal.metric if self.goal else "val_loss")
 
     @property
+    def asked(self) -> dict[str, MetricName]:
+        """The metrics that it goes by, each by the option that asks for it."""
+        asked = {
+            f"--target '{self.target}'": self.goal.metric if self.goal else None,
+            f"--best {self.best}": self.best,
+            f"--patience {self.patience}": self.watched,
+        }
+        return {flag: metric for flag, metric in asked.items() if metric is not None}
+
+    @property
     def validates(self) -> bool:
         """Whether it needs held-out samples."""
-        asked = {self.best, self.goal.metric if self.goal else None, self.watched}
-        return bool(asked & {"val_loss", "val_accuracy"})
+        return any(metric != "loss" for metric in self.asked.values())
+
+    def require_metrics(self, own: Collection[str]) -> None:
+        """Raise UsageError for a metric that is neither one of `METRICS` nor of the workload's `own`."""
+        for flag, metric in self.asked.items():
+            if metric not in (*METRICS, *own):
+                known = ", ".join((*METRICS, *own))
+                raise UsageError(f"{flag}: there is no metric {metric!r}; there are {known}")
 
     def ends_as(self, other: TrainOrder) -> bool:
         """Whether training by `other` ends where training by this order does."""

@@ -3,15 +3,19 @@ file (`--workload py:MODULE:FUNCTION`) returns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from results.train_order import METRICS
 from workloads.batch import Batch
 from workloads.own_data import Data
 
@@ -75,6 +79,13 @@ class Workload:
     held_out: Data | None = None
     """What a training run validates on, of the same three forms as `data`; a function gives each replica
     equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
+    metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
+    """What a validation tells beside `val_loss`, by name: a function of outputs and targets to the mean over
+    their samples; needs a loss of both. A larger value is better, unless the name ends in `loss` or
+    `error`."""
+    schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    """Of a training run's rates: makes a schedule of torch.optim.lr_scheduler for an optimizer and so many
+    steps, which is stepped after each of them. Not ReduceLROnPlateau, which goes by a metric."""
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1
@@ -91,6 +102,14 @@ class Workload:
             raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
         if self.synthetic is None and self.data is None:
             raise UsageError("a workload has synthetic(generator, samples), or data=, or both")
+        if self.metrics and self.loss is None:
+            raise UsageError("metrics= are of outputs and targets: a workload with them has a loss=")
+        taken = [name for name in self.metrics if name in METRICS or not re.fullmatch(r"[A-Za-z]\w*", name)]
+        if taken:
+            raise UsageError(
+                f"metrics={{{taken[0]!r}: ...}}: a name has letters, digits and _, and is none of "
+                f"{', '.join(METRICS)}"
+            )
         modes = {part: part.training for part in self.module.modules()}
         # A module's own method may freeze parts.
         self.module.train()

@@ -9,6 +9,8 @@ import click
 
 from harness.cli.options import PlanCommand, options_but, study_path
 from results.train_order import CHECKPOINT_EVERY, KEEP, RESTARTS, BatchRule, MetricName, Schedule
+from harness.cli.options import PlanCommand, options_but
+from results.train_order import CHECKPOINT_EVERY, KEEP, METRICS, RESTARTS, BatchRule, Schedule
 
 Function = Callable[..., Any]
 NOT_OF_TRAINING = (
@@ -16,13 +18,16 @@ NOT_OF_TRAINING = (
     *("isolation", "prune", "rerun", "report_job"),
 )
 """Options of a measurement."""
-_METRICS = click.Choice(get_args(MetricName))
 _ORDER = (
     click.option("--epochs", type=int, help="passes over the data; this or --steps"),
     click.option("--steps", type=int, help="updates of the optimizer"),
     click.option("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, show_default=True, help="steps"),
     click.option("--keep", type=int, default=KEEP, show_default=True, help="last checkpoints that stay"),
-    click.option("--best", type=_METRICS, help="metric by which the best checkpoint is kept beside them"),
+    click.option(
+        "--best",
+        metavar="METRIC",
+        help=f"keep the best checkpoint by {', '.join(METRICS)} or one of the workload's metrics",
+    ),
     click.option("--patience", type=int, help="validations without a better value after which it ends"),
     click.option("--target", help="end when a validation reaches it: 'val_accuracy>=0.97'"),
     click.option("--validate-every", type=int, help="steps [default: each epoch, else each checkpoint]"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from harness.worker.log import HEARTBEAT_S
 from harness.worker.measure import DivergedError
@@ -45,6 +47,7 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Saving
 from strategies.saving.run_folder import RunFolder
 from strategies.training.evaluation import evaluate
@@ -65,18 +68,53 @@ class TrainingDivergedError(DivergedError):
 
 
 class Rate:
-    """The rates of an optimizer at each step: those that it was built with, times a factor."""
+    """The rates of an optimizer at each step: those that it was built with, or of its schedule, times a
+    factor."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._base = [group["lr"] for group in optimizer.param_groups]
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._schedule: LRScheduler | None = None
+        self._stepped = 0
         self.factor: Callable[[int], float] = lambda step: 1.0
+
+    def follow(self, make: Callable[[Optimizer, int], LRScheduler], total: int) -> None:
+        """Go by a schedule of `total` steps. It is stepped from the beginning in every launch, so that a
+        checkpoint has nothing of it, and an order for more steps lengthens it.
+
+        Raises UsageError for what is no schedule of this optimizer.
+        """
+        self._put_rates()
+        for group in self._optimizer.param_groups:
+            # That of a schedule which an earlier launch had.
+            group.pop("initial_lr", None)
+        schedule = make(self._optimizer, total)
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise UsageError(
+                f"schedule= made a {type(schedule).__name__}: it is called with an optimizer and a number of "
+                f"steps, and makes a schedule of torch.optim.lr_scheduler other than ReduceLROnPlateau"
+            )
+        require_attachable("schedule=", schedule, self._optimizer)
+        self._schedule, self._rates = schedule, [group["lr"] for group in self._optimizer.param_groups]
 
     def put(self, step: int) -> float:
         """Set the rates of a step, counted from 0. Returns that of the first group."""
-        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * self.factor(step)
+        self._put_rates()
+        if self._schedule is not None:
+            with warnings.catch_warnings():
+                # Of the steps that earlier launches have taken the optimizer does not know.
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+                while self._stepped < step:
+                    self._schedule.step()
+                    self._stepped += 1
+            self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self.factor(step)
         return float(self._optimizer.param_groups[0]["lr"])
+
+    def _put_rates(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +178,13 @@ class TrainingLoop:
         )
         require_steps_after_warm_up(order, self._total)
         self._rate.factor = rate_at(order, self._total, self._parts.scale)
+        own = self._parts.request.workload.schedule
+        if own is not None and order.schedule != "none":
+            raise UsageError(
+                f"--schedule {order.schedule}: the workload has a schedule= of its own; leave one of them out"
+            )
+        if own is not None:
+            self._rate.follow(own, self._total)
         self._row_began, self._next_row = trainer.steps, trainer.steps + 1
         if self._records is not None:
             self._records.start(resumed_step, self._total)
@@ -223,7 +268,8 @@ class TrainingLoop:
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
         assert self._held_out is not None
-        found = evaluate(self._trainer, self._with_signs_of_life(self._held_out))
+        metrics = self._parts.request.workload.metrics
+        found = evaluate(self._trainer, self._with_signs_of_life(self._held_out), metrics=metrics)
         figures = {name: value for name, value in found.items() if math.isfinite(value)}
         if self._records is not None:
             self._records.add(
@@ -314,6 +360,7 @@ class TrainingLoop:
 def _held_out(parts: LoopParts) -> HeldOut | None:
     """What there is to validate on, if the model can. Raises UsageError if it lacks and is asked for."""
     order = parts.order
+    order.require_metrics(parts.request.workload.metrics)
     found, alone = held_out(parts.request), parts.trainer.model.forward_alone
     if order.validates and found is None:
         raise UsageError(
@@ -330,12 +377,7 @@ def _held_out(parts: LoopParts) -> HeldOut | None:
 
 
 def _asking(order: TrainOrder) -> list[str]:
-    asked = {
-        f"--target '{order.target}'": order.goal and order.goal.metric,
-        f"--best {order.best}": order.best,
-        f"--patience {order.patience}": order.watched,
-    }
-    return [flag for flag, metric in asked.items() if metric in ("val_loss", "val_accuracy")]
+    return [flag for flag, metric in order.asked.items() if metric != "loss"]
 
 
 class _Records:

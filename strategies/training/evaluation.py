@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from strategies.training.trainer import Trainer
 
 
-def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
+Metric = Callable[[Any, Any], Tensor | float]
+"""From outputs and targets of a batch to a number, the mean over its samples."""
+
+
+def evaluate(
+    trainer: Trainer, batches: Iterable[Batch], *, metrics: Mapping[str, Metric] | None = None
+) -> dict[str, float]:
     """The figures of the batches of all ranks together, the same on each; collective, with equally many
     batches on every rank.
 
@@ -28,6 +34,8 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
     largest of their outputs, where `loss(outputs, targets)` has integer targets and outputs with one more
     dimension, the classes, at the end (images, tokens). A target that is no class, such as -100, is not
     counted, nor is the `ignore_index` of a loss that is a module or a `functools.partial`.
+
+    Each of `metrics` is the mean over the samples too; they are for `loss(outputs, targets)` alone.
 
     Every rank evaluates the model that `Trainer.export` writes: with the buffers of rank 0, or the mean of
     the replicas where they differ (`local-sgd`). The model is in evaluation mode, and computes in the
@@ -40,47 +48,60 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch]) -> dict[str, float]:
             f"{trainer.settings.strategy} has no forward pass without the backward pass, to validate with; "
             f"{SPLIT}"
         )
-    sums = torch.zeros(4, dtype=torch.float64, device=trainer.device)
-    counted = _Counted()
+    own = dict(metrics or {})
+    sums = torch.zeros(4 + len(own), dtype=torch.float64, device=trainer.device)
+    counted = _Counted(own)
     loss = counted.counting(trainer.loss)
     with torch.no_grad(), as_exported(trainer), evaluation_mode(trainer.model.bare):
         for batch in batches:
             counted.correct = counted.targets = 0
+            counted.values = [0.0] * len(own)
             with autocast(trainer.settings.precision, trainer.device):
                 value = loss_of(trainer.model.module, batch, loss)
             samples = _samples(batch)
             sums += torch.stack(
                 [
-                    value.detach().double().reshape(()) * samples,
-                    *(
-                        torch.as_tensor(number, dtype=torch.float64, device=trainer.device)
-                        for number in (samples, counted.correct, counted.targets)
-                    ),
+                    torch.as_tensor(number, dtype=torch.float64, device=trainer.device).reshape(())
+                    for number in (
+                        value.detach().double() * samples,
+                        *(samples, counted.correct, counted.targets),
+                        *(number * samples for number in counted.values),
+                    )
                 ]
             )
     if trainer.link is not None:
         trainer.link.all_reduce(sums)
-    lost, samples, correct, targets = sums.tolist()
+    lost, samples, correct, targets, *found = sums.tolist()
     if not samples:
         raise UsageError("there is no sample to validate on: hold out more")
     figures = {"val_loss": lost / samples}
+    figures |= {name: value / samples for name, value in zip(own, found, strict=True)}
     return figures | {"val_accuracy": correct / targets} if targets else figures
 
 
 class _Counted:
     """The targets of a batch, and those that the model got right."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self.values: list[Tensor | float] = []
+        """Of the metrics."""
         self.correct: Tensor | int = 0
         self.targets: Tensor | int = 0
 
     def counting(self, loss: Loss) -> Loss:
         if loss is None or isinstance(loss, BatchLoss):
+            if self._metrics:
+                raise UsageError(
+                    f"metrics ({', '.join(self._metrics)}) are of outputs and targets: give a "
+                    f"loss(outputs, targets)"
+                )
             return loss
         of_targets = loss
         ignored = getattr(loss, "ignore_index", getattr(loss, "keywords", {}).get("ignore_index", -1))
 
         def watched(outputs: Any, targets: Any) -> Tensor:
+            self.values = [metric(outputs, targets) for metric in self._metrics.values()]
             if _are_classes(outputs, targets):
                 counted = (targets >= 0) & (targets < outputs.shape[-1]) & (targets != ignored)
                 self.correct = self.correct + ((outputs.argmax(dim=-1) == targets) & counted).sum()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.optim import Optimizer, lr_scheduler
 
 from harness.cli import run
 from harness.console import Standing
@@ -17,6 +20,7 @@ from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.prune import Origins, candidates
 from harness.train import Train
+from harness.worker.training_loop import Rate
 from harness.worker.training_rules import (
     cell_on,
     is_best,
@@ -43,6 +47,8 @@ from results.training_log import (
     Validated,
 )
 from strategies.saving.run_folder import RunFolder, sum_of
+
+Make = Callable[[Optimizer, int], lr_scheduler.LRScheduler]
 
 
 def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
@@ -232,6 +238,50 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     assert shown[-1] == "step 120/400, loss 0.3333, epoch 1.5"
 
 
+def step_lr(optimizer: Optimizer, steps: int) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.StepLR(optimizer, steps // 4, gamma=0.5)
+
+
+def one_cycle(optimizer: Optimizer, steps: int) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=steps + 1)
+
+
+def in_parts(optimizer: Optimizer, steps: int) -> lr_scheduler.LRScheduler:
+    warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=3)
+    cool = lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps - 3)
+    return lr_scheduler.SequentialLR(optimizer, [warm, cool], milestones=[3])
+
+
+@pytest.mark.parametrize("make", [step_lr, one_cycle, in_parts])
+def test_rates_are_those_of_the_workloads_schedule_wherever_a_launch_begins(make: Make) -> None:
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    schedule, rates = make(plain, 12), list[float]()
+    for _ in range(12):
+        rates.append(plain.param_groups[0]["lr"])
+        plain.step()
+        schedule.step()
+    assert len(set(rates)) > 2
+    for begun in (0, 7):
+        trained = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        rate = Rate(trained)
+        # As the optimizer of a checkpoint has them.
+        trained.load_state_dict(plain.state_dict())
+        rate.follow(make, 12)
+        assert [rate.put(step) for step in range(begun, 12)] == rates[begun:]
+
+
+def test_a_schedule_that_goes_by_a_metric_is_refused_and_so_is_an_unknown_metric() -> None:
+    trained = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(UsageError, match="made a ReduceLROnPlateau"):
+        Rate(trained).follow(lambda optimizer, steps: lr_scheduler.ReduceLROnPlateau(optimizer), 12)
+    order = TrainOrder(steps=5, best="f1", target="word_error<=0.1")
+    order.require_metrics(["f1", "word_error"])
+    with pytest.raises(UsageError, match="there is no metric 'f1'; there are val_loss, val_accuracy, loss"):
+        TrainOrder(steps=5, best="f1").require_metrics(())
+    with pytest.raises(UsageError, match="word_error is to become <= a value"):
+        TrainOrder(steps=5, target="word_error>=0.1")
+
+
 def test_an_ended_training_without_a_whole_checkpoint_is_lost(tmp_path: Path) -> None:
     study = Study(tmp_path)
     writer = TrainingLogWriter(study.training_log_path("cell"))
@@ -271,8 +321,8 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
         (CALL, "--epochs N or --steps N, one of them: neither was given"),
         ((*CALL, "--epochs", "1"), "synthetic data have no epochs; give --steps"),
         ((*CALL, "--steps", "9", "--target", "val_accuracy>=0.9"), "synthetic data have no held-out samples"),
-        ((*CALL, "--steps", "9", "--best", "f1"), "'f1' is not one of 'val_loss', 'val_accuracy', 'loss'"),
-        ((*CALL, "--steps", "9", "--target", "f1>=1"), "is no target"),
+        ((*CALL, "--steps", "9", "--best", "f1"), "no metric 'f1'; there are val_loss, val_accuracy, loss"),
+        ((*CALL, "--steps", "9", "--target", "f1>=1"), "no metric 'f1'; there are val_loss"),
         ((*CALL, "--steps", "9", "--warmup-steps", "3"), "add --schedule cosine"),
         (
             (*CALL, "--epochs", "1", "--dataset", "digits,synthetic"),

@@ -120,6 +120,17 @@ def test_targets_that_the_loss_ignores_are_not_counted(loss: Loss) -> None:
     assert found["val_accuracy"] == pytest.approx(2 / 3)
 
 
+def test_metrics_are_means_over_the_samples() -> None:
+    x, y = samples()
+    made = trainer(F.cross_entropy)
+    metrics = {"share": lambda outputs, targets: (targets == 0).double().mean(), "size": lambda *_: 2}
+    found = evaluate(made, [(x[:8], y[:8]), (x[8:], y[8:])], metrics=metrics)
+    assert (found["share"], found["size"]) == (pytest.approx((y == 0).sum().item() / 13), 2)
+    assert found["val_loss"] == pytest.approx(by_hand()["val_loss"])
+    with pytest.raises(UsageError, match=r"give a loss\(outputs, targets\)"):
+        evaluate(trainer(BatchLoss(lambda model, batch: model(batch[0]).sum())), [(x, y)], metrics=metrics)
+
+
 class FreezesItself(nn.Sequential):
     """A model with a BatchNorm that its own `train` keeps fixed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from reports import fields
 from reports.analysis.recovery import Recovery
@@ -18,6 +19,7 @@ from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, batch, count, duration, percent, rate
 from results.cell import Cell
 from results.label import exchange_label
+from results.train_order import METRICS
 
 _DRAWN = 8
 """Runs in one drawing; the tables have all."""
@@ -77,6 +79,7 @@ def _overview(runs: Sequence[Named]) -> TextTable:
             figures("loss", lambda row: fields.number(_last(row[1], "loss"))),
             figures("best val_loss", lambda row: _best(row[1], "val_loss")),
             figures("best val_accuracy", lambda row: _best(row[1], "val_accuracy")),
+            *(figures(f"best {name}", partial(_best_of, name)) for name in _own_metrics(runs)),
             figures("throughput", lambda row: _per_s(row[1]), hint="Of all replicas."),
             figures("restarts", lambda row: fields.whole(row[1].log.restarts)),
             figures("steps lost", lambda row: fields.whole(row[1].log.wasted_steps)),
@@ -102,8 +105,18 @@ def _last(one: TrainedCell, name: str) -> float | None:
 
 
 def _best(one: TrainedCell, metric: str) -> Field:
-    found = one.log.best("val_loss" if metric == "val_loss" else "val_accuracy")
+    found = one.log.best(metric)
     return fields.NONE if found is None else Field(f"{found.value:.4g} at step {found.step:,}", found.value)
+
+
+def _best_of(metric: str, row: Named) -> Field:
+    return _best(row[1], metric)
+
+
+def _own_metrics(runs: Sequence[Named]) -> list[str]:
+    """Of the workloads."""
+    found = {name for _, one in runs for row in one.log.validations for name in row.metrics}
+    return sorted(found - set(METRICS))
 
 
 def _per_s(one: TrainedCell) -> Field:
@@ -121,6 +134,10 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
             "Accuracy on held-out samples",
             "val_accuracy",
             lambda one: _metric(one, "val_accuracy"),
+        ),
+        *(
+            (f"training-{name}", f"{name} of held-out samples", name, partial(_metric, metric=name))
+            for name in _own_metrics(runs)
         ),
         ("training-gradient-norm", "Norm of the gradient", "norm", _norms),
         ("training-throughput", "Throughput", "samples/s", _throughputs),
