@@ -89,7 +89,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
     count its parts."""
     notes: tuple[str, ...] = ()
-    """What a user should know of a workload that trains, a sentence each."""
+    """Sentences that a user of this workload should read."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()

@@ -113,7 +113,7 @@ class Train(Matrix):
         if left:
             self._console.note(
                 f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; why: "
-                f"{bench_call('status', study.root)}; when that is mended the same command goes on"
+                f"{bench_call('status', study.root)}; run the same command again after the reason is removed"
             )
         for words in lost:
             self._console.error(words)

@@ -39,7 +39,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     total_steps: int
     """Updates that the order comes to."""
     unit: str = "samples"
-    """What throughput counts."""
+    """The workload's unit of throughput."""
     units_per_sample: int = 1
 
 

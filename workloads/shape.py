@@ -61,8 +61,11 @@ class WorkloadFacts:
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
     def contradicted(self, *, parameters: int, forward_flops: float | None) -> list[str]:
-        """What the built model contradicts, a sentence each: its parameters, and by more than 1 % the FLOPs
-        of the forward pass of one sample (None: not counted)."""
+        """Return a sentence for each stated figure that the built model contradicts.
+
+        These are the parameters, and, if they differ by more than 1 %, the FLOPs of the forward pass of one
+        sample (None: not counted).
+        """
         stated = {"parameters": (self.parameters, parameters), "FLOPs": (self.forward_flops, forward_flops)}
         return [
             f"the workload states {said:,} {what}, and its model has {built:,.0f}: predictions are of "

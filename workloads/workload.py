@@ -80,12 +80,13 @@ class Workload:
     """What a training run validates on, of the same three forms as `data`; a function gives each replica
     equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
-    """What a validation tells beside `val_loss`, by name: a function of outputs and targets to the mean over
-    their samples; needs a loss of both. A larger value is better, unless the name ends in `loss` or
+    """Functions by name that each validation computes: each takes outputs and targets and returns the mean
+    over their samples. They need `loss`. A larger value is better, unless the name ends in `loss` or
     `error`."""
     schedule: Callable[[Optimizer, int], LRScheduler] | None = None
-    """Of a training run's rates: makes a schedule of torch.optim.lr_scheduler for an optimizer and so many
-    steps, which is stepped after each of them. Not ReduceLROnPlateau, which goes by a metric."""
+    """Takes an optimizer and the number of steps of a training run, and returns a schedule of
+    torch.optim.lr_scheduler, except ReduceLROnPlateau, which needs a metric. Training steps it after each
+    step."""
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1
@@ -107,7 +108,7 @@ class Workload:
         taken = [name for name in self.metrics if name in METRICS or not re.fullmatch(r"[A-Za-z]\w*", name)]
         if taken:
             raise UsageError(
-                f"metrics={{{taken[0]!r}: ...}}: a name has letters, digits and _, and is none of "
+                f"metrics={{{taken[0]!r}: ...}}: use a name of letters, digits and _ other than "
                 f"{', '.join(METRICS)}"
             )
         modes = {part: part.training for part in self.module.modules()}

@@ -55,7 +55,7 @@ CPU = torch.device("cpu")
 READ_S = 10.0
 """For an epoch of data of unknown length."""
 BEYOND_ROUNDING = 1e-4
-"""By so much of the largest, losses of a batch and its halves do not differ by rounding."""
+"""A relative difference of two losses that rounding does not explain."""
 WAIT_S = 60.0
 """For the other rank, where one has failed alone."""
 
@@ -270,9 +270,11 @@ def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:
 
 
 def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
-    """What is to be said where the loss of a batch, in evaluation mode, is not the mean of those of its
-    halves. None also where that says nothing: the batch has no halves, or the loss draws random numbers or
-    cannot be computed in this mode."""
+    """Return a note if the loss of a batch, in evaluation mode, differs from the mean loss of its two halves.
+
+    Return None as well if this comparison is impossible: the batch cannot be halved, or the loss draws random
+    numbers or cannot be computed in evaluation mode.
+    """
     leaves, form = pytree.tree_flatten(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     if samples % 2 or any(len(tensor) != samples for tensor in tensors):
@@ -291,9 +293,9 @@ def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
     if is_drawn or abs(whole - mean) <= BEYOND_ROUNDING * max(map(abs, (whole, *halves))):
         return None
     return (
-        f"the loss of a batch is {whole:.6g}, and {mean:.6g} is the mean of those of its halves: it is no "
-        f"mean over samples (tokens with padding, a sum, terms across the batch), so that results depend on "
-        f"how a batch is divided over ranks and micro-batches"
+        f"the loss of a batch is {whole:.6g}, and the mean loss of its two halves is {mean:.6g}: the loss "
+        f"differs from a mean over samples (padded tokens, a sum, terms across the batch), so that results "
+        f"depend on how a batch is divided over ranks and micro-batches"
     )
 
 

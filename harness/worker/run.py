@@ -166,7 +166,7 @@ class RunInProgress:
         self._started_at = utc_now()
         self._parameters = 0
         self._forward_flops: float | None = None
-        """Of one sample."""
+        """FLOPs of the forward pass of one sample, counted; None: not counted."""
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
@@ -549,7 +549,7 @@ class RunInProgress:
             return None
 
     def _contradicted(self) -> list[str]:
-        """What the built model contradicts of the stated facts."""
+        """Return, on rank 0, where the built model contradicts what its workload states."""
         if self._around.rank.rank or not self._parameters:
             return []
         known = facts(WORKLOADS.parse(self._cell.workload))

@@ -79,14 +79,14 @@ class Rate:
         self.factor: Callable[[int], float] = lambda step: 1.0
 
     def follow(self, make: Callable[[Optimizer, int], LRScheduler], total: int) -> None:
-        """Go by a schedule of `total` steps. It is stepped from the beginning in every launch, so that a
-        checkpoint has nothing of it, and an order for more steps lengthens it.
+        """Take the rates from a schedule that `make` returns for this optimizer and `total` steps.
 
-        Raises UsageError for what is no schedule of this optimizer.
+        Every launch steps the schedule from the beginning, so that checkpoints need not contain it, and an
+        order for more steps makes it longer. Raises UsageError if `make` returns anything else.
         """
         self._put_rates()
         for group in self._optimizer.param_groups:
-            # That of a schedule which an earlier launch had.
+            # An earlier launch's schedule has left its own value in the checkpoint.
             group.pop("initial_lr", None)
         schedule = make(self._optimizer, total)
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
@@ -102,7 +102,7 @@ class Rate:
         self._put_rates()
         if self._schedule is not None:
             with warnings.catch_warnings():
-                # Of the steps that earlier launches have taken the optimizer does not know.
+                # This optimizer has not counted the steps of earlier launches.
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 while self._stepped < step:
                     self._schedule.step()
@@ -181,7 +181,7 @@ class TrainingLoop:
         own = self._parts.request.workload.schedule
         if own is not None and order.schedule != "none":
             raise UsageError(
-                f"--schedule {order.schedule}: the workload has a schedule= of its own; leave one of them out"
+                f"--schedule {order.schedule}: the workload gives a schedule= as well; leave one of them out"
             )
         if own is not None:
             self._rate.follow(own, self._total)

@@ -293,8 +293,7 @@ class Checkpoints:
                 return kept
         if self._ranks.from_first(lambda: any(run.path.glob("step-*"))):
             raise StoreError(
-                f"{run.path} has no checkpoint that is whole: put a copy back, or remove the folder to begin "
-                f"anew"
+                f"{run.path} has no intact checkpoint: put a copy back, or remove the folder to start again"
             )
         return None
 

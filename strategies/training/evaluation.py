@@ -85,7 +85,7 @@ class _Counted:
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
         self.values: list[Tensor | float] = []
-        """Of the metrics."""
+        """The metrics of the current batch."""
         self.correct: Tensor | int = 0
         self.targets: Tensor | int = 0
 

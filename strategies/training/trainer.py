@@ -72,7 +72,7 @@ _OF_THE_STEP = (
 
 
 LOOK_EVERY = 100
-"""Steps between two losses that the host looks at on a device that computes beside it."""
+"""Steps between two losses that the host reads, on a device that runs asynchronously."""
 
 
 class Trainer:
@@ -134,7 +134,7 @@ class Trainer:
         self._checkpoints: Checkpoints | None = None
         self._warned_of_loss = False
         self._under_way: tuple[tuple[int, Tensor], Event] | None = None
-        """The last loss on its way to the host, with its step, and when it is there."""
+        """The last loss that is copied to the host, with its step, and the event after the copy."""
         set_float32_math(settings.precision)
         initial: Initial | None = None
         if isinstance(module, Blank):
@@ -171,8 +171,9 @@ class Trainer:
     def step(self, batches: Iterator[Batch]) -> Tensor:
         """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device.
 
-        The first loss that is not finite gives a RuntimeWarning: on the CPU after its step, on a GPU by one
-        of the losses of every hundredth step, a hundred steps later. An observer is told all of them instead.
+        The first loss that is not finite causes a RuntimeWarning. On a GPU the host reads only the loss of
+        each hundredth step, a hundred steps later, so that it does not wait. It does not read losses for an
+        observer, which receives all of them.
         """
         loss = self.compute_gradients(batches)
         self.update()
@@ -191,7 +192,7 @@ class Trainer:
             if last is None:
                 return
             seen, event = last
-            # The device has long come there: the host does not wait.
+            # The device has passed this event long ago, so that the host does not wait.
             event.synchronize()
         step, value = seen
         if not math.isfinite(value.item()):

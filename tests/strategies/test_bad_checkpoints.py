@@ -101,7 +101,7 @@ def test_a_folder_without_any_whole_checkpoint_says_so(run: Path) -> None:
         (path / ".metadata").unlink()
     with (
         pytest.warns(CheckpointWarning),
-        pytest.raises(StoreError, match="has no checkpoint that is whole: put a copy back"),
+        pytest.raises(StoreError, match="has no intact checkpoint: put a copy back"),
     ):
         opened().resume(run)
 

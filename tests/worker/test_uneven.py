@@ -1,4 +1,4 @@
-"""What `bench check` says of a loss that is no mean over samples, and of data that end with a short batch."""
+"""`bench check` notes a loss that differs from a mean over samples, and finds a short last batch."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _best_of(metric: str, row: Named) -> Field:
 
 
 def _own_metrics(runs: Sequence[Named]) -> list[str]:
-    """Of the workloads."""
+    """Return the names of the metrics that the workloads define."""
     found = {name for _, one in runs for row in one.log.validations for name in row.metrics}
     return sorted(found - set(METRICS))
 
