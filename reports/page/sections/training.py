@@ -77,9 +77,9 @@ def _overview(runs: Sequence[Named]) -> TextTable:
             figures("steps", lambda row: fields.whole(row[1].log.step)),
             figures("epochs", lambda row: fields.number(_last(row[1], "epoch"))),
             figures("loss", lambda row: fields.number(_last(row[1], "loss"))),
-            figures("best val_loss", lambda row: _best(row[1], "val_loss")),
-            figures("best val_accuracy", lambda row: _best(row[1], "val_accuracy")),
-            *(figures(f"best {name}", partial(_best_of, name)) for name in _own_metrics(runs)),
+            figures("best val_loss", partial(_best, "val_loss")),
+            figures("best val_accuracy", partial(_best, "val_accuracy")),
+            *(figures(f"best {name}", partial(_best, name)) for name in _own_metrics(runs)),
             figures("throughput", lambda row: _per_s(row[1]), hint="Of all replicas."),
             figures("restarts", lambda row: fields.whole(row[1].log.restarts)),
             figures("steps lost", lambda row: fields.whole(row[1].log.wasted_steps)),
@@ -104,13 +104,9 @@ def _last(one: TrainedCell, name: str) -> float | None:
     return float(getattr(one.log.steps[-1], name)) if one.log.steps else None
 
 
-def _best(one: TrainedCell, metric: str) -> Field:
-    found = one.log.best(metric)
+def _best(metric: str, row: Named) -> Field:
+    found = row[1].log.best(metric)
     return fields.NONE if found is None else Field(f"{found.value:.4g} at step {found.step:,}", found.value)
-
-
-def _best_of(metric: str, row: Named) -> Field:
-    return _best(row[1], metric)
 
 
 def _own_metrics(runs: Sequence[Named]) -> list[str]:
