@@ -8,8 +8,6 @@ from typing import Any, get_args
 import click
 
 from harness.cli.options import PlanCommand, options_but, study_path
-from results.train_order import CHECKPOINT_EVERY, KEEP, RESTARTS, BatchRule, MetricName, Schedule
-from harness.cli.options import PlanCommand, options_but
 from results.train_order import CHECKPOINT_EVERY, KEEP, METRICS, RESTARTS, BatchRule, Schedule
 
 Function = Callable[..., Any]
