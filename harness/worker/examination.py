@@ -36,6 +36,7 @@ from harness.worker.findings import (
     compare_history,
     compare_update,
     distance,
+    elementwise,
     size_of,
 )
 from harness.worker.fingerprints import compare_prints, compare_random_state
@@ -92,6 +93,8 @@ class Examined:
     """Whether a rank found a difference."""
     stale: bool
     """Whether a replica's buffers are not what they must be."""
+    by_blocks: bool = False
+    """Whether the simulation added gradients block by block: see `ReferenceModel.by_blocks`."""
     shared: bool = False
     """Whether the ranks simulated a replica each."""
     sampled: int = 0
@@ -148,6 +151,8 @@ class Examination:
         """Built for the first simulation of this rank."""
         self._replica_s: float | None = None
         """What rank 0 takes for one replica, where all together take it too long."""
+        self._by_blocks = False
+        """Which of two orders the last simulation added gradients in."""
         self._least_s = 0.0
         """What it takes at least, known before anything is built."""
         self._sampled: list[Sampled] = []
@@ -238,6 +243,7 @@ class Examination:
             agreed=agreed,
             failed=bool(failed),
             stale=bool(stale),
+            by_blocks=self._by_blocks,
             shared=self._replica_s is not None,
             sampled=len(self._sampled),
             smallest=max((step.smallest for step in self._sampled), default=0.0),
@@ -253,6 +259,9 @@ class Examination:
         gradients = self._gradients(step, kept=first)
         buffers, history = self._buffers(kept=first), optimizer_history(trainer, self.beat, kept=first)
         found, obstacle = self._all_recomputed(start, step, gradients, history)
+        if self._control.from_first(float(found is not None and self._may_be_by_blocks(found, gradients))):
+            self._by_blocks = not self._by_blocks
+            found, obstacle = self._all_recomputed(start, step, gradients, history)
         if self._control.from_first(float(found is None)):
             self._update()
             return obstacle
@@ -326,6 +335,15 @@ class Examination:
             self._compare_history(history, found)
             self._check_average(found.replay.parameters)
         return None
+
+    def _may_be_by_blocks(self, found: _Recomputed, gradients: Tensors) -> bool:
+        """Whether gradients differ in exact arithmetic, and their terms may have been added in the other
+        order (`ReferenceModel.by_blocks`)."""
+        if self._lossy or not exact_arithmetic(self._setup.cell) or not self._awake().blocks:
+            return False
+        reference = found.reference
+        compared = elementwise("gradient", gradients, reference.gradients, reference.bounds)
+        return any(not finding.passed for finding in compared)
 
     def _may_be_rounding(self, findings: Sequence[ProofFinding]) -> bool:
         """Whether only gradients differ, in inexact arithmetic, and they are the mean of whole ones."""
@@ -559,6 +577,7 @@ class Examination:
             averaged=averaged or len(replicas),
             scale=self._scale,
             unexpected=self.unexpected,
+            by_blocks=self._by_blocks,
         )
 
     def _recomputed(

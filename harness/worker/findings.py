@@ -4,9 +4,11 @@ The bound. On CPU in fp32, uncompiled, both sides do the same local arithmetic, 
 the sum over replicas may differ: for two replicas not at all (a + b = b + a, and halving is exact), for p
 replicas by 2 gamma(p + 1) sum |g_r| / p per element, gamma(n) = n u / (1 - n u), u = 2^-24 (Higham, Accuracy
 and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order; p - 1 sums, and two roundings
-where shares are multiplied by a rounded 1 / p). Buffers of every replica are equal. Elsewhere kernels need
-not be reproducible: the whole gradient, and replica 0's buffers, must agree in relative L2 norm within
-`TOLERANCE`.
+where shares are multiplied by a rounded 1 / p). Within a replica, two orders of the sum are right for a
+tensor that several blocks use (`ReferenceModel.by_blocks`): gradients that differ from those of one order
+are compared with those of the other, within the same bounds. Buffers of every replica are equal. Elsewhere
+kernels need not be reproducible: the whole gradient, and replica 0's buffers, must agree in relative L2
+norm within `TOLERANCE`.
 
 Where several ranks compute one replica together, each has parameters of its own to get wrong, and a small one
 would not be seen in the norm of all: there every parameter's gradient must agree by itself. Its bound is
@@ -120,7 +122,8 @@ def elementwise(of: ProofSubject, ours: Tensors, reference: Tensors, bounds: Ten
             ProofFinding(
                 passed=passed,
                 of=of,
-                what=f"{of} of {name} differs from the serial simulation",
+                what=f"{of} of {name} differs from the serial simulation by {worst:.3g} in an element, "
+                f"more than {bound:.3g}",
                 difference=worst,
                 bound=bound,
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
+from strategies.training.found_layout import found_layout
 from strategies.training.parallel import OptimizerState
 from strategies.training.precision import autocast
 from strategies.training.trainer import Trainer
@@ -82,6 +85,32 @@ class Simulated:
     """Of the loss, as the trainer's scaler has it: small gradients lose digits in half precision."""
     unexpected: bool = False
     """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
+    by_blocks: bool = False
+    """Whether each block adds up its own gradients of its inputs first: see `ReferenceModel.by_blocks`."""
+
+
+class _Inputs(torch.autograd.Function):
+    """Returns its inputs. Its backward pass gets the sum of what the uses of each output gave."""
+
+    @staticmethod
+    def forward(ctx: object, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def _own_inputs(module: nn.Module, args: object, kwargs: object) -> Any:
+    """A forward pre-hook: all tensors that need a gradient go through one `_Inputs`."""
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if places and torch.is_grad_enabled():
+        inputs = (leaves[place] for place in places)
+        outputs = _Inputs.apply(*inputs)  # type: ignore[no-untyped-call]
+        for place, output in zip(places, outputs, strict=True):
+            leaves[place] = output
+    return pytree.tree_unflatten(leaves, form)
 
 
 class ReferenceModel:
@@ -114,6 +143,29 @@ class ReferenceModel:
         assert not missing, f"no state of {', '.join(missing)}"
         for parameter in parameters.values():
             parameter.grad = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        layout = self.workload.layout
+        return (found_layout(self.module) if layout is None else layout).blocks
+
+    @contextmanager
+    def by_blocks(self, wanted: bool) -> Iterator[None]:
+        """If `wanted`, autograd adds up the gradients of a block's inputs within the block first.
+
+        A tensor that several blocks use has a gradient of as many terms. Autograd adds them one by one in the
+        order of the backward pass, and block by block under FSDP, whose hooks wrap the inputs of a block.
+        Both sums are right, and their last bits differ.
+        """
+        hooks = [
+            self.module.get_submodule(name).register_forward_pre_hook(_own_inputs, with_kwargs=True)
+            for name in (self.blocks if wanted else ())
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def wake(self) -> None:
         """Take the memory that a rest gave up; what is in it means nothing until `load`."""
@@ -155,7 +207,8 @@ def simulate_step(
     began = time.perf_counter()
     for replica in replicas:
         model.load(start())
-        own = _replica_step(setup, model.workload, what, replica, beat)
+        with model.by_blocks(what.by_blocks):
+            own = _replica_step(setup, model.workload, what, replica, beat)
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
         buffer_hashes.append(hash_number(own.module.named_buffers()))

@@ -67,6 +67,36 @@ def last_token() -> Workload:
     return replace(whole, synthetic=synthetic, loss=loss)
 
 
+class Conditioned(nn.Module):
+    """A block that uses its second input twice; three of them are given the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.shift, self.scale = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor, *, given: dict[str, Tensor]) -> Tensor:
+        y: Tensor = x + torch.tanh(self.hidden(x) + self.shift(given["to"])) * self.scale(given["to"])
+        return y
+
+
+class ConditionedBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(Conditioned() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = given = self.stem(x)
+        for block in self.blocks:
+            x = block(x, given={"to": given})
+        y: Tensor = self.head(x)
+        return y
+
+
+def conditioned() -> Workload:
+    return replace(workload(ConditionedBlocks(), F.mse_loss), layout=None)
+
+
 def odd() -> Workload:
     """Weights of 30, 65 and 39 numbers: one behind another begin at no multiple of 64 bytes."""
     layers = nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 13), nn.Tanh(), nn.Linear(13, 3)

@@ -65,6 +65,43 @@ def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Proofs, size: i
     )
 
 
+CONDITIONED: Fields = {"workload": "py:proof_models:conditioned", "micro_batch": 4, "optimizer": "adamw"}
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (2, {"strategy": "fsdp", "accumulation": 2}),
+        (2, {"strategy": "fsdp:reshard=false"}),
+        (2, {"strategy": "scratch-fsdp"}),
+        (3, {"strategy": "fsdp"}),
+        pytest.param(2, {"strategy": "fsdp", "activation_checkpointing": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_that_share_an_input_are_proven_without_a_wider_bound(
+    proofs: Proofs, size: int, fields: Fields
+) -> None:
+    found = proofs(size, CONDITIONED | fields)[0]
+    assert found["passed"], found["detail"]
+    if size == 2:
+        assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
+        assert ("each block's own sum" in found["detail"]) == (fields["strategy"] != "scratch-fsdp")
+
+
+EVERY = ("ddp", "zero1", "scratch-ddp", "fsdp", "fsdp:reshard=false", "scratch-fsdp", "scratch-fsdp:stage=2")
+"""Strategies whose steps on two ranks have the bits of a serial loop."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.parametrize("workload", ["mlp", "resnet18-32px", "gpt-nano", "llama-nano"])
+def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Proofs, workload: str, strategy: str) -> None:
+    fields = {"workload": workload, "micro_batch": 2, "optimizer": "adamw:lr=0.001", "strategy": strategy}
+    found = proofs(2, fields)[0]
+    assert (found["passed"], found["max_difference"], found["max_bound"]) == (True, 0.0, 0.0)
+    assert found["detail"].endswith("; gradients, buffers and updates are equal bit for bit")
+
+
 @pytest.mark.parametrize("fields", [MLP | {"accumulation": 2}, NORMED, GPT])
 def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Proofs, fields: Fields) -> None:
     found = proofs(3, fields)[0]

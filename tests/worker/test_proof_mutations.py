@@ -359,7 +359,14 @@ def test_wrong_training_is_caught_on_all_ranks(
         assert re.search(detail, results[0]["detail"]), results[0]["detail"]
 
 
-def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: Proofs) -> None:
-    found = proofs(2, MLP, broken=_last_bit_off)[0]
+@pytest.mark.parametrize(
+    "fields", [MLP, MLP | {"workload": "py:proof_models:conditioned", "strategy": "fsdp"}]
+)
+def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(
+    proofs: Proofs, fields: Fields
+) -> None:
+    found = proofs(2, fields, broken=_last_bit_off)[0]
     assert not found["passed"]
-    assert re.search(GRADIENT, found["detail"])
+    size = re.search(f"{GRADIENT} by ([^ ]+) in an element, more than 0;?", found["detail"])
+    assert size, found["detail"]
+    assert 0 < float(size[1]) < 1e-6
