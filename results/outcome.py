@@ -9,6 +9,8 @@ class Outcome(StrEnum):
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"
+    PROOF_FAILED = "proof_failed"
+    """The cell does not train as its reference does. Older records call that crashed."""
     HUNG = "hung"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"

@@ -43,7 +43,13 @@ from strategies.devices import StreamedDevice, device_of
 
 LEEWAY_S = 60.0
 """A collective times out this much later than the supervisor, which ends a hang and names the rank behind."""
-STARTS_AFRESH = {Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.HUNG, Outcome.CANCELLED}
+STARTS_AFRESH = {
+    Outcome.OUT_OF_MEMORY,
+    Outcome.CRASHED,
+    Outcome.PROOF_FAILED,
+    Outcome.HUNG,
+    Outcome.CANCELLED,
+}
 """Outcomes after which the process is not trusted with another cell."""
 
 

@@ -40,6 +40,10 @@ _NOBODY_CAME = re.compile(
 )
 
 
+class ProofFailedError(Exception):
+    """The cell does not train as its reference does; raised on all ranks."""
+
+
 def classify(error: BaseException) -> tuple[Outcome, str]:
     """The outcome, and one line that says why."""
     if isinstance(error, SystemExit):
@@ -52,6 +56,8 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
         return Outcome.CANCELLED, f"the disk is full: {reason}"
     if isinstance(error, DivergedError):
         return Outcome.DIVERGED, text
+    if isinstance(error, ProofFailedError):
+        return Outcome.PROOF_FAILED, text
     if out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, reason
     if isinstance(error, RuntimeError) and _NOBODY_CAME.search(said):

@@ -22,7 +22,7 @@ from harness.worker.compilation import Compilation, require_compiled
 from harness.worker.control import Control
 from harness.worker.environment import probe
 from harness.worker.exchange import ExchangeGroup
-from harness.worker.failure import classify
+from harness.worker.failure import ProofFailedError, classify
 from harness.worker.fingerprints import compare_random_state
 from harness.worker.kernels import LONGEST_PERIOD, attach_profiler
 from harness.worker.link_peak import measure_link_peak
@@ -71,10 +71,6 @@ FEWER_WARM_UP_STEPS = 10
 """Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two
 blocks are alike, so that each run would take all of the policy's steps."""
 ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
-
-
-class ProofFailedError(Exception):
-    """The cell does not train as its reference does; raised on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

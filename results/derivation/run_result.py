@@ -38,6 +38,7 @@ MOST_LOSSES = 60
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
+    Outcome.PROOF_FAILED,
     Outcome.CRASHED,
     Outcome.HUNG,
     Outcome.TIMED_OUT,

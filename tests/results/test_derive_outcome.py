@@ -59,6 +59,7 @@ def test_replicas_that_differ_are_a_crash_without_figures(two: Callable[..., Run
 WORST_FIRST = [
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
+    Outcome.PROOF_FAILED,
     Outcome.CRASHED,
     Outcome.HUNG,
     Outcome.TIMED_OUT,

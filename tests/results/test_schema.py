@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path: Path, text: bytes,
     ("old", "new", "why"),
     [
         ('"gpus":2', '"gpus":"two"', "Expected `int`, got `str` - at `$.gpus`"),
-        ('"outcome":"diverged"', '"outcome":"fine"', "Invalid enum value 'fine' - at `$.outcome`"),
+        ('"outcome":"proof_failed"', '"outcome":"fine"', "Invalid enum value 'fine' - at `$.outcome`"),
         (
             '"step_ns":[8,7]',
             '"step_ns":[8]',

@@ -19,7 +19,7 @@ from torch import nn
 
 from harness.worker.crew import STARTS_AFRESH
 from harness.worker.exchange import open_exchange
-from harness.worker.failure import classify
+from harness.worker.failure import ProofFailedError, classify
 from harness.worker.measure import DivergedError
 from results.errors import StoreError
 from results.outcome import Outcome
@@ -163,6 +163,11 @@ ERRORS: list[tuple[BaseException, Outcome, str]] = [
         DivergedError(),
         Outcome.DIVERGED,
         "the loss is not a finite number (NaN or infinity)",
+    ),
+    (
+        ProofFailedError("gradient of w differs"),
+        Outcome.PROOF_FAILED,
+        "gradient of w differs",
     ),
     # What a device says of something else than memory.
     *(
