@@ -311,7 +311,9 @@ def read_epoch(request: DataRequest) -> None:
 
 def _state_bytes(trainer: Trainer) -> int:
     states = trainer.optimizer.state.values()
-    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+    values = (value for state in states for value in state.values() if isinstance(value, Tensor))
+    # A sparse momentum has no nbytes, and has a value of each row that was met; in time that is every row.
+    return sum(value.numel() * value.element_size() for value in values)
 
 
 def _described(name: str, tensor: Tensor) -> str:

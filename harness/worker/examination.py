@@ -108,6 +108,8 @@ class _Recomputed:
     """A step on one device."""
 
     reference: Reference
+    start: Tensors
+    """The state before the update: that before the step, with the parameters that forward has changed."""
     replay: Replay | None
     """None on a rank that compares no update."""
 
@@ -276,7 +278,7 @@ class Examination:
             findings = compare_step(cell, gradients, buffers, found.reference, balance)
             if self._may_be_rounding(findings):
                 blurred = self._blurred(start, step, gradients, found.reference, findings)
-                found = self._replayed_again(found, start, gradients, history)
+                found = self._replayed_again(found, gradients, history)
         if self._control.from_first(float(blurred is not None)):
             self._findings += _of_all_else(findings)
             self._update_checked(start, history, found)
@@ -319,7 +321,7 @@ class Examination:
             findings = compare_step(cell, gradients, buffers, reference, balance)
             if self._may_be_rounding(findings):
                 blurred = self._blurred(start, step, gradients, reference, findings)
-                found = self._replayed_again(found, start, gradients, history)
+                found = self._replayed_again(found, gradients, history)
         else:
             findings = compare_buffers(cell, buffers, reference)
         if self._control.largest([float(blurred is not None)])[0]:
@@ -351,11 +353,25 @@ class Examination:
         return wrong == {"gradient"} and not exact_arithmetic(cell) and averages_whole_gradients(cell)
 
     def _replayed_again(
-        self, found: _Recomputed, start: Tensors, gradients: dict[str, Tensor], history: History
+        self, found: _Recomputed, gradients: dict[str, Tensor], history: History
     ) -> _Recomputed:
         """A simulation after the replay has overwritten the model that has its parameters."""
         assert self._model is not None
-        return replace(found, replay=replay_update(self._setup, self._model, start, gradients, history))
+        return replace(found, replay=self._replayed(self._model, found.start, gradients, history))
+
+    def _replayed(
+        self, model: ReferenceModel, start: Tensors, gradients: dict[str, Tensor], history: History
+    ) -> Replay:
+        """The update by these gradients, the sparse ones as they are: a plain SGD adds what several samples
+        give a row one after another, and not their sum."""
+        named = self._trainer.model.bare.named_parameters()
+        scale = self._trainer.scaler.get_scale()
+        sparse = {
+            name: parameter.grad.cpu() / scale
+            for name, parameter in named
+            if parameter.grad is not None and parameter.grad.is_sparse
+        }
+        return replay_update(self._setup, model, start, gradients | sparse, history)
 
     def _blurred(
         self,
@@ -409,7 +425,13 @@ class Examination:
         updated = self._parameters(kept=found is not None)
         if found is not None and found.replay is not None:
             expected = found.replay.parameters
-            self._findings.append(compare_update(self._setup.cell, updated, expected, start))
+            finding = compare_update(self._setup.cell, updated, expected, start)
+            moved = [name for name in expected if found.start[name] is not start[name]]
+            if moved:
+                finding = replace(
+                    finding, what=f"{finding.what}; forward itself changes {', '.join(moved[:3])}"
+                )
+            self._findings.append(finding)
 
     def _parameters_of(self, start: Tensors) -> dict[str, Tensor]:
         return {name: start[name] for name, _ in self._trainer.model.bare.named_parameters()}
@@ -551,8 +573,11 @@ class Examination:
         reference, obstacle = shares.simulate(model, buffers, what, gradients, longest_s=self._longest_s)
         if reference is None or model is None:
             return None, obstacle
-        replay = self._fitting(lambda: replay_update(self._setup, model, start, gradients, history))
-        return (None, NO_MEMORY) if replay is None else (_Recomputed(reference=reference, replay=replay), "")
+        begun = model.moved(start)
+        replay = self._fitting(lambda: self._replayed(model, begun, gradients, history))
+        if replay is None:
+            return None, NO_MEMORY
+        return _Recomputed(reference=reference, start=begun, replay=replay), ""
 
     def _awake(self) -> ReferenceModel:
         if self._model is None:
@@ -596,8 +621,9 @@ class Examination:
         def recomputed() -> _Recomputed:
             model, what = self._awake(), self._what(step, replicas, averaged)
             reference = self._simulated(model, start, what, gradients)
-            replay = None if history is None else replay_update(self._setup, model, start, gradients, history)
-            return _Recomputed(reference=reference, replay=replay)
+            begun = model.moved(start)
+            replay = None if history is None else self._replayed(model, begun, gradients, history)
+            return _Recomputed(reference=reference, start=begun, replay=replay)
 
         try:
             found = self._fitting(recomputed)

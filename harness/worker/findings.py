@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.exactness import exact_arithmetic, exact_update
-from harness.worker.reference import SMALLEST_NORMAL, UNIT_ROUNDOFF, History, Reference, finite
+from harness.worker.reference import SMALLEST_NORMAL, UNIT_ROUNDOFF, History, Reference, dense, finite
 from results.cell import Cell, Precision
 
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
@@ -200,6 +200,7 @@ def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, f
     """How far apart two values of a state are, and may be; all but tensors of one shape are equal or not."""
     if isinstance(ours, Tensor) and isinstance(replayed, Tensor):
         if ours.shape == replayed.shape:
+            ours, replayed = dense(ours), dense(replayed)
             smallest = SMALLEST_NORMAL * math.sqrt(replayed.numel())
             return distance([(ours, replayed)]), tolerance * (_size([replayed]) + smallest)
         return 1.0, 0.0

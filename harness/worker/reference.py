@@ -167,6 +167,13 @@ class ReferenceModel:
             for hook in hooks:
                 hook.remove()
 
+    def moved(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`start`, with copies of the parameters that forward passes have changed since it was loaded: a
+        teacher that follows its student is moved by the model itself."""
+        named = ((name, parameter.detach()) for name, parameter in self.module.named_parameters())
+        changed = ((name, value) for name, value in named if not torch.equal(value.cpu(), start[name]))
+        return {**start, **{name: host_copy(value) for name, value in changed}}
+
     def wake(self) -> None:
         """Take the memory that a rest gave up; what is in it means nothing until `load`."""
         for storage, size in self._resting:
@@ -322,7 +329,7 @@ def optimizer_history(trainer: Trainer, beat: Beat, *, kept: bool = True) -> His
 
 
 def _on_host(state: OptimizerState) -> OptimizerState:
-    return {key: dense(value).cpu() if isinstance(value, Tensor) else value for key, value in state.items()}
+    return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,4 +407,4 @@ def dense(gradient: Tensor) -> Tensor:
 
 def finite(gradients: Mapping[str, Tensor]) -> bool:
     """False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
-    return all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+    return all(bool(dense(gradient).isfinite().all()) for gradient in gradients.values())

@@ -20,6 +20,7 @@ from strategies.compression.torch_powersgd.hook import TorchPowerSgd
 from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.training.layout_modules import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -34,8 +35,11 @@ class DdpModel(ParallelModel):
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
+        """Raises UsageError for sparse gradients that a hook would have to exchange."""
         super().__init__(module)
         spec, device, exchange = setting.spec, setting.device, setting.exchange
+        if not exchange.is_plain:
+            require_dense(module, "the exchange of ddp by a compressor or a collective", "use scratch-ddp")
         bucket_mb = spec.number("bucket_mb")
         self.module = self._ddp = DistributedDataParallel(
             module,
@@ -72,7 +76,7 @@ class DdpModel(ParallelModel):
     @property
     def resumes_otherwise(self) -> str | None:
         what = "static_graph=true" if self._ddp.static_graph else "sparse gradients"
-        if self._ddp.static_graph or _has_sparse_gradients(self.bare):
+        if self._ddp.static_graph or sparse_parts(self.bare):
             return f"ddp with {what} forms its buckets anew, and may round the first sums otherwise"
         return None
 
@@ -146,8 +150,3 @@ class _Rehearsal(nn.Module):
         for parameter in reversed(self._given):
             start = start + (parameter * 0).sum()
         return start
-
-
-def _has_sparse_gradients(module: nn.Module) -> bool:
-    kinds = nn.Embedding | nn.EmbeddingBag
-    return any(isinstance(part, kinds) and part.sparse for part in module.modules())

@@ -45,7 +45,7 @@ from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
 from strategies.training.homes import homes_of
-from strategies.training.layout_modules import layout_module
+from strategies.training.layout_modules import layout_module, require_dense
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
@@ -224,9 +224,7 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise UsageError(f"fsdp has no sparse gradients, as {name} asks for: {WHOLE}")
+    require_dense(module, "fsdp", WHOLE)
 
 
 def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:

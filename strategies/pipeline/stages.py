@@ -23,7 +23,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.cut import balanced_cut
-from strategies.training.layout_modules import layout_module
+from strategies.training.layout_modules import layout_module, require_dense
 
 StageFunction = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]
@@ -116,8 +116,7 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
                 f"pipeline does not support dropout ({name} has p={part.p:g}): each stage draws its own "
                 f"random numbers, so that no proof could check it; set p=0, or {SPLIT}"
             )
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise UsageError(f"pipeline has no sparse gradients, as {name} asks for: {WHOLE}")
+    require_dense(module, "pipeline", WHOLE)
 
 
 def _require_owners(module: nn.Module, cut: Cut) -> None:

@@ -19,6 +19,7 @@ from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.facts import StrategyFacts
 from strategies.training.boxes import Owned, whole
+from strategies.training.layout_modules import require_dense
 from strategies.training.loss import Batch, Loss, loss_of
 from strategies.training.observer import Phase, StepObserver
 from strategies.training.optimizer import build_optimizer
@@ -205,7 +206,9 @@ class ParallelModel:
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients down so that their global norm is at most `max_norm`; returns the norm they
-        had, a scalar."""
+        had, a scalar. Raises UsageError for sparse gradients."""
+        if any(value.grad is not None and value.grad.is_sparse for value in self.parameters()):
+            require_dense(self.bare, "the norm that clip_norm bounds", "use scratch-ddp or no clip_norm")
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
     def strategy_state(self) -> State:

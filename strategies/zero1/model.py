@@ -26,6 +26,7 @@ from strategies.collectives.link import Link
 from strategies.ddp.facts import Ddp
 from strategies.ddp.model import DdpModel
 from strategies.training.gathered import gathered
+from strategies.training.layout_modules import require_dense
 from strategies.training.optimizer import optimizer_call
 from strategies.training.parallel import OptimizerState, Setting
 
@@ -34,7 +35,9 @@ class Zero1Model(DdpModel):
     """A module under DistributedDataParallel, with another optimizer."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
-        """Raises UsageError for a model whose parameters torch does not deal out: of several data types."""
+        """Raises UsageError for a model whose parameters torch does not deal out: of several data types, or
+        with sparse gradients, of which no state is gathered."""
+        require_dense(module, "zero1", WHOLE)
         types = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
         if len(types) > 1:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))

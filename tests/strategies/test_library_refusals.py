@@ -73,6 +73,27 @@ def test_a_value_that_no_cell_may_have_is_refused(settings: dict[str, Any], sent
     assert str(refused.value) == sentence
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "ddp", "compression": "topk:0.1"},
+        {"strategy": "ddp", "collective": "ring"},
+        {"strategy": "zero1"},
+        {"strategy": "single", "clip_norm": 1.0},
+    ],
+)
+def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(
+    recording: Callable[..., ExchangeGroup], settings: dict[str, Any]
+) -> None:
+    module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), recording(0, 2)
+    chosen = TrainSettings(optimizer=PLAIN_SGD, **settings)
+    with pytest.raises(UsageError, match=r"no sparse gradients, as 0 asks for: use .*scratch-ddp"):
+        Trainer(module, F.mse_loss, device=CPU, settings=chosen, group=group).step(
+            iter([(torch.tensor([1, 1]), torch.zeros(2, 2))])
+        )
+
+
 @pytest.mark.parametrize(
     ("strategy", "exchange"),
     [

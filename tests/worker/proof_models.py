@@ -97,6 +97,34 @@ def conditioned() -> Workload:
     return replace(workload(ConditionedBlocks(), F.mse_loss), layout=None)
 
 
+def sparse() -> Workload:
+    """A batch may meet a row of the table twice, and its sparse gradient then has that row twice."""
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(4, (samples,), generator=generator), torch.randn(samples, 3, generator=generator)
+
+    module = nn.Sequential(nn.Embedding(4, 6, sparse=True), nn.Linear(6, 3))
+    return Workload(module=module, loss=F.mse_loss, synthetic=synthetic)
+
+
+class Teacher(nn.Module):
+    """Forward moves its frozen copy of the student after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for own, followed in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            own.data.lerp_(followed.data, 0.25)
+        y: Tensor = self.student(x) + self.teacher(x)
+        return y
+
+
+def teacher() -> Workload:
+    return workload(Teacher(), F.mse_loss)
+
+
 def odd() -> Workload:
     """Weights of 30, 65 and 39 numbers: one behind another begin at no multiple of 64 bytes."""
     layers = nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 13), nn.Tanh(), nn.Linear(13, 3)

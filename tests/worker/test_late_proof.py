@@ -195,7 +195,11 @@ AFTER = "in a step after the timed blocks, from step"
 @pytest.mark.parametrize(
     ("mutation", "fields", "reason"),
     [
-        (_gradients_doubled_after_step_8, MLP, f"gradient of .* differs from the serial simulation by .*; {AFTER}"),
+        (
+            _gradients_doubled_after_step_8,
+            MLP,
+            f"gradient of .* differs from the serial simulation by .*; {AFTER}",
+        ),
         (_gradients_doubled_after_step_8, TOPK, f"held back differs .*{AFTER}"),
         (_rate_halved_after_step_8, MLP, f"update differs from the serial simulation .*{AFTER}"),
         (

@@ -27,6 +27,8 @@ NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optim
 OWN: Fields = {"dataset": "own", "micro_batch": 4, "optimizer": "sgd"}
 SPOKEN: Fields = {"workload": "py:proof_models:spoken", "micro_batch": 4, "optimizer": "sgd"}
 TWO_LOSSES: Fields = {"workload": "py:proof_models:two_losses", "micro_batch": 4, "optimizer": "adamw"}
+SPARSE: Fields = {"workload": "py:proof_models:sparse", "micro_batch": 8, "optimizer": "sgd"}
+TEACHER: Fields = {"workload": "py:proof_models:teacher", "micro_batch": 4, "optimizer": "sgd"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
@@ -49,6 +51,12 @@ GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer":
         (2, SPOKEN | {"accumulation": 2}),
         (2, SPOKEN | {"strategy": "fsdp"}),
         (2, SPOKEN | {"strategy": "scratch-fsdp"}),
+        (1, SPARSE),
+        (2, SPARSE),
+        (2, SPARSE | {"strategy": "scratch-fsdp"}),
+        (1, TEACHER),
+        (2, TEACHER | {"accumulation": 2}),
+        (2, TEACHER | {"strategy": "zero1"}),
         (2, TWO_LOSSES | {"strategy": "scratch-ddp", "accumulation": 2}),
         (2, OWN | {"workload": "py:proof_models:of_a_dataset", "accumulation": 2}),
         (2, OWN | {"workload": "py:proof_models:of_a_loader", "accumulation": 2}),
@@ -100,6 +108,13 @@ def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Proofs, workload: st
     found = proofs(2, fields)[0]
     assert (found["passed"], found["max_difference"], found["max_bound"]) == (True, 0.0, 0.0)
     assert found["detail"].endswith("; gradients, buffers and updates are equal bit for bit")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
+def test_a_strategy_that_loses_what_forward_changes_is_not_proven(proofs: Proofs, strategy: str) -> None:
+    results = proofs(2, TEACHER | {"strategy": strategy})
+    assert [found["passed"] for found in results] == [False, False]
+    assert "forward itself changes teacher.weight" in results[0]["detail"]
 
 
 @pytest.mark.parametrize("fields", [MLP | {"accumulation": 2}, NORMED, GPT])
