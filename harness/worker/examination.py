@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
@@ -34,6 +34,7 @@ from harness.worker.findings import (
     all_used,
     compare_buffers,
     compare_history,
+    compare_precision,
     compare_update,
     distance,
     elementwise,
@@ -44,6 +45,7 @@ from harness.worker.measure import DivergedError
 from harness.worker.partners import Partners
 from harness.worker.promised import Witness, compare_promises
 from harness.worker.reference import (
+    HALF,
     Beat,
     History,
     Reference,
@@ -112,6 +114,8 @@ class _Recomputed:
     """The state before the update: that before the step, with the parameters that forward has changed."""
     replay: Replay | None
     """None on a rank that compares no update."""
+    in_fp32: Tensors = field(default_factory=dict)
+    """Gradients in fp32, for a cell in half precision; empty where the step is not compared with them."""
 
 
 class Examination:
@@ -153,6 +157,8 @@ class Examination:
         """Built for the first simulation of this rank."""
         self._replica_s: float | None = None
         """What rank 0 takes for one replica, where all together take it too long."""
+        self._precision_known = False
+        """Whether a step was also simulated in fp32."""
         self._by_blocks = False
         """Which of two orders the last simulation added gradients in."""
         self._least_s = 0.0
@@ -276,6 +282,8 @@ class Examination:
         blurred = None
         if found is not None:
             findings = compare_step(cell, gradients, buffers, found.reference, balance)
+            applied = gradients if balance is None else balance.values
+            findings += compare_precision(cell, applied, found.reference.gradients, found.in_fp32)
             if self._may_be_rounding(findings):
                 blurred = self._blurred(start, step, gradients, found.reference, findings)
                 found = self._replayed_again(found, gradients, history)
@@ -319,6 +327,7 @@ class Examination:
         buffers, blurred = self._buffers(), None
         if compares:
             findings = compare_step(cell, gradients, buffers, reference, balance)
+            findings += compare_precision(cell, gradients, reference.gradients, found.in_fp32)
             if self._may_be_rounding(findings):
                 blurred = self._blurred(start, step, gradients, reference, findings)
                 found = self._replayed_again(found, gradients, history)
@@ -337,6 +346,19 @@ class Examination:
             self._compare_history(history, found)
             self._check_average(found.replay.parameters)
         return None
+
+    def _in_fp32(self, model: ReferenceModel, start: dict[str, Tensor], what: Simulated) -> dict[str, Tensor]:
+        """The gradients of the very first step in fp32; none where the cell asks for fp32, where the model
+        does not compute in it, and where this rank recomputes a part of what is averaged."""
+        part = what.averaged > len(what.replicas)
+        if self._precision_known or part or self.unexpected or self._setup.cell.precision not in HALF:
+            return {}
+        self._precision_known = True
+        try:
+            return self._simulated(model, start, replace(what, in_fp32=True), {}).gradients
+        except RuntimeError:
+            # A user's model may have tensors in half precision, which torch multiplies under autocast alone.
+            return {}
 
     def _may_be_by_blocks(self, found: _Recomputed, gradients: Tensors) -> bool:
         """Whether gradients differ in exact arithmetic, and their terms may have been added in the other
@@ -620,10 +642,11 @@ class Examination:
 
         def recomputed() -> _Recomputed:
             model, what = self._awake(), self._what(step, replicas, averaged)
+            in_fp32 = self._in_fp32(model, start, what)
             reference = self._simulated(model, start, what, gradients)
             begun = model.moved(start)
             replay = None if history is None else self._replayed(model, begun, gradients, history)
-            return _Recomputed(reference=reference, start=begun, replay=replay)
+            return _Recomputed(reference=reference, start=begun, replay=replay, in_fp32=in_fp32)
 
         try:
             found = self._fitting(recomputed)

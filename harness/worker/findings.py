@@ -44,14 +44,26 @@ bound. One unit roundoff; in fp32, where even 16 are little, 16."""
 UPDATE_TOLERANCE = 1e-3
 """The same of the update by the same gradients, which is elementwise and in single precision."""
 
+NEAR_FP32 = 0.1
+"""Part of the distance of half precision from fp32: gradients that are nearer were computed in fp32."""
+
 Tensors = Mapping[str, Tensor]
 
 ProofSubject = Literal[
-    "gradient", "names", "buffers", "update", "state", "exchange", "promise", "samples", "fingerprints"
+    "gradient",
+    "precision",
+    "names",
+    "buffers",
+    "update",
+    "state",
+    "exchange",
+    "promise",
+    "samples",
+    "fingerprints",
 ]
-"""What a finding is of: gradients, or the average that was made of them; which parameters have a gradient;
-buffers; updates; the optimizer's state; whether an exchange applied anything; a compressor's promise; the
-samples that a step used; the fingerprints of ranks."""
+"""The subject of a finding: gradients, or the average that was made of them; their precision; which
+parameters have a gradient; buffers; updates; the optimizer's state; whether an exchange applied anything; a
+compressor's promise; the samples that a step used; the fingerprints of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +165,25 @@ def relative_each(
             max(bound * size, allowed),
         )
         for name, size in sizes.items()
+    ]
+
+
+def compare_precision(cell: Cell, ours: Tensors, reference: Tensors, in_fp32: Tensors) -> list[ProofFinding]:
+    """Whether gradients of half precision are as far from gradients in fp32 as the reference is; nothing
+    where some of the three are not known or not finite."""
+    names = sorted(set(ours) & set(reference) & set(in_fp32))
+    if not names or not all(map(finite, (ours, reference, in_fp32))):
+        return []
+    found, asked = (distance([(each[name], in_fp32[name]) for name in names]) for each in (ours, reference))
+    return [
+        ProofFinding(
+            passed=found >= NEAR_FP32 * asked,
+            of="precision",
+            what=f"gradients differ by {found:.3g} from a simulation in fp32, and one in {cell.precision} by "
+            f"{asked:.3g}: the step was computed in fp32",
+            difference=asked - found,
+            bound=(1 - NEAR_FP32) * asked,
+        )
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,6 @@ from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
 from strategies.training.found_layout import found_layout
 from strategies.training.parallel import OptimizerState
-from strategies.training.precision import autocast
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 from workloads.workload import Workload
@@ -36,6 +35,8 @@ SMALLEST_NORMAL = 2.0**-126
 """Below it the error of a share is absolute: half of 2^-149."""
 
 
+HALF: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+"""The types of autocast."""
 Beat = Callable[[], None]
 """Says that work goes on."""
 Start = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -85,6 +86,8 @@ class Simulated:
     """Of the loss, as the trainer's scaler has it: small gradients lose digits in half precision."""
     unexpected: bool = False
     """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
+    in_fp32: bool = False
+    """Whether everything is computed in fp32, whatever the precision of the cell."""
     by_blocks: bool = False
     """Whether each block adds up its own gradients of its inputs first: see `ReferenceModel.by_blocks`."""
 
@@ -274,10 +277,12 @@ def _replica_step(setup: CellSetup, workload: Workload, what: Simulated, replica
     sized = sizes_matter(cell, what.averaged)
     seed_step(cell.seed, what.step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
+    half = None if what.in_fp32 else HALF.get(cell.precision)
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for batch in _passes(batches, cell):
-        with autocast(cell.precision, setup.device):
+        # Not by the trainer's own code, which may be wrong.
+        with nullcontext() if half is None else torch.autocast(setup.device.type, dtype=half):
             loss = workload.loss_of(workload.module, batch) / passes
         (loss * what.scale).backward()  # type: ignore[no-untyped-call]
         for name, parameter in workload.module.named_parameters():

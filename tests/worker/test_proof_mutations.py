@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from results.proof_limits import STEPS
 from strategies.ddp.model import DdpModel
 from strategies.optimizers.adamw import AdamW
 from strategies.optimizers.sgd import Sgd
-from strategies.training import optimizer
+from strategies.training import optimizer, parallel
 from strategies.training.parallel import GradientTask, ParallelModel
 from strategies.training.trainer import Trainer
 from workloads import data
@@ -30,6 +30,7 @@ Fields = dict[str, Any]
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 DIGITS: Fields = MLP | {"dataset": "digits"}
+WIDE: Fields = MLP | {"workload": "py:proof_models:wide", "precision": "bf16"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
@@ -300,9 +301,14 @@ def _other_momentum_by_default(rank: int, size: int) -> AbstractContextManager[o
     return patch.object(Sgd, "arguments", property(lambda self: {"lr": self.spec.number("lr")}))
 
 
+def _half_precision_ignored(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(parallel, "autocast", lambda precision, device: nullcontext())
+
+
 GRADIENT = "gradient of .* differs from the serial simulation"
 UPDATE = "update differs from the serial simulation"
 STATE = "optimizer state of .* differs from the replayed one"
+PRECISION = "the step was computed in fp32"
 BUFFERS = "buffers differs from the serial simulation"
 REPLICAS = "replicas differ after the update"
 
@@ -346,6 +352,10 @@ REPLICAS = "replicas differ after the update"
         (_bias_correction_off_by_one, [2], GPT, UPDATE),
         (_decay_ignored, [2], GPT | {"optimizer": "adamw:lr=0.001:weight_decay=0.1"}, UPDATE),
         (_other_momentum_by_default, [2], MLP, f"{UPDATE}|{STATE}"),
+        (_half_precision_ignored, [2], WIDE | {"strategy": "fsdp"}, PRECISION),
+        (_half_precision_ignored, [1], GPT | {"precision": "fp16"}, PRECISION),
+        (_half_precision_ignored, [2], WIDE | {"strategy": "local-sgd:2"}, PRECISION),
+        (_half_precision_ignored, [2], WIDE | {"compression": "topk:0.1"}, PRECISION),
         (_dropout_drawn_from_a_seed_of_the_trainers_own, [2], MLP, GRADIENT),
     ],
 )
