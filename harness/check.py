@@ -1,7 +1,7 @@
 """`bench check`: what a workload does before anything is planned with it, found by two ranks of its own.
 
-The ranks (`harness.worker.check`) build the workload, take steps and prove one; what they found comes back as
-a file. Here is what is asked and found, and the start of the ranks. Nothing here imports torch.
+The ranks (`harness.worker.check`) build the workload, take steps and prove them; what they found comes
+back as a file. Here is what is asked and found, and the start of the ranks. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     source_folder: str
     strategies: tuple[str, ...]
-    """Of which it is asked what they say; the first that can is proven."""
+    """The strategies that are asked. They are proven one after another while that takes little time, and the
+    first that can in any case."""
     parts: bool = False
     """Whether planning asks: the parts of the model are counted without memory, and nothing is trained."""
 

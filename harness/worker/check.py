@@ -56,6 +56,8 @@ READ_S = 10.0
 """For an epoch of data of unknown length."""
 BEYOND_ROUNDING = 1e-4
 """A relative difference of two losses that rounding does not explain."""
+PROVING_S = 30.0
+"""No further strategy is proven once this much time was spent."""
 WAIT_S = 60.0
 """For the other rank, where one has failed alone."""
 
@@ -85,7 +87,7 @@ class Check:
         return 0
 
     def _ask_all(self) -> None:
-        proven, together, before = False, True, "the workload alone"
+        proven, together, before, began = False, True, "the workload alone", time.perf_counter()
         if self._request.strategies:
             # One rank may build and step far slower than the other.
             together = self._meet("alone", LONGEST_S / 2)
@@ -94,7 +96,8 @@ class Check:
                 return
         for number, strategy in enumerate(self._request.strategies):
             if together:
-                word, together = self._asked(number, strategy, prove_it=not proven)
+                late = self._said_by_first(f"late {number}", time.perf_counter() - began > PROVING_S)
+                word, together = self._asked(number, strategy, prove_it=not (proven and late))
                 proven |= word.verdict == "proven"
                 before = strategy
             else:
@@ -223,7 +226,10 @@ class Check:
             if not prove_it:
                 seed_step(0, 0, setup.replica)
                 loss = trainer.step(batches)
-                return StrategyWord(strategy=strategy, verdict="runs", words=f"loss {loss.item():.4g}")
+                words = (
+                    f"loss {loss.item():.4g} after one step; not proven: check it with --strategy {strategy}"
+                )
+                return StrategyWord(strategy=strategy, verdict="runs", words=words)
             proof = prove(setup, trainer, batches, Control(CPU, exchange))
             return StrategyWord(
                 strategy=strategy, verdict="proven" if proof.passed else "failed", words=proof.detail
@@ -234,6 +240,12 @@ class Check:
             # Whatever a workload or a strategy raises is what is to be said.
             words = words_of(error, Path(self._request.source_folder))
             return StrategyWord(strategy=strategy, verdict="failed", words=words)
+
+    def _said_by_first(self, key: str, value: bool) -> bool:
+        """Rank 0's `value`, on both ranks."""
+        if self._rank == 0:
+            self._store.set(key, str(value))
+        return self._store.get(key).decode() == str(True)
 
     def _key(self, where: str, rank: int) -> str:
         return f"done {where} {rank}"
