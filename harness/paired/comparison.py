@@ -80,7 +80,7 @@ class PairedRequest:
     alternation: Alternation = "blocks"
     spoiled_above: float = SPOILED_ABOVE
     max_time_s: float | None = None
-    """After which no further pair begins."""
+    """After which no further pair begins; one that goes on for as long again is ended."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
 
@@ -149,13 +149,12 @@ class PairedComparison:
     def _run_pairs(self, context: PairContext, source: Pairs) -> Comparison:
         self._console.note(f"records: {self.folder}")
         names = {side: str(context.sides[side].source) for side in SIDES}
-        began = time.monotonic()
+        began, limit_s = time.monotonic(), self._request.max_time_s
         while True:
             pairs = read_pairs(self.folder)
             if pairs:
                 found = decide(self.folder, pairs, self._rules, self._request, names)
                 over = self._is_over(found, pairs)
-                limit_s = self._request.max_time_s
                 late = limit_s is not None and time.monotonic() - began > limit_s
                 if late and not over:
                     self._console.note(f"--max-time was over after {count(len(pairs), 'pair')}")
@@ -165,7 +164,16 @@ class PairedComparison:
                     last = decide(self.folder, pairs, self._rules, self._request, names)
                     self._warn_of_stale(last)
                     return last
-            self._add_pair(source)
+            try:
+                with _alarm(None if limit_s is None else began + 2 * limit_s - time.monotonic()):
+                    self._add_pair(source)
+            except _AlarmError:
+                source.close()
+                if not pairs:
+                    raise MachineError(
+                        f"the first pair went on for twice --max-time and was ended: see the logs in "
+                        f"{self.folder}, or give it more time"
+                    ) from None
 
     def _warn_of_stale(self, found: Comparison) -> None:
         """An accepted change that is there no more would hide the next one of its metric."""
@@ -256,6 +264,29 @@ class PairedComparison:
             others_above=self._request.spoiled_above,
         )
         files.replace(path, schemas.PAIRED_CALL.encode(call))
+
+
+class _AlarmError(Exception):
+    """A pair went on for too long."""
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    """Raise _AlarmError in a block that goes on for so long (None: for ever). For the main thread."""
+
+    def ring(number: int, frame: object) -> None:
+        raise _AlarmError
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read_pairs(folder: Path) -> list[Pair]:

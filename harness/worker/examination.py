@@ -26,6 +26,7 @@ from harness.worker.conservation import (
 )
 from harness.worker.control import Control
 from harness.worker.exactness import exact_arithmetic
+from harness.worker.exchange import OwnCollectiveError, no_collectives
 from harness.worker.failure import out_of_memory
 from harness.worker.findings import (
     TOLERANCE,
@@ -79,6 +80,7 @@ MORE_THAN_ROUNDING = 3.0
 LARGEST_CHANGE_OF_NORM = 0.25
 """Of all gradients, in parts of their norm: the mean of two gradients that have nothing in common is shorter
 than each by 0.29, and one that misses a division by 2 longer by 1."""
+OWN_COLLECTIVES = "the model or its loss calls torch.distributed, and no rank can recompute that alone"
 ONCE_S = 5.0
 """Of a step's computation, what may be done once."""
 
@@ -413,10 +415,14 @@ class Examination:
         cell, wrong = self._setup.cell, [finding for finding in findings if not finding.passed]
         assert self._model is not None
         what = self._what(step, [self._setup.replica])
-        exact, rounded = (
-            simulate_step(self._setup, self._model, begin, what, beat=self.beat).gradients
-            for begin in (start.items, partial(rounded_otherwise, start, cell.precision))
-        )
+        try:
+            with no_collectives():
+                exact, rounded = (
+                    simulate_step(self._setup, self._model, begin, what, beat=self.beat).gradients
+                    for begin in (start.items, partial(rounded_otherwise, start, cell.precision))
+                )
+        except OwnCollectiveError:
+            return OWN_COLLECTIVES
         size, size_of_one = size_of(reference.gradients), size_of(exact)
         found = max(finding.difference for finding in wrong) / size
         by_rounding = distance([(rounded[name], exact[name]) for name in exact]) / size_of_one
@@ -555,7 +561,8 @@ class Examination:
         """The step of all replicas on rank 0, nothing on the others, or what stands in the way; collective.
 
         Rank 0 simulates all of them; where that takes it too long, or would by what the step itself took, the
-        ranks simulate one each.
+        ranks simulate one each. They do so too where a model has collectives of its own, which then have
+        all their ranks.
         """
         first, replicas = self._setup.rank.rank == 0, self._setup.cell.replicas
         found, obstacle = None, ""
@@ -563,7 +570,13 @@ class Examination:
             if first and replicas * self._least_s > self._longest_s:
                 self._replica_s = self._least_s
             elif first:
-                found, obstacle = self._recomputed(start, step, gradients, history, range(replicas))
+                try:
+                    with no_collectives():
+                        found, obstacle = self._recomputed(start, step, gradients, history, range(replicas))
+                except OwnCollectiveError:
+                    obstacle = OWN_COLLECTIVES
+                    if self._setup.cell.model_parallel == 1:
+                        self._replica_s = self._least_s + ONCE_S
             self._replica_s = self._control.from_first(self._replica_s or 0.0) or None
             if self._replica_s is None:
                 return found, obstacle

@@ -9,7 +9,8 @@ which of them runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -360,6 +361,43 @@ def open_exchange(
     assert group is not None
     _await_connections()
     return group
+
+
+class OwnCollectiveError(Exception):
+    """A model or its loss calls torch.distributed while one rank alone computes it."""
+
+
+@contextmanager
+def no_collectives() -> Iterator[None]:
+    """Raise OwnCollectiveError in place of every operation that this rank, of several, starts in a group."""
+    if dist.get_world_size() == 1:
+        yield
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OwnCollectiveError
+
+    group = dist.ProcessGroup
+    # Every function of torch.distributed calls a method of the group, whatever name a model imported it by.
+    operations = {name: vars(group)[name] for name in _OPERATIONS if name in vars(group)}
+    try:
+        for name in operations:
+            setattr(group, name, refuse)
+        yield
+    finally:
+        for name, call in operations.items():
+            setattr(group, name, call)
+
+
+_OPERATIONS = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "barrier"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall", "alltoall_base"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("send", "recv", "recv_anysource", "monitored_barrier"),
+)
+"""Methods of a group that exchange something, by the names of any torch that is supported."""
 
 
 def _await_connections() -> None:

@@ -361,6 +361,17 @@ def two_losses() -> Workload:
     )
 
 
+def contrastive() -> Workload:
+    """Each sample against the features of all ranks, which the loss gathers."""
+
+    def loss(features: Tensor, targets: Tensor) -> Tensor:
+        every = [torch.empty_like(features) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(every, features.detach())
+        return (features @ torch.cat(every).T).logsumexp(dim=1).mean() - (features * targets).mean()
+
+    return workload(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)), loss)
+
+
 def cancelling_by_a_step() -> Workload:
     def step(model: Callable[..., Any], batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(model(batch[0]), batch[1])

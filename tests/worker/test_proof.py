@@ -420,3 +420,13 @@ def test_ranks_that_compare_nothing_keep_no_wholes(proofs: Proofs) -> None:
 def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs: Proofs) -> None:
     found = proofs(3, {"workload": "py:proof_models:diverging", "micro_batch": 1, "optimizer": "sgd"})
     assert found == [{"diverged": "the loss is not a finite number (NaN or infinity)"}] * 3
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "local-sgd:2"])
+def test_a_loss_with_a_collective_is_recomputed_on_all_its_ranks_at_once(
+    proofs: Proofs, strategy: str
+) -> None:
+    fields = {"workload": "py:proof_models:contrastive", "micro_batch": 4, "optimizer": "sgd"}
+    results = proofs(2, fields | {"strategy": strategy})
+    assert [found["passed"] for found in results] == [True, True], results
+    assert results[0]["method"] == "serial-simulation"
