@@ -348,6 +348,17 @@ def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
     assert outcomes["base"] == [Outcome.OK] * 6
 
 
+@pytest.mark.slow
+def test_a_pair_that_never_ends_is_ended_after_twice_the_time(bench: Bench, repository: Path) -> None:
+    hanging = MODEL.format(layers=ONE).replace(
+        "    return Work", "    import signal; signal.pause()\n    return Work"
+    )
+    commit(repository, {"model.py": hanging})
+    done = bench("compare", "--ab", "main~1", "main", "--max-time", "4s", "--", *CELL, *QUICK, cwd=repository)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "twice --max-time" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
