@@ -55,7 +55,7 @@ _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.floa
 """Whole parameters in bf16, sums of gradients in full precision."""
 
 
-_EXCHANGES = ("_all_gather_comm", "_reduce_scatter_comm")
+_EXCHANGES = {"_all_gather_comm": "gathers", "_reduce_scatter_comm": "averages the gradients of"}
 
 
 class FsdpModel(ParallelModel):
@@ -86,11 +86,10 @@ class FsdpModel(ParallelModel):
         self._units = _shard(module, choices, facts, self._grid.mesh, partial(self._begin_unit, begin))
         begin(self._buffers.now())
         self._named = dict(module.named_parameters())
-        self._unlike = UnlikeGradients(self._link, device)
-        self._guards = [
+        calls = list(_calls({**dict(zip(choices, self._units, strict=True)), "": cast(FSDPModule, module)}))
+        self._unlike = UnlikeGradients(self._link, device, [what for _, _, what in calls])
+        for place, (group, name, _) in enumerate(calls):
             _Guard(group, name, self._unlike, place)
-            for place, (group, name) in enumerate(_calls([*self._units, cast(FSDPModule, module)]))
-        ]
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._units, prefetch, device)
 
@@ -148,6 +147,7 @@ class FsdpModel(ParallelModel):
         return whole if self._split is None else self._split.whole(name, whole)
 
     def started(self) -> None:
+        self._unlike.begin()
         take_from_first(self._link, self._buffers.now())
 
     @contextmanager
@@ -157,11 +157,13 @@ class FsdpModel(ParallelModel):
         Raises UsageError after it if ranks have gradients of different parameters, as `UnlikeGradients` does.
         """
         cast(FSDPModule, self.module).set_requires_gradient_sync(now)
-        yield
-        if now:
-            self._unlike.refuse(self._named)
-            while self._guards:
-                self._guards.pop().end()
+        try:
+            yield
+            if now:
+                self._unlike.refuse(self._named)
+        finally:
+            if now:
+                self._unlike.end()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         shards = [
@@ -177,7 +179,8 @@ class FsdpModel(ParallelModel):
 
 
 class _Guard:
-    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it."""
+    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it; each
+    rank alone after the first step."""
 
     def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
         """`name` is that of torch's call, an attribute of its `group` of parameters; `place` numbers it."""
@@ -190,17 +193,15 @@ class _Guard:
         self._unlike.meet(self._place, input_tensor.numel())
         return self._call(output_tensor, input_tensor, *others, **named)
 
-    def end(self) -> None:
-        """Give torch its own call back."""
-        setattr(self._group, self._name, self._call)
 
-
-def _calls(units: Sequence[FSDPModule]) -> Iterator[tuple[Any, str]]:
-    """The attributes by which torch's groups of parameters exchange."""
-    for unit in units:
-        # Those of torch 2.13; without them a first step in which ranks differ fails in the backend.
-        for group in getattr(unit._get_fsdp_state(), "_fsdp_param_groups", ()):
-            yield from ((group, name) for name in _EXCHANGES if hasattr(group, name))
+def _calls(units: Mapping[str, FSDPModule]) -> Iterator[tuple[Any, str, str]]:
+    """The attributes by which torch's groups of parameters exchange, and what each does, in words."""
+    for unit, module in units.items():
+        # Those of torch 2.13; without them a step in which ranks differ fails in the backend.
+        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
+            for name, does in _EXCHANGES.items():
+                if hasattr(group, name):
+                    yield group, name, f"{does} {unit or 'what is around the blocks'}"
 
 
 def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:

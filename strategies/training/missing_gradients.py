@@ -52,21 +52,50 @@ class UnlikeGradients:
     size.
     """
 
-    def __init__(self, link: Link, device: torch.device) -> None:
-        """`link` is to all ranks, `device` one that it reaches."""
+    def __init__(self, link: Link, device: torch.device, places: Sequence[str]) -> None:
+        """`link` is to all ranks, `device` one that it reaches; `places` are the kinds of operations, in
+        words."""
         self._link = link
         self._device = device
+        self._places = [*places, "ends"]
         self._agreed: set[str] | None = None
         """The parameters without a gradient in the first step, the same on all ranks."""
+        self._first: list[tuple[int, int]] = []
+        """The operations of the first step, the same on all ranks."""
+        self._now = 0
+        """Operations of this step so far."""
+        self._watches = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._now, self._watches = 0, True
+        if self._agreed is None:
+            self._first = []
+
+    def end(self) -> None:
+        """What follows, a validation say, belongs to no step."""
+        self._watches = False
 
     def meet(self, place: int, values: int) -> None:
-        """Raise UsageError, on all ranks, where the next operation is not the same on all of them: a number
-        that it has (`place`), and its `values`. Collective, before each operation of the first step.
+        """Raise UsageError where the next operation of a step is not the same on all ranks: a number that it
+        has (`place`, of `places`; -1 for the end of a step), and its `values`.
 
+        In the first step collective, and on all ranks. Later a rank compares its operations with those of
+        the first step alone, which costs no exchange, and the other ranks wait for one that is refused.
         Gloo ends the process of a rank that receives more than it expects.
         """
-        if self._agreed is not None:
+        if not self._watches:
             return
+        if self._agreed is not None:
+            expected = self._first[self._now] if self._now < len(self._first) else (-1, 0)
+            if (place, values) != expected:
+                raise UsageError(
+                    f"rank {self._link.rank} {self._places[place]} ({values:,} values) where in the first "
+                    f"step it {self._places[expected[0]]} ({expected[1]:,} values): {SAME_PARAMETERS}"
+                )
+            self._now += 1
+            return
+        self._first.append((place, values))
         mine = torch.tensor([place, values])
         both = torch.cat([mine, -mine]).to(self._device)
         self._link.largest(both)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +179,37 @@ def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks: Ranks)
     assert theirs[1].startswith(
         "the gradient of a.bias, a.weight, b.bias (4 parameters) came in this step or in"
     )
+
+
+def shortened_later(rank: int, folder: Path) -> str:
+    """On a rank: what ends it where rank 1 leaves block b out in its third step."""
+    trainer = Trainer(
+        Shortcut(whole=True),
+        F.mse_loss,
+        device=CPU,
+        settings=TrainSettings(strategy="fsdp"),
+        layout=ModelLayout(blocks=("a", "b")),
+        group=open_exchange(),
+    )
+    for sign in (1.0, 1.0, 1.0 - 2 * rank):
+        try:
+            trainer.step(iter([(sign * torch.ones(2, 5), torch.ones(2, 5))]))
+        except UsageError as error:
+            (folder / "refused").write_text(str(error))
+            os._exit(0)
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def test_a_rank_that_skips_a_block_in_a_later_step_is_refused_before_it_exchanges(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    other = ranks(2, shortened_later, tmp_path, dying=(1,))[0]
+    assert "Connection closed" in other or "reset" in other
+    told = (tmp_path / "refused").read_text()
+    assert told.startswith("rank 1 gathers a (")
+    assert " where in the first step it gathers b (" in told
 
 
 def test_zero_2_and_zero_3_are_names_of_fsdp() -> None:
