@@ -94,6 +94,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -33,6 +33,8 @@ def command(workload: str, *, batch_size: int | None, strategy: str | None) -> i
         console.result()
         words = [(word.strategy, word.verdict, word.words) for word in report.strategies]
         console.table(["strategy", "verdict", "on 2 ranks it says"], words, numeric=[False] * 3)
+    for warning in report.warnings:
+        console.warn(f"{request.workload}: {warning}")
     if report.failure is not None:
         console.error(f"{request.workload}: {report.failure}")
     return 0 if report.passed else 1

@@ -239,6 +239,8 @@ class Check:
                 )
                 return StrategyWord(strategy=strategy, verdict="runs", words=words)
             proof = prove(setup, trainer, batches, Control(CPU, exchange))
+            if batches.shared is not None:
+                self._say(warnings=(batches.shared,))
             return StrategyWord(
                 strategy=strategy, verdict="proven" if proof.passed else "failed", words=proof.detail
             )

@@ -41,7 +41,7 @@ from harness.worker.findings import (
     elementwise,
     size_of,
 )
-from harness.worker.fingerprints import compare_prints, compare_random_state
+from harness.worker.fingerprints import compare_prints, compare_random_state, shared_batches
 from harness.worker.measure import DivergedError
 from harness.worker.partners import Partners
 from harness.worker.promised import Witness, compare_promises
@@ -545,6 +545,8 @@ class Examination:
         expected = self._batches.sampler.prints(replica, first, len(batches))
         prints = [batch_print(batch) for batch in batches]
         self._given.append(compare_prints("micro-batches", prints, expected, self._control, groups))
+        if self._batches.shared is None and self._batches.sampler.reads_own:
+            self._batches.shared = shared_batches(self._control.of_all(prints), groups)
 
     def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
         scale = self._trainer.scaler.get_scale()

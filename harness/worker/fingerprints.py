@@ -75,6 +75,20 @@ def compare_prints(
     )
 
 
+def shared_batches(prints: Sequence[Sequence[float]], groups: GroupLayout) -> str | None:
+    """A warning where two replicas, by the fingerprints of all ranks, read the same micro-batches."""
+    readers: dict[tuple[float, ...], int] = {}
+    for rank, row in enumerate(prints):
+        replica = groups.replica(rank)
+        first = readers.setdefault(tuple(row), replica)
+        if first != replica:
+            return (
+                f"replicas {first} and {replica} read the same batches, and their samples are counted twice: "
+                f"data= must give each replica its own part, by share.replica of share.replicas"
+            )
+    return None
+
+
 def _difference(
     what: str, prints: Sequence[Sequence[float]], wrong: Sequence[int], groups: GroupLayout
 ) -> str:

@@ -171,6 +171,8 @@ class RunInProgress:
         self._part: tuple[str, int] | None = None
         """The part of the run that goes on, and the clock when it began."""
         self._turns: Turns | None = None
+        self._shared: str | None = None
+        """A warning where replicas read the same batches."""
         self._transports: list[str] = []
         """What NCCL moves data by, on any rank."""
 
@@ -378,6 +380,7 @@ class RunInProgress:
             self._begin("proof")
             with self._compilation.reproducible(trainer.model.bare):
                 proof = prove(setup, trainer, batches, around.control, around.log.heartbeat, first)
+            self._shared = batches.shared
             if around.rank.rank == 0:
                 self._found["proof"] = proof
             if not proof.passed:
@@ -566,5 +569,6 @@ class RunInProgress:
             started_at=self._started_at,
             transports=self._transports,
             warnings=[*self._contradicted(), *self._unused_fabric()],
+            warnings=[*self._unused_fabric(), *([] if self._shared is None else [self._shared])],
         )
         return self._around.record(self._slot, self._cell, ending, self._found, self._absent)

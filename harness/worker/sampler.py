@@ -40,6 +40,8 @@ class Draws(Iterator[Batch]):
         self.sampler = sampler
         self.drawn = 0
         """Micro-batches so far."""
+        self.shared: str | None = None
+        """A warning where replicas read the same batches; None until a proof has seen it."""
 
     def __next__(self) -> Batch:
         batch = next(self._batches)
@@ -91,7 +93,7 @@ class Sampler:
                 yield self._placed(self._drawn(generator))
             else:
                 # Of data of a workload's own nothing is known but how to read them.
-                yield batch if self._cell_data == Own.takes else relabelled(batch)
+                yield batch if self.reads_own else relabelled(batch)
 
     def _pool(self, replica: int) -> list[Batch]:
         generator = _generator(f"{self._cell.seed}/{replica}")
@@ -106,7 +108,7 @@ class Sampler:
         """Each epoch is a permutation, drawn from seed and epoch, that is dealt sample by sample to the
         replicas; what does not fill a micro-batch of each is left out."""
         cell = self._cell
-        if self._cell_data == Own.takes:
+        if self.reads_own:
             return self._own(replica, number)
         samples = _samples(cell.dataset, cell.dataset_hash, self._input, self._folder)
         return samples.__getitems__(self._indices(len(samples), replica, number))
@@ -128,9 +130,14 @@ class Sampler:
         return self._rows[replica].batch(number)
 
     @property
+    def reads_own(self) -> bool:
+        """Whether the micro-batches are data of the workload's own."""
+        return self._cell_data == Own.takes
+
+    @property
     def obstacle(self) -> str | None:
         """Why a late micro-batch cannot be drawn by its number; None if it can."""
-        if self._cell_data == Own.takes and not is_dataset(self._workload.data):
+        if self.reads_own and not is_dataset(self._workload.data):
             return "data that are read in a row are not read again up to there"
         return None
 

@@ -343,6 +343,15 @@ def of_a_loader() -> Workload:
     return Workload(module=nn.Linear(6, 3), step=_step, data=opened)
 
 
+def of_a_loader_for_all() -> Workload:
+    """It forgets to shard."""
+
+    def opened(share: DataShare) -> Iterable[dict[str, Tensor]]:
+        return DataLoader(Numbered(), share.micro_batch, drop_last=True)
+
+    return Workload(module=nn.Linear(6, 3), step=_step, data=opened)
+
+
 def two_losses() -> Workload:
     """A step of its own over a tuple of three."""
 
