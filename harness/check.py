@@ -91,6 +91,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     count its parts."""
     notes: tuple[str, ...] = ()
     """Sentences that a user of this workload should read."""
+    uncut: str | None = None
+    """Why no pipeline can be made of the model; None: one can, or it is not known."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
     """What is not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()
@@ -130,7 +132,7 @@ def count_own_parts(workload: str, folder: Path) -> None:
         learn(workload, Unknown(str(error)), splits=None)
     else:
         why = found.failure or found.absent.get("parts", "its check ended before they were counted")
-        learn(workload, found.parts or Unknown(why), splits=found.splits)
+        learn(workload, found.parts or Unknown(why), splits=found.splits, uncut=found.uncut)
 
 
 def _example(facts: type[StrategyFacts]) -> str:

@@ -254,18 +254,18 @@ def _facts(text: str) -> WorkloadFacts:
     known = shape_of(WORKLOADS.parse(text)).facts()
     if text not in _COUNTED:
         return known
-    parts, splits = _COUNTED[text]
-    return replace(known, parts=parts, heads=() if splits is False else known.heads)
+    parts, splits, uncut = _COUNTED[text]
+    return replace(known, parts=parts, heads=() if splits is False else known.heads, uncut=uncut)
 
 
-_COUNTED: dict[str, tuple[ModelParts | Unknown, bool | None]] = {}
-"""Parts of users' own models, which were built to count them, and whether layers of theirs can be split, if
-that is known."""
+_COUNTED: dict[str, tuple[ModelParts | Unknown, bool | None, str | None]] = {}
+"""Parts of users' own models, which were built to count them, whether layers of theirs can be split, if that
+is known, and why no pipeline can be made of them."""
 
 
-def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None) -> None:
+def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut: str | None = None) -> None:
     """What was counted of a user's own model, or why it could not be: for all plans of this process."""
-    _COUNTED[text] = parts, splits
+    _COUNTED[text] = parts, splits, uncut
     _facts.cache_clear()
 
 

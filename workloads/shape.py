@@ -43,6 +43,8 @@ class WorkloadFacts:
     """Parameters, activations and FLOPs, part by part."""
     heads: tuple[int, ...] | Unknown
     """Counts of attention heads, which tensor parallelism divides; empty: none of its layers can be split."""
+    uncut: str | None = None
+    """Why no pipeline can be made of a user's own model, where that is known and its parts are not."""
     batch_norm: bool | Unknown
     minimum_batch: int | Unknown
     """Samples of the smallest micro-batch that trains: BatchNorm may need more than one."""

@@ -22,6 +22,8 @@ def refusal(cell: Cell) -> str | None:
             f"{cell.workload} is no chain of modules that a pipeline could be cut from; a strategy that "
             f"shards parameters takes any model"
         )
+    if stages > 1 and known.uncut is not None:
+        return known.uncut
     if not isinstance(blocks, Unknown) and (reason := strategy.unfit(cell, blocks)) is not None:
         return reason
     if known.batch_norm is True and cell.device == "cpu" and strategy.gathers_bf16:

@@ -109,19 +109,21 @@ class CellSetup:
             workload.loss if workload.step is None else BatchLoss(workload.step),
             device=self.device,
             settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),
-            layout=self._layout(workload),
+            layout=workload.layout
+            if self.groups.pipeline == 1
+            else layout_of(workload, self.cell.micro_batch),
             group=group,
         )
 
-    def _layout(self, workload: Workload) -> ModelLayout | None:
-        """The workload's own; for stages, where it has none, that of a model which is a chain of modules."""
-        if workload.layout is not None or self.groups.pipeline == 1:
-            return workload.layout
-        if workload.synthetic is None or workload.loss is None:
-            return None
-        batch = workload.synthetic(torch.Generator().manual_seed(0), self.cell.micro_batch)
-        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
-        return chained_layout(workload.module, inputs)
+
+def layout_of(workload: Workload, micro_batch: int) -> ModelLayout | None:
+    """For stages: the workload's own layout; where it has none, that of a model which is a chain of modules.
+    Raises UsageError for one that is no chain."""
+    if workload.layout is not None or workload.synthetic is None or workload.loss is None:
+        return workload.layout
+    batch = workload.synthetic(torch.Generator().manual_seed(0), micro_batch)
+    inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    return chained_layout(workload.module, inputs)
 
 
 def _require_same(what: str, planned: str, found: str) -> None:

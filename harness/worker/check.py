@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from harness.check import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
-from harness.worker.cell_setup import CellSetup
+from harness.worker.cell_setup import CellSetup, layout_of
 from harness.worker.control import Control
 from harness.worker.exchange import open_exchange
 from harness.worker.failure import classify
@@ -36,9 +36,10 @@ from harness.worker.proof import prove
 from harness.worker.rank import Rank
 from harness.worker.seeds import seed_step
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
-from results.errors import BenchError, SpecError
+from results.errors import BenchError, SpecError, UsageError
 from results.layout import ModelLayout
 from strategies.catalog import group_layout
+from strategies.pipeline.stages import require_cuttable
 from strategies.refusal import refusal
 from strategies.training.evaluation import evaluation_mode
 from strategies.training.found_layout import found_layout
@@ -194,7 +195,7 @@ class Check:
     def _count_parts(self) -> None:
         request = self._request
         workload = built_on_meta(request.workload, source_folder=Path(request.source_folder))
-        self._say(splits=bool(_layout(workload).splits))
+        self._say(splits=bool(_layout(workload).splits), uncut=_uncut(workload, request.micro_batch))
         try:
             self._say(parts=parts_of(workload))
         except BenchError as error:
@@ -272,6 +273,17 @@ class Check:
 
 def _layout(workload: Workload) -> ModelLayout:
     return found_layout(workload.module) if workload.layout is None else workload.layout
+
+
+def _uncut(workload: Workload, micro_batch: int) -> str | None:
+    """Why no pipeline can be made of a workload that was built on the meta device; None if one can."""
+    module = workload.module.to("meta").train()
+    try:
+        layout = layout_of(workload, micro_batch)
+        require_cuttable(module, found_layout(module) if layout is None else layout)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:

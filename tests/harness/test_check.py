@@ -148,6 +148,7 @@ def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
     assert (known["build"].parameters, known["build"].heads) == (5, ())
     assert "cannot be counted on the meta device: Tensor.item()" in str(known["reads"].parts)
     assert known["reads"].heads == ()
+    assert "pipeline cuts a model between its blocks" in str(known["reads"].uncut)
     assert str(known["dies"].parts).endswith(
         "ended without a result: it ended with exit code 3; the last line printed: half of it"
     )
