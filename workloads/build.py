@@ -82,6 +82,8 @@ def _import(name: str, *, folder: Path) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is None:
+            raise UsageError(f"workload py:{name} cannot be imported: {error}") from error
         if f"{name}.".startswith(f"{error.name}."):
             raise _taken(name, expected) from error
         raise UsageError(

@@ -106,7 +106,13 @@ def share_of(request: DataRequest, *, epoch: int = 0) -> DataShare:
 def _own(request: DataRequest) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(seed_of(request.seed, request.replica))
     pinned = request.device.type == "cuda"
-    batches = own_batches(own_data(request), share_of(request), generator, pinned=pinned)
+    batches = own_batches(
+        own_data(request),
+        share_of(request),
+        generator,
+        pinned=pinned,
+        count_samples=request.workload.count,
+    )
     return (placed_for(request, batch) for batch in batches)
 
 

@@ -58,7 +58,14 @@ def require_readable(data: object, name: str = "data=") -> None:
         )
 
 
-def own_batches(data: Data, share: DataShare, generator: torch.Generator, *, pinned: bool) -> Iterator[Batch]:
+def own_batches(
+    data: Data,
+    share: DataShare,
+    generator: torch.Generator,
+    *,
+    pinned: bool,
+    count_samples: Callable[[Batch], int] = samples_of,
+) -> Iterator[Batch]:
     """A replica's batches on the CPU, epoch after epoch without end.
 
     A Dataset is dealt anew in each epoch (a seeded permutation), no sample to two replicas, and what does not
@@ -68,9 +75,9 @@ def own_batches(data: Data, share: DataShare, generator: torch.Generator, *, pin
     """
     require_readable(data)
     if is_dataset(data):
-        return checked(_dealt(data, share, generator, pinned=pinned), share)
+        return checked(_dealt(data, share, generator, pinned=pinned), share, count_samples)
     opened = data if callable(data) else lambda share: _in_a_row(data, share)
-    return checked(_reopened(opened, share), share)
+    return checked(_reopened(opened, share), share, count_samples)
 
 
 def _dealt(data: Any, share: DataShare, generator: torch.Generator, *, pinned: bool) -> Iterator[Batch]:
@@ -122,7 +129,9 @@ def _reopened(opened: Callable[[DataShare], Iterable[Batch]], share: DataShare) 
             )
 
 
-def checked(batches: Iterator[Batch], share: DataShare) -> Iterator[Batch]:
+def checked(
+    batches: Iterator[Batch], share: DataShare, count_samples: Callable[[Batch], int]
+) -> Iterator[Batch]:
     """The batches, with errors in words of the contract."""
     for number in count():
         try:
@@ -138,11 +147,15 @@ def checked(batches: Iterator[Batch], share: DataShare) -> Iterator[Batch]:
             failure = StoreError if isinstance(error, OSError) else UsageError
             raise failure(f"data= failed at {where}: {kind}{said}") from error
         found = samples_of(batch)
+            raise UsageError(f"data= failed at {where}: {kind}{said}") from error
+        found = count_samples(batch)
         if found != share.micro_batch:
             last = "; a DataLoader leaves out a smaller last batch with drop_last=True"
             raise UsageError(
                 f"data= gave replica {share.replica} a batch of {found} samples, and {share.micro_batch} "
                 f"were asked for: all ranks use equally many, the sample first in each tensor"
                 f"{last if found < share.micro_batch else ''}"
+                f"were asked for: all ranks use equally many, the sample first in each tensor; for other "
+                f"batches give the workload a samples_of(batch)"
             )
         yield batch

@@ -231,7 +231,7 @@ class _Row(_Reopened):
         self._data = data
 
     def _draw(self) -> Iterator[Batch]:
-        return checked(self._rows(), share_of(self._request))
+        return checked(self._rows(), share_of(self._request), self._request.workload.count)
 
     def _rows(self) -> Iterator[Batch]:
         request = self._request
@@ -268,7 +268,7 @@ class _Function(_Reopened):
         super().__init__(request, samples_per_epoch=None)
 
     def _draw(self) -> Iterator[Batch]:
-        return checked(self._epochs(), share_of(self._request))
+        return checked(self._epochs(), share_of(self._request), self._request.workload.count)
 
     def _epochs(self) -> Iterator[Batch]:
         while True:
@@ -305,7 +305,7 @@ class _OwnDealt(_Dealt):
     """Samples of a user's, with errors in words of the contract."""
 
     def _draw(self) -> Iterator[Batch]:
-        return checked(super()._draw(), share_of(self._request))
+        return checked(super()._draw(), share_of(self._request), self._request.workload.count)
 
 
 def require_epochs(request: DataRequest) -> None:

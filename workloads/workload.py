@@ -17,6 +17,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from results.train_order import METRICS
 from workloads.batch import Batch
+from workloads.batch import samples_of as first_dimension
 from workloads.own_data import Data
 
 Pair = tuple[Tensor, Tensor]
@@ -87,6 +88,9 @@ class Workload:
     """Takes an optimizer and the number of steps of a training run, and returns a schedule of
     torch.optim.lr_scheduler, except ReduceLROnPlateau, which needs a metric. Training steps it after each
     step."""
+    samples_of: Callable[[Batch], int] | None = None
+    """Samples of a batch, for a `step` or a model that returns its loss; None: the first dimension of the
+    first tensor in the batch that has one."""
     unit: Literal["images", "tokens", "samples"] = "samples"
     """What throughput counts."""
     units_per_sample: int = 1
@@ -101,6 +105,11 @@ class Workload:
     def __post_init__(self) -> None:
         if self.loss is not None and self.step is not None:
             raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+        if self.loss is not None and self.samples_of is not None:
+            raise UsageError(
+                "samples_of is for batches that a step(model, batch) or the model is given whole: a "
+                "loss(outputs, targets) takes targets whose first dimension is the sample"
+            )
         if self.synthetic is None and self.data is None:
             raise UsageError("a workload has synthetic(generator, samples), or data=, or both")
         if self.metrics and self.loss is None:
@@ -116,6 +125,10 @@ class Workload:
         self.module.train()
         for part, training in modes.items() if any(modes.values()) else ():
             part.training &= training
+
+    def count(self, batch: Batch) -> int:
+        """Samples of a batch, or of its targets where there is a loss."""
+        return first_dimension(batch) if self.samples_of is None else self.samples_of(batch)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """The mean loss over the samples of a batch: inputs, or where there is no loss the batch, are passed

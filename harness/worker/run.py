@@ -280,7 +280,7 @@ class RunInProgress:
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
         trainer = setup.trainer(workload, around.exchange)
-        trainer.loss = self._uses.counted(trainer.loss)
+        trainer.loss = self._uses.counted(trainer.loss, workload.count)
         self._uses.watch(trainer.optimizer)
         strategy = STRATEGIES.facts(self._cell.strategy)
         self._found |= {

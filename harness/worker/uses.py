@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from harness.worker.sampler import own_synthetic
 from results.cell import Cell
 from results.groups import GroupLayout
 from strategies.training.loss import Loss, seen
-from workloads.batch import Batch, samples_of, tensors
+from workloads.batch import Batch, tensors
 from workloads.datasets.facts import DATASETS, Own
 from workloads.workload import TokenInput, Workload
 
@@ -47,12 +48,12 @@ class UseCounter:
     def so_far(self) -> Uses:
         return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
 
-    def counted(self, loss: Loss) -> Loss:
-        """A trainer's loss that counts the samples of the targets or batches that it is given."""
-        return seen(loss, self._used)
+    def counted(self, loss: Loss, count: Callable[[Batch], int]) -> Loss:
+        """A trainer's loss that counts, by `count`, the samples of the targets or batches that it is given."""
+        return seen(loss, partial(self._used, count))
 
-    def _used(self, value: Tensor, given: Batch) -> None:
-        self._samples += samples_of(given)
+    def _used(self, count: Callable[[Batch], int], value: Tensor, given: Batch) -> None:
+        self._samples += count(given)
         self._targets += sum(tensor.numel() for tensor in tensors(given))
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:

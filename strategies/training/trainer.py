@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import CheckpointError
 
 from results.cell import (
     BASELINE_STRATEGY,
@@ -22,6 +23,7 @@ from results.cell import (
     MemoryFormat,
     Precision,
 )
+from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
 from strategies.catalog import STRATEGIES
@@ -215,7 +217,14 @@ class Trainer:
             observer=self.observer,
         )
         self._feedback.begin()
-        return self.model.compute_gradients(batches, task)
+        try:
+            return self.model.compute_gradients(batches, task)
+        except CheckpointError as error:
+            raise UsageError(
+                "with activation checkpointing a block's forward runs again in backward, and this time it "
+                "computed other tensors: let the model keep nothing between the two runs (a cache: "
+                f"use_cache=False), or leave activation checkpointing out. torch says: {error}"
+            ) from error
 
     def update(self) -> None:
         """The second half of a step: unscale, clip, update, and forget the gradients."""

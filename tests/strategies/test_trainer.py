@@ -225,6 +225,30 @@ def test_checkpointing_a_model_without_blocks_is_refused(net: Net) -> None:
         )  # fmt: skip
 
 
+class Caching(nn.Linear):
+    """Its second call takes what the first has left."""
+
+    cache: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = super().forward(x).tanh()
+            return self.cache
+        return self.cache * 1.0
+
+
+def test_checkpointing_a_block_that_keeps_a_cache_is_refused_with_what_to_do() -> None:
+    trainer = Trainer(
+        nn.Sequential(Caching(4, 4)),
+        F.mse_loss,
+        device=CPU,
+        settings=TrainSettings(activation_checkpointing=True),
+        layout=ModelLayout(blocks=("0",)),
+    )
+    with pytest.raises(UsageError, match="use_cache=False"):
+        trainer.step(iter([(torch.ones(2, 4), torch.zeros(2, 4))]))
+
+
 def without_dropout(net: Net) -> Net:
     """Compiled, or in another memory format, dropout draws other numbers."""
     for module in net.modules():

@@ -352,6 +352,23 @@ def of_a_loader_for_all() -> Workload:
     return Workload(module=nn.Linear(6, 3), step=_step, data=opened)
 
 
+def of_graphs() -> Workload:
+    """A graph has three nodes and one label, and a batch has the nodes of all its graphs in a row."""
+
+    def opened(share: DataShare) -> Iterable[dict[str, Tensor]]:
+        generator = torch.Generator().manual_seed(share.replica)
+        for _ in range(8):
+            nodes = torch.randn(3 * share.micro_batch, 6, generator=generator)
+            yield {"nodes": nodes, "label": nodes[::3, :3]}
+
+    def step(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch["nodes"]).unflatten(0, (-1, 3)).mean(dim=1), batch["label"])
+
+    return Workload(
+        module=nn.Linear(6, 3), step=step, data=opened, samples_of=lambda batch: len(batch["label"])
+    )
+
+
 def two_losses() -> Workload:
     """A step of its own over a tuple of three."""
 

@@ -157,6 +157,12 @@ def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs:
     assert "data= gives other samples when it is read again: seed what is random" in noise["reason"]
 
 
+def test_a_workload_says_how_many_samples_its_batches_have(whole_runs: Runs) -> None:
+    record = whole_runs(2, OWN | {"workload": "py:proof_models:of_graphs"})[0]
+    assert (record["outcome"], record["reason"]) == ("ok", None)
+    assert record["work"].samples == OWN["micro_batch"]
+
+
 def test_data_that_every_replica_reads_alike_are_warned_of(whole_runs: Runs) -> None:
     alike, apart = (
         whole_runs(2, OWN | {"workload": f"py:proof_models:{name}"})[0]["warnings"]

@@ -39,6 +39,12 @@ def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_fol
     assert f"neither in the folder {user_folder} nor installed" in message
 
 
+def test_an_import_error_without_a_name_keeps_its_own_words(user_folder: Path) -> None:
+    (user_folder / "guarded.py").write_text("raise ModuleNotFoundError('needs layers 2 or later')\n")
+    with pytest.raises(UsageError, match="py:guarded cannot be imported: needs layers 2 or later"):
+        build_workload("py:guarded:build", source_folder=user_folder)
+
+
 def test_an_error_inside_the_users_module_is_not_hidden(user_folder: Path) -> None:
     (user_folder / "wrong.py").write_text("1 / 0\n")
     with pytest.raises(ZeroDivisionError):
