@@ -21,6 +21,7 @@ from harness.worker.findings import (
     compare_gradients,
     compare_surroundings,
     distance,
+    wide,
 )
 from harness.worker.partners import Partners
 from harness.worker.reference import UNIT_ROUNDOFF, Reference, finite
@@ -56,15 +57,15 @@ class Ledger:
         residual = _residual(self._model)
         values, held = {}, {}
         for name, sums in applied:
-            change = torch.zeros_like(sums, dtype=torch.float64)
-            size = torch.zeros_like(change)
+            change = torch.zeros_like(sums, dtype=wide(sums))
+            size = torch.zeros_like(sums, dtype=torch.float64)
             for part, sign in ((residual.get(name), 1.0), (self._carried.get(name), -1.0)):
                 if part is not None:
                     change += sign * part / scale
                     size += part.abs() / scale
             change, size = self._partners.sum(change), self._partners.sum(size)
             # In host memory: a device that the cell nearly fills has no room for the books of all parameters.
-            values[name], held[name] = (sums.double() + change).cpu(), size.cpu()
+            values[name], held[name] = (sums + change).cpu(), size.cpu()
         return Balance(values=values, held=held)
 
 
@@ -106,8 +107,8 @@ def compare_average(
     """
     findings = []
     for name in sorted(own):
-        mine = own[name].double()
-        base = torch.zeros_like(mine) if common is None else common[name].double()
+        mine = own[name].to(wide(own[name]))
+        base = torch.zeros_like(mine) if common is None else common[name].to(mine.dtype)
         shares = (mine - base) / partners.count
         mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
         lossy = law_tolerance(cell) if cell.compresses else 0.0

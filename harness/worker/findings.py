@@ -258,6 +258,11 @@ def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tenso
     )
 
 
+def wide(values: Tensor) -> torch.dtype:
+    """Double precision, complex for complex values."""
+    return torch.promote_types(values.dtype, torch.float64)
+
+
 def same_values(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have equal values and no NaN: much sooner known than how far apart they are."""
     return first.dtype == second.dtype and torch.equal(first, second)
@@ -269,10 +274,10 @@ def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
     for first, second in pairs:
         if second is not None and same_values(first, second):
             continue
-        difference = first.double()
+        difference = first.to(wide(first))
         if second is not None:
-            difference = torch.where(first == second, 0.0, difference - second.double())
-        squares += float(difference.square().sum())
+            difference = torch.where(first == second, 0.0, difference - second.to(difference.dtype))
+        squares += float(difference.abs().square().sum())
     return math.sqrt(squares)
 
 

@@ -113,6 +113,9 @@ class SharedAverage:
 
     def average(self, bucket: GradBucket) -> None:
         values, pieces = bucket.buffer().mul_(1 / self._exchange.size), self._layout.pieces(bucket)
+        if bucket.parameters()[0].is_complex() and not values.is_complex():
+            # torch gives the hook complex gradients as pairs of real numbers.
+            values = torch.view_as_complex(values.view(-1, 2))
         if self._layout.in_rows(pieces):
             self._sum(bucket.index(), values, pieces)
             return

@@ -40,6 +40,14 @@ class Bucket:
     of ranks), after it the sum of all shares."""
     pieces: tuple[BucketRange, ...]
 
+    def as_real(self) -> Bucket:
+        """The same memory of complex values as real ones, two for each: a last dimension more."""
+        pieces = tuple(
+            BucketRange(name=piece.name, offset=2 * piece.offset, shape=torch.Size((*piece.shape, 2)))
+            for piece in self.pieces
+        )
+        return Bucket(index=self.index, values=torch.view_as_real(self.values).flatten(), pieces=pieces)
+
 
 def own_stride(parameter: Tensor) -> tuple[int, ...]:
     """The stride of a dense vector's view that lies in memory as `parameter` does, channels last, say.

@@ -17,7 +17,7 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.build import build_compressor
 from strategies.compression.memory import BucketMemory
-from strategies.exchange.buckets import Bucket, buckets_of
+from strategies.exchange.buckets import Bucket, BucketRange, buckets_of
 from strategies.exchange.lane import Pending, open_lane
 
 
@@ -70,6 +70,8 @@ class GradientExchange:
         self._residuals = BucketMemory()
         self._own: tuple[Bucket, ...] | None = None
         self._audited = False
+        self._complex: set[str] = set()
+        """Parameters whose gradients go through a compressor as real numbers, two for each value."""
 
     @property
     def audited(self) -> bool:
@@ -104,6 +106,9 @@ class GradientExchange:
 
     def sum_shares(self, bucket: Bucket) -> None:
         """What `start` begins, on the calling thread; returns when it is done."""
+        if bucket.values.is_complex():
+            self._complex.update(piece.name for piece in bucket.pieces)
+            bucket = bucket.as_real()
         residual = self._residuals.of(bucket) if self.compressor.feedback or self.audited else None
         if residual is not None and self.compressor.feedback:
             self.compressor.compensate(bucket, residual)
@@ -134,12 +139,17 @@ class GradientExchange:
         if self.compressor.feedback:
             for index, pieces, residual in self._residuals.vectors():
                 carried = self.compressor.carried(index, residual)
-                yield from ((piece.name, piece.of(carried)) for piece in pieces)
+                yield from self._named(pieces, carried)
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
         """By parameter: what the last exchange left of this rank's share; without feedback if `audited`."""
         for _, pieces, residual in self._residuals.vectors():
-            yield from ((piece.name, piece.of(residual)) for piece in pieces)
+            yield from self._named(pieces, residual)
+
+    def _named(self, pieces: Iterable[BucketRange], vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for piece in pieces:
+            own = piece.of(vector)
+            yield piece.name, torch.view_as_complex(own) if piece.name in self._complex else own
 
     def rescale(self, factor: float) -> None:
         self._residuals.scale(factor)

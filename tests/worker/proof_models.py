@@ -352,6 +352,19 @@ def of_a_loader_for_all() -> Workload:
     return Workload(module=nn.Linear(6, 3), step=_step, data=opened)
 
 
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Parameter(0.3 * torch.randn(6, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.turns).abs()
+
+
+def waves() -> Workload:
+    return workload(Waves(), F.mse_loss)
+
+
 def of_graphs() -> Workload:
     """A graph has three nodes and one label, and a batch has the nodes of all its graphs in a row."""
 

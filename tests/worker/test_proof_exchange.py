@@ -471,3 +471,20 @@ def test_a_wrong_exchange_is_caught_on_all_ranks(
         results = proofs(size, fields, broken=mutation)
         assert [found["passed"] for found in results] == [False] * size
         assert any(re.search(detail, found["detail"]) for found in results), results[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "compression"),
+    [
+        ("scratch-ddp", "topk:0.5"),
+        ("ddp", "int8"),
+        ("local-sgd:2", "powersgd:2"),
+        ("scratch-ddp", "dgc:0.5:momentum=0"),
+    ],
+)
+def test_complex_parameters_go_through_a_compressor_whole(
+    proofs: Proofs, strategy: str, compression: str
+) -> None:
+    waves = {"workload": "py:proof_models:waves", "micro_batch": 4, "optimizer": "sgd:lr=0.05:momentum=0"}
+    found = proofs(2, waves | {"strategy": strategy, "compression": compression})[0]
+    assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
