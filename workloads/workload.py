@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.nn.parameter import UninitializedParameter
 
 from results.errors import UsageError
 from results.layout import ModelLayout
@@ -105,6 +106,12 @@ class Workload:
     def __post_init__(self) -> None:
         if self.loss is not None and self.step is not None:
             raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+        for name, parameter in self.module.named_parameters():
+            if isinstance(parameter, UninitializedParameter):
+                raise UsageError(
+                    f"{name} has no shape yet: where the workload is built, call a model of lazy modules once "
+                    f"on a batch, or give the modules their sizes (nn.Linear in place of nn.LazyLinear)"
+                )
         if self.loss is not None and self.samples_of is not None:
             raise UsageError(
                 "samples_of is for batches that a step(model, batch) or the model is given whole: a "

@@ -217,11 +217,21 @@ def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
 
 
 def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
+    types: dict[str, set[torch.dtype]] = {}
     for parameter, homes in homes_of(module, layout).items():
         if len(homes) > 1:
             name = next(name for name, value in module.named_parameters() if value is parameter)
             places = " and ".join(home or "what is around the blocks" for home in sorted(homes, reverse=True))
             raise UsageError(f"fsdp shards each block by itself, and {places} share {name}: {WHOLE}")
+        if parameter.requires_grad:
+            types.setdefault(next(iter(homes)), set()).add(parameter.dtype)
+    for home, kinds in types.items():
+        if len(kinds) > 1:
+            named = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise UsageError(
+                f"fsdp shards trained parameters of one data type together, and "
+                f"{home or 'what is around the blocks'} has {named}: {WHOLE}"
+            )
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")

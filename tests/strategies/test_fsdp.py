@@ -75,6 +75,11 @@ def complaint(rank: int, model: str) -> str:
             "UsageError: fsdp shards each block by itself, and 1 and 0 share 0.weight: use ddp or "
             "scratch-ddp",
         ),
+        (
+            "types",
+            "UsageError: fsdp shards trained parameters of one data type together, and what is around the "
+            "blocks has float32, float64: use ddp or scratch-ddp",
+        ),
         ("sparse", "UsageError: fsdp has no sparse gradients, as 0 asks for: use ddp or scratch-ddp"),
     ],
 )
