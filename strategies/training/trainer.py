@@ -75,6 +75,8 @@ _OF_THE_STEP = (
 
 LOOK_EVERY = 100
 """Steps between two losses that the host reads, on a device that runs asynchronously."""
+class BatchesEndedError(UsageError, StopIteration):
+    """A rank has no batch for a step. Where another one has, it waits for this rank until that has ended."""
 
 
 class Trainer:
@@ -176,6 +178,7 @@ class Trainer:
         The first loss that is not finite causes a RuntimeWarning. On a GPU the host reads only the loss of
         each hundredth step, a hundred steps later, so that it does not wait. It does not read losses for an
         observer, which receives all of them.
+        Raises BatchesEndedError, which is a StopIteration, on a rank whose batches have ended.
         """
         loss = self.compute_gradients(batches)
         self.update()
@@ -219,6 +222,13 @@ class Trainer:
         self._feedback.begin()
         try:
             return self.model.compute_gradients(batches, task)
+        except StopIteration as error:
+            who = "this process" if self.link is None else f"rank {self.link.rank} of {self.link.size}"
+            raise BatchesEndedError(
+                f"the batches of {who} ended after {self.steps} steps, and a step takes "
+                f"{self.settings.accumulation}: give every rank equally many, or take as many steps on each as "
+                f"the rank with the fewest can"
+            ) from error
         except CheckpointError as error:
             raise UsageError(
                 "with activation checkpointing a block's forward runs again in backward, and this time it "

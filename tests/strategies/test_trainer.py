@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from strategies import Phase, SilentObserver, Trainer, TrainSettings
 from strategies.devices import KINDS, Host, MemoryFigures
 from strategies.training.precision import set_float32_math
 from strategies.training.snapshot import Snapshot
+
+Ranks = Callable[..., list[Any]]
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -247,6 +251,27 @@ def test_checkpointing_a_block_that_keeps_a_cache_is_refused_with_what_to_do() -
     )
     with pytest.raises(UsageError, match="use_cache=False"):
         trainer.step(iter([(torch.ones(2, 4), torch.zeros(2, 4))]))
+
+
+def unequal(rank: int, folder: Path) -> str:
+    """On a rank: what ends it where rank 1 has two batches, and rank 0 has three."""
+    settings = TrainSettings(strategy="ddp")
+    trainer = Trainer(nn.Linear(4, 4), F.mse_loss, device=CPU, settings=settings)
+    batches = iter([(torch.ones(2, 4), torch.zeros(2, 4))] * (3 - rank))
+    try:
+        while True:
+            trainer.step(batches)
+    except StopIteration as error:
+        (folder / "ended").write_text(str(error))
+        os._exit(0)
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_rank_whose_batches_end_says_so_and_ends_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    other = ranks(2, unequal, tmp_path, dying=(1,))[0]
+    assert "Connection closed" in other or "reset" in other
+    assert (tmp_path / "ended").read_text().startswith("the batches of rank 1 of 2 ended after 2 steps")
 
 
 def without_dropout(net: Net) -> Net:
