@@ -109,8 +109,8 @@ class Workload:
         for name, parameter in self.module.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 raise UsageError(
-                    f"{name} has no shape yet: where the workload is built, call a model of lazy modules once "
-                    f"on a batch, or give the modules their sizes (nn.Linear in place of nn.LazyLinear)"
+                    f"{name} has no shape yet: call the lazy modules once on a batch before the Workload is "
+                    f"made, or use modules with sizes (nn.Linear instead of nn.LazyLinear)"
                 )
         if self.loss is not None and self.samples_of is not None:
             raise UsageError(

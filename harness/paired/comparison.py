@@ -81,7 +81,7 @@ class PairedRequest:
     alternation: Alternation = "blocks"
     spoiled_above: float = SPOILED_ABOVE
     max_time_s: float | None = None
-    """After which no further pair begins; one that goes on for as long again is ended."""
+    """No pair begins after this time, and a pair that has not ended after twice this time is stopped."""
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
 
@@ -172,8 +172,8 @@ class PairedComparison:
                 source.close()
                 if not pairs:
                     raise MachineError(
-                        f"the first pair went on for twice --max-time and was ended: see the logs in "
-                        f"{self.folder}, or give it more time"
+                        f"the first pair had not ended after twice --max-time and was stopped: see the logs "
+                        f"in {self.folder}, or give it more time"
                     ) from None
 
     def _warn_of_stale(self, found: Comparison) -> None:
@@ -268,12 +268,13 @@ class PairedComparison:
 
 
 class _AlarmError(Exception):
-    """A pair went on for too long."""
+    """A pair has not ended in time."""
 
 
 @contextmanager
 def _alarm(seconds: float | None) -> Iterator[None]:
-    """Raise _AlarmError in a block that goes on for so long (None: for ever). For the main thread."""
+    """Raise _AlarmError in a block that has not ended after `seconds` (None: never). Only the main thread
+    may enter it."""
 
     def ring(number: int, frame: object) -> None:
         raise _AlarmError

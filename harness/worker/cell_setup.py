@@ -117,8 +117,9 @@ class CellSetup:
 
 
 def layout_of(workload: Workload, micro_batch: int) -> ModelLayout | None:
-    """For stages: the workload's own layout; where it has none, that of a model which is a chain of modules.
-    Raises UsageError for one that is no chain."""
+    """The layout that a pipeline cuts: the workload's, or the one that is found in a chain of modules.
+
+    Raises UsageError if the model has to be a chain and is none."""
     if workload.layout is not None or workload.synthetic is None or workload.loss is None:
         return workload.layout
     batch = workload.synthetic(torch.Generator().manual_seed(0), micro_batch)

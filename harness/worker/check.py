@@ -131,8 +131,9 @@ class Check:
         return CellSetup(cell=cell, rank=rank, device=CPU, source_folder=Path(request.source_folder))
 
     def _alone(self) -> None:
-        """Build the workload and take two steps on this rank by itself, in a group of its own: collectives
-        of the model's own have a rank to go to."""
+        """Build the workload and take two steps on this rank by itself.
+
+        The process group of one rank lets a model call collectives."""
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         try:
             self._train_alone()

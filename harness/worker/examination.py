@@ -80,7 +80,7 @@ MORE_THAN_ROUNDING = 3.0
 LARGEST_CHANGE_OF_NORM = 0.25
 """Of all gradients, in parts of their norm: the mean of two gradients that have nothing in common is shorter
 than each by 0.29, and one that misses a division by 2 longer by 1."""
-OWN_COLLECTIVES = "the model or its loss calls torch.distributed, and no rank can recompute that alone"
+OWN_COLLECTIVES = "the model or its loss calls torch.distributed, which one rank cannot recompute by itself"
 ONCE_S = 5.0
 """Of a step's computation, what may be done once."""
 
@@ -563,8 +563,8 @@ class Examination:
         """The step of all replicas on rank 0, nothing on the others, or what stands in the way; collective.
 
         Rank 0 simulates all of them; where that takes it too long, or would by what the step itself took, the
-        ranks simulate one each. They do so too where a model has collectives of its own, which then have
-        all their ranks.
+        ranks simulate one each. They do so too if the model calls collectives, which need all their
+        ranks.
         """
         first, replicas = self._setup.rank.rank == 0, self._setup.cell.replicas
         found, obstacle = None, ""

@@ -369,7 +369,9 @@ class OwnCollectiveError(Exception):
 
 @contextmanager
 def no_collectives() -> Iterator[None]:
-    """Raise OwnCollectiveError in place of every operation that this rank, of several, starts in a group."""
+    """Make every operation that this rank starts in a process group raise OwnCollectiveError.
+
+    With one rank nothing is changed: its operations wait for nobody."""
     if dist.get_world_size() == 1:
         yield
         return

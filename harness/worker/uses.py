@@ -49,7 +49,7 @@ class UseCounter:
         return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
 
     def counted(self, loss: Loss, count: Callable[[Batch], int]) -> Loss:
-        """A trainer's loss that counts, by `count`, the samples of the targets or batches that it is given."""
+        """A trainer's loss that counts the samples of the targets or batches that it is given."""
         return seen(loss, partial(self._used, count))
 
     def _used(self, count: Callable[[Batch], int], value: Tensor, given: Batch) -> None:

@@ -179,8 +179,9 @@ class FsdpModel(ParallelModel):
 
 
 class _Guard:
-    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it; each
-    rank alone after the first step."""
+    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it.
+
+    After the first step each rank compares its operations by itself."""
 
     def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
         """`name` is that of torch's call, an attribute of its `group` of parameters; `place` numbers it."""

@@ -73,15 +73,15 @@ class UnlikeGradients:
             self._first = []
 
     def end(self) -> None:
-        """What follows, a validation say, belongs to no step."""
+        """The step has ended: operations that follow (a validation) are not compared."""
         self._watches = False
 
     def meet(self, place: int, values: int) -> None:
         """Raise UsageError where the next operation of a step is not the same on all ranks: a number that it
         has (`place`, of `places`; -1 for the end of a step), and its `values`.
 
-        In the first step collective, and on all ranks. Later a rank compares its operations with those of
-        the first step alone, which costs no exchange, and the other ranks wait for one that is refused.
+        The first step is collective and raises on all ranks. In later steps each rank compares its operations
+        with its own first step, which exchanges nothing, and the other ranks wait for a rank that raises.
         Gloo ends the process of a rank that receives more than it expects.
         """
         if not self._watches:

@@ -226,8 +226,8 @@ class Trainer:
             who = "this process" if self.link is None else f"rank {self.link.rank} of {self.link.size}"
             raise BatchesEndedError(
                 f"the batches of {who} ended after {self.steps} steps, and a step takes "
-                f"{self.settings.accumulation}: give every rank equally many, or take as many steps on each as "
-                f"the rank with the fewest can"
+                f"{self.settings.accumulation}: give every rank equally many, or end the loop "
+                f"on every rank after the steps of the rank with the fewest"
             ) from error
         except CheckpointError as error:
             raise UsageError(
