@@ -179,7 +179,7 @@ class FsdpModel(ParallelModel):
 
 
 class _Guard:
-    """Has all ranks meet before each operation of one kind of a unit, in place of torch's call of it.
+    """Has all ranks meet before each operation of one kind of a unit, and then makes torch's call of it.
 
     After the first step each rank compares its operations by itself."""
 
