@@ -146,16 +146,13 @@ def checked(
             # A file that cannot be read now may be read later.
             failure = StoreError if isinstance(error, OSError) else UsageError
             raise failure(f"data= failed at {where}: {kind}{said}") from error
-        found = samples_of(batch)
-            raise UsageError(f"data= failed at {where}: {kind}{said}") from error
         found = count_samples(batch)
         if found != share.micro_batch:
             last = "; a DataLoader leaves out a smaller last batch with drop_last=True"
             raise UsageError(
                 f"data= gave replica {share.replica} a batch of {found} samples, and {share.micro_batch} "
                 f"were asked for: all ranks use equally many, the sample first in each tensor"
-                f"{last if found < share.micro_batch else ''}"
-                f"were asked for: all ranks use equally many, the sample first in each tensor; for other "
-                f"batches give the workload a samples_of(batch)"
+                f"{last if found < share.micro_batch else ''}; for other batches give the workload a "
+                f"samples_of(batch)"
             )
         yield batch

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.nn.parameter import UninitializedParameter
 
 from results.errors import UsageError
 from results.layout import ModelLayout

@@ -568,7 +568,10 @@ class RunInProgress:
             reason=reason,
             started_at=self._started_at,
             transports=self._transports,
-            warnings=[*self._contradicted(), *self._unused_fabric()],
-            warnings=[*self._unused_fabric(), *([] if self._shared is None else [self._shared])],
+            warnings=[
+                *self._contradicted(),
+                *self._unused_fabric(),
+                *([] if self._shared is None else [self._shared]),
+            ],
         )
         return self._around.record(self._slot, self._cell, ending, self._found, self._absent)

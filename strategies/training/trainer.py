@@ -75,6 +75,8 @@ _OF_THE_STEP = (
 
 LOOK_EVERY = 100
 """Steps between two losses that the host reads, on a device that runs asynchronously."""
+
+
 class BatchesEndedError(UsageError, StopIteration):
     """A rank has no batch for a step. Where another one has, it waits for this rank until that has ended."""
 
@@ -178,6 +180,7 @@ class Trainer:
         The first loss that is not finite causes a RuntimeWarning. On a GPU the host reads only the loss of
         each hundredth step, a hundred steps later, so that it does not wait. It does not read losses for an
         observer, which receives all of them.
+
         Raises BatchesEndedError, which is a StopIteration, on a rank whose batches have ended.
         """
         loss = self.compute_gradients(batches)
