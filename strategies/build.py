@@ -83,7 +83,9 @@ def lay_out(
         fill=_has_values if initial is None else lambda tensor: initial(tensor, device),
     )
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)
-    return build(module, setting)
+    model, promise = build(module, setting), facts.promise
+    model.period, model.ramp_steps = promise.every, max(model.ramp_steps, promise.after)
+    return model
 
 
 def _has_values(tensor: Tensor) -> None:

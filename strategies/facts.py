@@ -105,11 +105,6 @@ class StrategyFacts(CatalogFacts):
     # The training step
 
     @property
-    def period(self) -> int:
-        """Steps of one cycle, in which all that it does happens at least once."""
-        return 1
-
-    @property
     def microbatches(self) -> int:
         """Pieces that a replica's micro-batch is cut into, each with a forward and a backward pass."""
         return 1

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from results.errors import SpecError
 
 PartnersOf = Callable[[int, int], Sequence[int]]
 """(replica, replicas) to the replicas whose values it averages with equal weights, itself among them."""
+
+
+Averaged = Literal["gradients", "parameters"]
 
 
 def everyone(replica: int, replicas: int) -> Sequence[int]:
@@ -21,16 +26,36 @@ def everyone(replica: int, replicas: int) -> Sequence[int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """A replica computes the gradients of its own samples, and averages them, or its parameters after the
-    update, with its partners."""
+    update, with its partners. Raises SpecError for a field with a value that it cannot have."""
 
-    of: Literal["gradients", "parameters"] = "gradients"
+    of: Averaged = "gradients"
     every: int = 1
-    """Parameters are averaged after every so many steps; gradients in each step."""
+    """The period in steps: parameters are averaged at its end, gradients in each step. Timed blocks, and the
+    steps that the proof checks, are a multiple of it."""
     after: int = 0
     """Steps at the start that average gradients over all replicas instead."""
     partners: PartnersOf = everyone
     equal: bool = True
     """Whether replicas with the same partners hold the same bits after an average."""
+    mean_buffers: bool = False
+    """Whether an average of parameters also makes each floating-point buffer without infinities its mean.
+    With `equal`, all buffers are equal after an average in any case."""
+    unproven: str | None = None
+    """Why the other fields cannot say what is averaged (an average that is delayed or weighted, outer
+    momentum). The runs are then reported as runs without a proof, with this reason; `every` and `equal` still
+    hold."""
+
+    def __post_init__(self) -> None:
+        averaged = get_args(Averaged)
+        require_field(self, "of", self.of in averaged, " or ".join(map(repr, averaged)))
+        require_field(self, "every", whole_number(self.every, 1), "a whole number of at least 1")
+        each_step = self.every == 1 or self.of == "parameters" or self.unproven is not None
+        require_field(self, "every", each_step, "1 with of='gradients', which are averaged in each step")
+        require_field(self, "after", whole_number(self.after, 0), "a whole number of at least 0")
+        partners = "a function (replica, replicas) to a sequence of replicas"
+        require_field(self, "partners", callable(self.partners), partners)
+        reason = self.unproven is None or (isinstance(self.unproven, str) and self.unproven != "")
+        require_field(self, "unproven", reason, "None or the reason, as a text")
 
     @property
     def all_equal(self) -> bool:
@@ -40,3 +65,15 @@ class Promise:
     def averages_all_gradients(self, step: int) -> bool:
         """Whether all replicas average their gradients in a step, counted from 0."""
         return step < self.after or (self.of == "gradients" and self.partners is everyone)
+
+
+def whole_number(value: object, least: int) -> bool:
+    """Whether a value is an integer of at least `least`."""
+    return type(value) is int and value >= least
+
+
+def require_field(promise: object, field: str, met: bool, allowed: str) -> None:
+    """Raise SpecError if the field of a promise is not what is `allowed`."""
+    if not met:
+        value, name = getattr(promise, field), type(promise).__name__
+        raise SpecError(f"{name}.{field} is {value!r} and must be {allowed}")

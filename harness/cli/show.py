@@ -53,6 +53,7 @@ def _line(result: RunResult) -> str:
     if result.step_ns is None:
         return f"{result.outcome}: {shortened(str(result.reason), REASON_CHARACTERS)}"
     proof = "not checked" if result.proof is None else f"{result.proof.method}: {result.proof.detail}"
+    proof = result.absent.get("proof", proof)
     return f"{result.outcome}: step {result.step_ns.value / 1e6:.2f} ms over {result.steps} steps; {proof}"
 
 

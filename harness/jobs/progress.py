@@ -31,7 +31,7 @@ class CellProgress:
     ok: int
     planned: int
     others: str
-    """The outcomes of the other runs, and why the last one failed."""
+    """The outcomes of the other runs, and why the last one failed; else why the runs have no proof."""
 
 
 def progress(
@@ -66,7 +66,10 @@ def progress(
                 state=_state(cell, ok >= repeats, so_far, in_hand),
                 ok=ok,
                 planned=repeats,
-                others=left_out or _with_reason(others, runs) or _why_waiting(in_hand.get(cell)),
+                others=left_out
+                or _with_reason(others, runs)
+                or _why_waiting(in_hand.get(cell))
+                or _no_proof(runs),
             )
         )
     return rows
@@ -86,6 +89,10 @@ def _why_waiting(job: _InHand | None) -> str:
     if job is None or job.state == "running" or not job.runs:
         return ""
     return f"job {job.job_id} runs and has not come to it"
+
+
+def _no_proof(runs: Sequence[RunResult]) -> str:
+    return next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
 
 
 def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand]) -> CellState:

@@ -28,7 +28,7 @@ QUAD_BLOCKS = 4
 def longest_unknown_step_s(cell: Cell) -> float:
     """The longest step of which the measuring budget holds the fewest blocks: for a step that nothing is
     known of."""
-    period = STRATEGIES.facts(cell.strategy).period
+    period = STRATEGIES.facts(cell.strategy).promise.every
     return cell.steps.budget_s / (cell.steps.min_blocks * cell.steps.steps_of_block(period))
 
 
@@ -39,9 +39,9 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     The simulation of a step does the work of every replica that it simulates, with that of all its ranks and
     without a bubble.
     """
-    policy, strategy = cell.steps, STRATEGIES.facts(cell.strategy)
+    policy, period = cell.steps, STRATEGIES.facts(cell.strategy).promise.every
     by_time = cell.device == "cuda" and policy.warmup_max_steps > 0
-    block_s = policy.steps_of_block(strategy.period, step_s if by_time else None) * step_s
+    block_s = policy.steps_of_block(period, step_s if by_time else None) * step_s
     if by_time:
         block_s = max(block_s, GPU_BLOCK_S)
     hash_s = VALUE_BYTES * parameters / HASHED_BYTES_PER_S
@@ -49,7 +49,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
         "warm-up": GPU_LONGEST_WARM_UP_S + block_s if by_time else policy.warmup_max_steps * step_s,
         "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
-    begins = max(STEPS, strategy.period)
+    begins = max(STEPS, period)
     first_s = _proof_s(cell, step_s, parameters, begins) + hash_s if proves else begins * step_s
     parts = {"build": SETUP_S + parameters / VALUES_PER_S, "proof" if proves else "first steps": first_s}
     parts |= measured_s
@@ -107,5 +107,5 @@ def _held_bytes(cell: Cell, parameters: int) -> float:
 
 def _recorded_steps(cell: Cell) -> int:
     """Whole periods, with the one before them."""
-    steps = STRATEGIES.facts(cell.strategy).period
+    steps = STRATEGIES.facts(cell.strategy).promise.every
     return (max(1, RECORDED_STEPS // steps) + 1) * steps

@@ -19,6 +19,7 @@ from harness.worker.agreement import hash_number
 from harness.worker.cell_setup import CellSetup
 from harness.worker.clock import FirstStep
 from harness.worker.conservation import (
+    Balance,
     Ledger,
     compare_average,
     compare_step,
@@ -99,6 +100,8 @@ class Examined:
     """Whether a replica's buffers are not what they must be."""
     by_blocks: bool = False
     """Whether the simulation added gradients block by block: see `ReferenceModel.by_blocks`."""
+    exercised: bool = True
+    """Whether a checked step averaged what the strategy promises to average."""
     shared: bool = False
     """Whether the ranks simulated a replica each."""
     sampled: int = 0
@@ -169,6 +172,8 @@ class Examination:
         """Steps that were not simulated, but sampled."""
         self._alone = 0
         """Steps that were not averaged over all replicas."""
+        self._averages = 0
+        """Averages of parameters that were checked."""
         self._common: dict[str, Tensor] = {}
         """This rank's parameters after the last average, and its partners' where these are equal."""
         self._history: History | None = {} if batches.drawn == 0 else None
@@ -255,6 +260,7 @@ class Examination:
             stale=bool(stale),
             by_blocks=self._by_blocks,
             shared=self._replica_s is not None,
+            exercised=self._promise.of == "gradients" or self._averages > 0,
             sampled=len(self._sampled),
             smallest=max((step.smallest for step in self._sampled), default=0.0),
         )
@@ -468,13 +474,27 @@ class Examination:
         """An update that ends in an average of parameters; without it they would be `expected`."""
         cell, model, partners = self._setup.cell, self._trainer.model, self._partners
         ledger = Ledger(model, partners)
+        buffers = self._averaged_buffers()
         self._update()
         updated = self._parameters()
         balance = ledger.balance(model.named_parameters(), scale=1.0)
         common = self._common if self._promise.equal else None
         self._findings += compare_average(cell, balance, expected, common, partners)
         self._findings.append(something_sent(self._moved(updated), self._moved(expected)))
+        after = Balance(values=self._averaged_buffers(), held=dict.fromkeys(buffers, torch.zeros(())))
+        self._findings += compare_average(cell, after, buffers, common, partners)
+        self._averages += 1
         self._stale |= not partners.agree(hash_number(model.named_buffers()))
+
+    def _averaged_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that the next average makes their mean; the same names on all ranks."""
+        if not self._promise.mean_buffers:
+            return {}
+        return {
+            name: value.clone()
+            for name, value in self._buffers().items()
+            if value.is_floating_point() and self._common[name].isfinite().all()
+        }
 
     def _compare_history(self, history: History, found: _Recomputed | None) -> None:
         """The state that this update begins with against the one that the last replay left."""

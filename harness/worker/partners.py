@@ -22,10 +22,15 @@ class Partners:
         self, promise: Promise, groups: GroupLayout, rank: int, *, device: torch.device, control: Control
     ) -> None:
         """`groups` are of all ranks; sums travel on `device`. Raises UsageError for a promise that names no
-        replicas."""
+        replicas, or no replica but the own one."""
         self._promise, self._groups, self._rank = promise, groups, rank
         self._device, self._control = device, control
         self._replicas = self._of(groups.replica(rank))
+        if groups.replicas > 1 and all(len(self._of(replica)) == 1 for replica in range(groups.replicas)):
+            raise UsageError(
+                "the strategy promises that no replica averages with another one: name partners, or declare "
+                "the promise to be `unproven`"
+            )
 
     def _of(self, replica: int) -> list[int]:
         partners = sorted(self._promise.partners(replica, self._groups.replicas))
@@ -78,10 +83,10 @@ class Partners:
 
         Collective; the same answer on all ranks.
         """
-        if self._promise.partners is everyone:
-            return self._control.agree(value)
         if not self._promise.equal:
             return True
+        if self._promise.partners is everyone:
+            return self._control.agree(value)
         every = [0.0] * self._groups.ranks
         every[self._rank] = value
         every = self._control.largest(every)

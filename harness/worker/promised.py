@@ -24,6 +24,7 @@ from strategies.compression.promise import (
     Projection,
     Rounded,
     ScaledSigns,
+    Unbiased,
     UnbiasedLevels,
     WireBytes,
 )
@@ -249,18 +250,41 @@ def _(promise: Forgotten, exchanged: Exchanged) -> PromiseCheck:
 
 @_check.register
 def _(promise: UnbiasedLevels, exchanged: Exchanged) -> PromiseCheck:
-    """The errors add up to nothing within Azuma's inequality (Azuma 1967): each is between two values that
-    lie a step apart."""
     largest = _largest_of_block(exchanged.values, promise.block)
     steps, used = _steps(largest, promise), largest > 0
     own = _own_shard(exchanged, promise.block)
     largest = _largest_of_block(exchanged.sums, promise.block)[own]
     steps[own] += _steps(largest, promise)
     used[own] |= largest > 0
+    return _without_bias(exchanged, steps, used)
+
+
+@_check.register
+def _(promise: Unbiased, exchanged: Exchanged) -> PromiseCheck:
+    values = exchanged.values.double()
+    steps = promise.step(values.abs())
+    off = (exchanged.sent.double() - values).abs() - steps
+    worst = float((off / values.abs().clamp(min=1e-30)).max())
+    if worst > ROUNDING:
+        return "a value was sent with an error of more than a step", worst, ROUNDING
+    return _without_bias(exchanged, steps, steps > 0)
+
+
+def _without_bias(exchanged: Exchanged, steps: Tensor, used: Tensor) -> PromiseCheck:
+    """The errors of the `used` values add up to nothing, both as they are and times the signs of the values.
+    Rounding towards zero gives errors of both signs, whose plain sum can be small.
+
+    Each error is one of two numbers that lie one step apart. By chance, each sum exceeds `allowed` with a
+    probability of at most half of FALSE_ALARM (Azuma 1967).
+    """
     errors = ((exchanged.sent - exchanged.values).double() / steps)[used]
-    total, allowed = float(errors.sum()), math.sqrt(len(errors) * math.log(2 / FALSE_ALARM) / 2)
-    what = f"the errors of {len(errors)} values add up to {total:.3g} steps, by chance to {allowed:.3g}"
-    return what, abs(total), allowed + ROUNDING * len(errors)
+    plain, signed = float(errors.sum()), float((errors * exchanged.values[used].sign()).sum())
+    allowed = math.sqrt(len(errors) * math.log(4 / FALSE_ALARM) / 2)
+    what = (
+        f"the errors of {len(errors)} values add up to {plain:.3g} steps, and to {signed:.3g} times the "
+        f"signs of the values; by chance to {allowed:.3g}"
+    )
+    return what, max(abs(plain), abs(signed)), allowed + ROUNDING * len(errors)
 
 
 def _largest_of_block(values: Tensor, length: int) -> Tensor:

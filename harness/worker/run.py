@@ -368,11 +368,14 @@ class RunInProgress:
         return kernels
 
     def _prove(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
-        around = self._around
+        around, unproven = self._around, STRATEGIES.facts(self._cell.strategy).promise.unproven
         first = FirstStep(around.control.synchronize)
-        if self._slot.proved_by is not None:
+        if unproven is not None:
+            self._absent["proof"] = f"{self._cell.strategy} is declared to be without a proof: {unproven}"
+        elif self._slot.proved_by is not None:
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
+        if unproven is not None or self._slot.proved_by is not None:
             self._begin("first steps")
             with self._compilation.watched(trainer.model.bare):
                 take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
@@ -406,6 +409,7 @@ class RunInProgress:
         self._begin("late proof")
         timed_s = (sum(self._found["blocks_ns"]) + sum(self._found["warmup"].step_ns)) / 1e9
         obstacle = ONLY_TIMED if self._only_timed else batches.sampler.obstacle
+        obstacle = self._absent.get("proof", obstacle)
         if obstacle is None:
             with self._compilation.reproducible(trainer.model.bare):
                 late = prove_late(

@@ -23,6 +23,8 @@ def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
         return weaker(
             cell, found.agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
         )
+    if not found.exercised:
+        return weaker(cell, found.agreed, "no step that was checked ended in an average of parameters")
     where = ", one on a device of each" if found.shared else " on one device"
     return Proof(
         method="serial-simulation",

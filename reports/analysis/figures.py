@@ -74,6 +74,11 @@ class CellFigures:
     def proof_method(self) -> str:
         return self.proof.method if self.proof else NOT_CHECKED
 
+    @property
+    def why_no_proof(self) -> str | None:
+        """Why the newest run has no proof, where its strategy declares so."""
+        return None if self.proof else self.newest.absent.get("proof")
+
 
 def cell_figures(pool: Pool) -> CellFigures | None:
     """The figures of a pool; None if no run of it counts."""

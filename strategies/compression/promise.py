@@ -8,15 +8,47 @@ promises (`CompressorFacts.promises`), and the proof checks it on the gradients 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from strategies.promise import require_field, whole_number
 
 Count: TypeAlias = Callable[[int, int], int]
 """(values in the bucket, exchanges of it before this one) to how many of the values a rank sends."""
 
 
+def _number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "of": (callable, "a function"),
+    "count": (callable, "a function"),
+    "step": (callable, "a function"),
+    "part": (lambda part: _number(part) and 0 < part <= 1, "a number above 0 and at most 1"),
+    "scaled": (lambda scaled: isinstance(scaled, bool), "True or False"),
+    "block": (lambda block: whole_number(block, 1), "a whole number of at least 1"),
+    "levels": (lambda levels: whole_number(levels, 1), "a whole number of at least 1"),
+    "unit": (lambda unit: whole_number(unit, 1), "a whole number of at least 1"),
+    "smallest_step": (lambda step: _number(step) and step >= 0, "a number of at least 0"),
+    "roundoff": (lambda roundoff: _number(roundoff) and roundoff >= 0, "a number of at least 0"),
+}
+"""The condition that the value of each field has to meet, and the same condition in words."""
+
+
+class _Promise:
+    """Raises SpecError for a field with a value that it cannot have."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # Each subclass is a dataclass.
+            allowed, words = _ALLOWED[field.name]
+            require_field(self, field.name, allowed(getattr(self, field.name)), words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireBytes:
+class WireBytes(_Promise):
     """A rank hands so many bytes to collectives."""
 
     of: Callable[[int, int, int], int]
@@ -24,7 +56,7 @@ class WireBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
+class Largest(_Promise):
     """What is sent has at least the energy (sum of squares) of the `part * count` largest values."""
 
     count: Count
@@ -32,7 +64,7 @@ class Largest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestOfBlocks:
+class LargestOfBlocks(_Promise):
     """What is sent has at least the energy of the largest value of each of `count` blocks in a row, whose
     lengths differ by at most one, the longer ones first."""
 
@@ -40,7 +72,7 @@ class LargestOfBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(_Promise):
     """At most `count` values are sent, each as it is, or, if `scaled`, times values / count, rounded up or
     down."""
 
@@ -49,14 +81,14 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
+class Forgotten(_Promise):
     """Where a value was sent, and not all of `count`, nothing of it comes back in a later step."""
 
     count: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnbiasedLevels:
+class UnbiasedLevels(_Promise):
     """Blocks of `block` values are rounded up or down to multiples of max |x| / `levels`, without bias; the
     sum of a rank's shard (its part of the bucket, whole blocks) is rounded once more in the same way."""
 
@@ -67,7 +99,18 @@ class UnbiasedLevels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledSigns:
+class Unbiased(_Promise):
+    """Each value is rounded without bias, up or down to one of two numbers that lie a step apart.
+
+    For powers of two (natural compression): `Unbiased(step=lambda size: 2.0 ** size.log2().floor())`.
+    """
+
+    step: Callable[[Any], Any]
+    """The absolute values, a tensor (n,) of float64, to the steps, (n,): 0 where a value is sent as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledSigns(_Promise):
     """A rank's values in the shard of another rank are sent as their signs times the mean of |x| there;
     shards are multiples of `unit` values."""
 
@@ -75,12 +118,12 @@ class ScaledSigns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class Projection(_Promise):
     """What is sent and what is left are orthogonal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounded:
+class Rounded(_Promise):
     """Each value is sent with a relative error of at most `roundoff`."""
 
     roundoff: float
@@ -93,6 +136,7 @@ CompressorPromise: TypeAlias = (
     | Chosen
     | Forgotten
     | UnbiasedLevels
+    | Unbiased
     | ScaledSigns
     | Projection
     | Rounded

@@ -33,16 +33,13 @@ class LocalSgd(StrategyFacts):
     bucket_copies = 2
 
     @property
-    def period(self) -> int:
-        return self.spec.count
-
-    @property
     def promise(self) -> Promise:
-        return Promise(of="parameters", every=self.period, after=self.spec.integer("warmup"))
+        after = self.spec.integer("warmup")
+        return Promise(of="parameters", every=self.spec.count, after=after, mean_buffers=True)
 
     @property
     def differences(self) -> tuple[str, ...]:
-        return (f"averages every {self.period} step{'s' if self.period > 1 else ''}",)
+        return (f"averages every {self.spec.count} step{'s' if self.spec.count > 1 else ''}",)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         trained = parts.trained
@@ -51,6 +48,6 @@ class LocalSgd(StrategyFacts):
             "parameters",
             "all-reduce",
             ("replicate", cell.gpus),
-            payload=VALUE_BYTES * trained.values / self.period,
-            operations=buckets / self.period,
+            payload=VALUE_BYTES * trained.values / self.spec.count,
+            operations=buckets / self.spec.count,
         )

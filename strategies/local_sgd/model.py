@@ -56,8 +56,7 @@ class LocalSgdModel(ParallelModel):
         self._plain = ExchangeSettings(group=exchange.group)
         self.gradient_exchange = differences = GradientExchange(exchange, device=device)
         self._warmup = promise.after
-        self.period = promise.every
-        self.ramp_steps = self._warmup + self.period * differences.ramp_steps
+        self.ramp_steps = self._warmup + promise.every * differences.ramp_steps
         self._steps = 0
         self._alone = 0
         """Steps since the replicas were last equal."""

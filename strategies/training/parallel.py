@@ -113,9 +113,9 @@ class ParallelModel:
         self.gradient_exchange: AuditableExchange | None = None
         """The exchange of gradients (or of what replaces them), if it is ours and not the wrapper's."""
         self.period = 1
-        """Steps of one cycle of the strategy (8 for `local-sgd:8`); a timed block is whole cycles."""
+        """Steps of one cycle of the strategy (8 for `local-sgd:8`). `lay_out` takes it from the promise."""
         self.ramp_steps = 0
-        """Steps at the start that are done otherwise than all later ones."""
+        """Steps at the start that are done otherwise than all later ones; at least `after` of the promise."""
         self.decided_over: Link | None = None
         """Over whom ranks agree that gradients overflowed; None: all see the same gradients anyway."""
         self.forward_alone = True

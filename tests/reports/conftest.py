@@ -45,6 +45,7 @@ class Timing:
     warnings: list[str] = field(default_factory=list)
     training: Training | None = None
     proof: Proof | None = PROVED
+    absent: dict[str, str] = field(default_factory=dict)
     environment: Environment = field(default_factory=an_environment)
     units_per_sample: int = 1
     unit: str = "images"
@@ -215,7 +216,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         parameters_hash="feed",
         foreign_cpu_cores=timing.foreign_cpu_cores,
         warnings=timing.warnings,
-        absent={} if _has_quads(timing) else {"quads": "quads were turned off"},
+        absent=timing.absent | ({} if _has_quads(timing) else {"quads": "quads were turned off"}),
     )
 
 

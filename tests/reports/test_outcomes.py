@@ -13,6 +13,7 @@ from reports.analysis.outcomes import pruned
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.frames import cells_csv
 from reports.page.section import Table
+from reports.page.sections.correctness import correctness_section
 from reports.page.sections.outcomes import outcomes_section
 from results.cell import Cell
 from results.outcome import Outcome
@@ -65,6 +66,17 @@ def test_larger_batches_without_runs_are_skipped_in_words(
     assert gap.reason == f"skipped: {words}"
     assert _standing(planted)[sixteen.id] == ("skipped", words)
     assert _standing(planted)[eight.id] == ("failed", "1 out_of_memory: rank 0: no memory")
+
+
+def test_page_and_status_say_why_a_strategy_has_no_proof(
+    planted: Any, new_timing: Timing, cells: list[Cell]
+) -> None:
+    why = "gossip is declared to be without a proof: averages are weighted"
+    planted.run(cells[0], new_timing(step_ms=1.0, proof=None, absent={"proof": why}))
+    assert _standing(planted)[cells[0].id][1] == why
+    section = correctness_section(_figures(planted))
+    assert section is not None
+    assert f"Not checked: {why}" in section.blocks[0].text
 
 
 @pytest.mark.parametrize(

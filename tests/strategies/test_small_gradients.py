@@ -10,8 +10,9 @@ import torch
 
 from harness.worker.exchange import ExchangeGroup
 from harness.worker.findings import ProofFinding
-from harness.worker.promised import Witness, compare_promises
+from harness.worker.promised import Exchanged, Witness, compare_promises
 from strategies.catalog import COMPRESSIONS
+from strategies.compression.promise import Unbiased
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 
@@ -48,3 +49,30 @@ def test_promises_are_kept_of_gradients_of_any_size(threads: Threads, spec: str)
         assert len(found) == 2 * len(EXPONENTS)
         broken = [(exponent, finding.what) for exponent, finding in found if not finding.passed]
         assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("draw", "kept"),
+    [
+        (torch.rand_like, True),
+        (lambda x: torch.full_like(x, 0.5), False),
+        (torch.zeros_like, False),
+        (lambda x: torch.where(x < 0, 0.0, 1.0), False),
+    ],
+    ids=["unbiased", "nearest", "up", "towards minus infinity"],
+)
+def test_values_are_rounded_to_powers_of_two_without_bias(
+    draw: Callable[[torch.Tensor], torch.Tensor], kept: bool
+) -> None:
+    """Natural compression: x goes from 2^k up to 2^(k+1) with the probability |x| / 2^k - 1."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(40000, dtype=torch.float32), torch.zeros(8)])
+    below = torch.exp2(x.abs().log2().floor())
+    up = draw(x) < x.abs() / below - 1
+    sent = torch.where(x == 0, 0.0, x.sign() * below * (1 + up.float()))
+    promise = Unbiased(step=lambda size: 2.0 ** size.log2().floor())
+    exchanged = Exchanged(
+        values=x, sent=sent, sums=sent, carried=x - sent, wire_bytes=0, rank=0, size=2, before=0
+    )
+    [finding] = compare_promises("natural", [promise], [exchanged])
+    assert finding.passed == kept, finding.what

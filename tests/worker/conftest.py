@@ -93,7 +93,6 @@ def run_cell(
 ) -> Fields:
     """On a rank: the record of a whole run of the cell."""
     size = torch.distributed.get_world_size()
-    cell = _cell(size, {"steps": POLICY} | fields)
     launch = Launch(
         launch_id="l",
         placement=Placement(nodes=1, gpus_per_node=size),
@@ -108,6 +107,7 @@ def run_cell(
         if broken is not None:
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
+        cell = _cell(size, {"steps": POLICY} | fields)
         log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
         stack.callback(log.close)
         around = RankContext(

@@ -44,7 +44,6 @@ class PairedParameters(PairedGradients):
     name = "paired-parameters"
     help = "parameters are averaged in pairs after every second step"
     model = f"{__name__}:PairedParametersModel"
-    period = 2
     promise = Promise(of="parameters", every=2, partners=pair)
 
 
@@ -79,7 +78,6 @@ class PairedGradientsModel(_Paired):
 class PairedParametersModel(_Paired):
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         super().__init__(module, setting)
-        self.period = 2
         self.steps = 0
 
     @torch.no_grad()

@@ -20,6 +20,8 @@ from results.cell import Cell
 from results.errors import SpecError
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.traffic import traffic
+from strategies.compression.promise import Largest, Rounded, UnbiasedLevels
+from strategies.promise import Promise
 from strategies.refusal import refusal
 from workloads.catalog import WORKLOADS, facts
 
@@ -251,6 +253,103 @@ def _no_time(rank: int, size: int) -> Iterator[None]:
     _register()
     with patch.object(proof, "LONGEST_S", 0.0):
         yield
+
+
+@contextmanager
+def _nothing_in_five_steps(rank: int, size: int) -> Iterator[None]:
+    """It promises an average after every fifth step, and never makes one."""
+    _register()
+    from paired import PairedParameters, PairedParametersModel, pair
+
+    promise = Promise(of="parameters", every=5, partners=pair, equal=False)
+    with (
+        patch.object(PairedParameters, "promise", promise),
+        patch.object(PairedParametersModel, "updated", lambda self: None),
+    ):
+        yield
+
+
+@contextmanager
+def _three_of_five_steps(rank: int, size: int) -> Iterator[None]:
+    from harness.worker import proof
+
+    with _nothing_in_five_steps(rank, size), patch.object(proof, "first_steps", lambda model: [True] * 3):
+        yield
+
+
+@contextmanager
+def _partners_of_none(rank: int, size: int) -> Iterator[None]:
+    _register()
+    from paired import PairedParameters
+
+    promise = Promise(of="parameters", partners=lambda replica, replicas: [replica], equal=False)
+    with patch.object(PairedParameters, "promise", promise):
+        yield
+
+
+def test_a_promise_is_proven_by_steps_that_keep_it(proofs: Proofs) -> None:
+    fields = NORMED | {"strategy": "paired-parameters"}
+    assert not any(found["passed"] for found in proofs(2, fields, broken=_nothing_in_five_steps))
+    found = proofs(2, fields, broken=_three_of_five_steps)[0]
+    assert found["method"] == "replica-agreement"
+    assert "no step that was checked ended in an average of parameters" in found["detail"]
+    with pytest.raises(pytest.fail.Exception, match="averages with itself alone"):
+        proofs(2, fields, broken=_partners_of_none)
+
+
+@contextmanager
+def _weighted(rank: int, size: int) -> Iterator[None]:
+    from paired import PairedParameters
+
+    with _weight_of_a_third(rank, size):
+        unproven = Promise(of="parameters", every=2, unproven="averages are weighted")
+        with patch.object(PairedParameters, "promise", unproven):
+            yield
+
+
+@contextmanager
+def _weight_of_a_third(rank: int, size: int) -> Iterator[None]:
+    _register()
+    from paired import PairedParametersModel
+
+    def wrong(self: Any) -> None:
+        for parameter in self.parameters():
+            share = parameter.detach() * (1 + rank) / 3
+            self.link.all_reduce(share)
+            parameter.data.copy_(share)
+
+    with patch.object(PairedParametersModel, "updated", wrong):
+        yield
+
+
+def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs: Proofs) -> None:
+    fields = NORMED | {"strategy": "paired-parameters"}
+    assert {found["outcome"] for found in whole_runs(2, fields, broken=_weight_of_a_third)} == {"crashed"}
+    for found in whole_runs(2, fields, broken=_weighted):
+        assert (found["outcome"], found["proof"], found["period"]) == ("ok", None, 2), found["reason"]
+        assert "declared to be without a proof: averages are weighted" in found["absent"]["proof"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (
+            lambda: Promise(of="outer-step"),
+            "Promise.of is 'outer-step' and must be 'gradients' or 'parameters'",
+        ),
+        (lambda: Promise(of="parameters", every=0), "Promise.every is 0 and must be a whole number"),
+        (lambda: Promise(every=5), "Promise.every is 5 and must be 1 with of='gradients'"),
+        (lambda: Promise(after=-1), "Promise.after is -1 and must be"),
+        (lambda: Promise(partners=[0, 1]), "Promise.partners is .* and must be a function"),
+        (lambda: Promise(unproven=""), "Promise.unproven is '' and must be None or the reason"),
+        (lambda: Largest(count=4), "Largest.count is 4 and must be a function"),
+        (lambda: UnbiasedLevels(block=0, levels=127), "UnbiasedLevels.block is 0 and must be"),
+        (lambda: Rounded(roundoff=-1.0), "Rounded.roundoff is -1.0 and must be"),
+    ],
+)
+def test_a_promise_that_means_nothing_is_refused(make: Callable[[], object], error: str) -> None:
+    with pytest.raises(SpecError, match=error):
+        make()
 
 
 def test_the_plan_knows_its_rules_and_its_traffic(gossip: None) -> None:

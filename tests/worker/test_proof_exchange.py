@@ -30,6 +30,7 @@ from strategies.exchange.buckets import Bucket
 from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
 from strategies.training.parallel import ParallelModel
+from strategies.training.replicas import take_from_first
 from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]
@@ -254,6 +255,15 @@ def _buffers_not_averaged(rank: int, size: int) -> AbstractContextManager[object
     return patch.object(LocalSgdModel, "_average_buffers", lambda self: None)
 
 
+def _buffers_of_rank_0(rank: int, size: int) -> AbstractContextManager[object]:
+    """They are equal on all ranks, and not the mean."""
+
+    def wrong(self: LocalSgdModel) -> None:
+        take_from_first(self._link, list(self.bare.buffers()))
+
+    return patch.object(LocalSgdModel, "_average_buffers", wrong)
+
+
 def _momentum_lost_on_the_last_rank(rank: int, size: int) -> AbstractContextManager[object]:
     original = Trainer.update
 
@@ -322,6 +332,11 @@ def _rounded_up_for_positive(rank: int, size: int) -> AbstractContextManager[obj
     """A draw that is never below a fifth."""
     original = Int8._uniform
     return patch.object(Int8, "_uniform", lambda self, like: original(self, like) * 0.8 + 0.2)
+
+
+def _rounded_towards_zero(rank: int, size: int) -> AbstractContextManager[object]:
+    """Values of both signs lose half a step on average, and the signed errors cancel."""
+    return patch.object(Int8, "_uniform", lambda self, like: torch.where(like < 0, 1 - 2.0**-20, 0.0))
 
 
 def _not_rescaled(rank: int, size: int) -> AbstractContextManager[object]:
@@ -408,6 +423,7 @@ MANY: Fields = SCRATCH | {"workload": "py:proof_models:wide"}
         (_blocks_send_their_first, "topk:0.05:select=block:feedback=false", "what it sent has an energy of"),
         (_rounded_down, "int8", r"the errors of \d+ values add up to"),
         (_rounded_down, "int8:feedback=true", r"the errors of \d+ values add up to"),
+        (_rounded_towards_zero, "int8", r"the errors of \d+ values add up to"),
         (_rounded_up_for_positive, "int8", r"the errors of \d+ values add up to"),
         (_not_rescaled, "randomk:0.1:feedback=false", "a value was not sent times"),
         (_rescaled_with_feedback, "randomk:0.1", "a value was not sent as it was"),
@@ -455,6 +471,7 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         (_averaged_a_step_late, [2], LOCAL, "differ"),
         (_never_averaged, [2], LOCAL, "differ"),
         (_buffers_not_averaged, [2], LOCAL, "buffers differ"),
+        (_buffers_of_rank_0, [2, 3], LOCAL, "average of .*running_mean differs"),
         (_differences_divided_by_one_more, [2, 3], LOCAL, "average of .* differs"),
         (
             _momentum_lost_on_the_last_rank,

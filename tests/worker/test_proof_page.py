@@ -27,6 +27,8 @@ NO_DEFECTS = {
     "_beats_are_counted",
     "_only_timed",
     "_other_time_on_each_rank",
+    "_three_of_five_steps",
+    "_weighted",
 }
 """Without a defect of ours, or the same defect with a check at a given place."""
 FEWEST = 40

@@ -101,11 +101,13 @@ def target_table(group: LossGroup) -> TextTable:
 
 
 def _finding(study: StudyFigures) -> str:
-    """How many cells were checked, and by which method."""
+    """How many cells were checked, and by which method; why a strategy is declared to have no proof."""
     methods: dict[str, int] = {}
     for cell in study.cells.values():
         methods[cell.proof_method] = methods.get(cell.proof_method, 0) + 1
-    return f"Of {count(len(study.cells), 'cell')} with figures: {_joined(methods)}."
+    reasons = sorted({why for cell in study.cells.values() if (why := cell.why_no_proof) is not None})
+    told = "".join(f" Not checked: {why}." for why in reasons)
+    return f"Of {count(len(study.cells), 'cell')} with figures: {_joined(methods)}.{told}"
 
 
 def _joined(methods: dict[str, int]) -> str:
