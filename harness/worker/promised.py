@@ -6,7 +6,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 
 import torch
@@ -22,6 +22,7 @@ from strategies.compression.promise import (
     Largest,
     LargestOfBlocks,
     Projection,
+    RandomPlaces,
     Rounded,
     ScaledSigns,
     Unbiased,
@@ -34,6 +35,17 @@ ROUNDING = 1e-4
 """Relative error that sums and differences in single precision are allowed."""
 FALSE_ALARM = 1e-12
 """Probability with which a mean of random roundings that are right is called biased, at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Repeats:
+    """How often an exchange sent a place that the exchange before it sent as well, over all buckets."""
+
+    places: dict[int, Tensor] = field(default_factory=dict)
+    """By bucket: whether the last exchange sent each place, (values,)."""
+    again: int = 0
+    expected: float = 0.0
+    """At most so many of `again` are expected where places are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,9 @@ class Exchanged:
     size: int
     before: int
     """Exchanges of the bucket before this one."""
+    bucket: int = 0
+    repeats: Repeats = field(default_factory=Repeats)
+    """Of the exchanges that one witness has seen."""
 
     @property
     def count(self) -> int:
@@ -73,6 +88,7 @@ class Witness(Compressor):
         self._seen: list[Exchanged] = []
         self._earlier = inner.ramp_steps if after_ramp else 0
         self._counts: Counter[int] = Counter()
+        self._repeats = Repeats()
 
     def taken(self) -> list[Exchanged]:
         """What was seen since the last call."""
@@ -101,6 +117,8 @@ class Witness(Compressor):
                 rank=wire.rank,
                 size=wire.size,
                 before=before,
+                bucket=bucket.index,
+                repeats=self._repeats,
             )
         )
 
@@ -237,6 +255,22 @@ def _(promise: Chosen, exchanged: Exchanged) -> PromiseCheck:
     worst = float(off.max()) if len(off) else 0.0
     times = f"times {length:.4g}" if promise.scaled else "as it was"
     return f"a value was not sent {times}", worst, ROUNDING * math.ceil(length)
+
+
+@_check.register
+def _(promise: RandomPlaces, exchanged: Exchanged) -> PromiseCheck:
+    """By chance there are so many repeats with a probability of at most exp(-difference): Chernoff's bound."""
+    repeats, sent = exchanged.repeats, exchanged.sent != 0
+    earlier = repeats.places.get(exchanged.bucket)
+    repeats.places[exchanged.bucket] = sent
+    if earlier is not None and len(earlier) == len(sent):
+        count = promise.count(exchanged.count, exchanged.before)
+        repeats.again += int((sent & earlier).sum())
+        repeats.expected += count / (exchanged.count // count)
+    again, expected = repeats.again, repeats.expected
+    what = f"it sent {again} places that it had sent in the exchange before, by chance about {expected:.3g}"
+    exponent = again * math.log(again / expected) - again + expected if again > expected else 0.0
+    return what, exponent, -math.log(FALSE_ALARM)
 
 
 @_check.register

@@ -81,6 +81,13 @@ class Chosen(_Promise):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomPlaces(_Promise):
+    """The places of `count` values are drawn anew in each exchange, each from about values / count places."""
+
+    count: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten(_Promise):
     """Where a value was sent, and not all of `count`, nothing of it comes back in a later step."""
 
@@ -134,6 +141,7 @@ CompressorPromise: TypeAlias = (
     | Largest
     | LargestOfBlocks
     | Chosen
+    | RandomPlaces
     | Forgotten
     | UnbiasedLevels
     | Unbiased

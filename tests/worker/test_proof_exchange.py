@@ -350,6 +350,15 @@ def _not_rescaled(rank: int, size: int) -> AbstractContextManager[object]:
     return patch.object(randomk, "draw", wrong)
 
 
+def _the_same_places_for_ever(rank: int, size: int) -> AbstractContextManager[object]:
+    original = randomk.draw
+
+    def wrong(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return original(n, k, torch.Generator().manual_seed(n))
+
+    return patch.object(randomk, "draw", wrong)
+
+
 def _rescaled_with_feedback(rank: int, size: int) -> AbstractContextManager[object]:
     original = torch.Tensor.index_select
     return patch.object(
@@ -426,6 +435,8 @@ MANY: Fields = SCRATCH | {"workload": "py:proof_models:wide"}
         (_rounded_towards_zero, "int8", r"the errors of \d+ values add up to"),
         (_rounded_up_for_positive, "int8", r"the errors of \d+ values add up to"),
         (_not_rescaled, "randomk:0.1:feedback=false", "a value was not sent times"),
+        (_the_same_places_for_ever, "randomk:0.1", r"it sent \d+ places that it had sent"),
+        (_the_same_places_for_ever, "randomk:0.01:feedback=false", r"it sent \d+ places that it had sent"),
         (_rescaled_with_feedback, "randomk:0.1", "a value was not sent as it was"),
         (_momentum_not_masked, "dgc:0.05", "something comes back of a value that was sent"),
         (_signs_of_twice_the_mean, "signsgd", "a value was not sent as its sign"),
@@ -470,7 +481,7 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         (_each_rank_for_itself, [3], TOPK, "held back differs|replicas differ"),
         (_averaged_a_step_late, [2], LOCAL, "differ"),
         (_never_averaged, [2], LOCAL, "differ"),
-        (_buffers_not_averaged, [2], LOCAL, "buffers differ"),
+        (_buffers_not_averaged, [2], LOCAL, "average of .*running_mean differs"),
         (_buffers_of_rank_0, [2, 3], LOCAL, "average of .*running_mean differs"),
         (_differences_divided_by_one_more, [2, 3], LOCAL, "average of .* differs"),
         (

@@ -5,7 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from strategies.compression.facts import FEEDBACK, RATIO, CompressorFacts
-from strategies.compression.promise import Chosen, CompressorPromise, WireBytes
+from strategies.compression.promise import (
+    Chosen,
+    CompressorPromise,
+    RandomPlaces,
+    WireBytes,
+)
 
 
 class RandomKFacts(CompressorFacts):
@@ -20,4 +25,5 @@ class RandomKFacts(CompressorFacts):
     @property
     def promises(self) -> tuple[CompressorPromise, ...]:
         size = WireBytes(of=lambda values, ranks, before: 4 * self.count_sent(values, before))
-        return size, Chosen(count=self.count_sent, scaled=not self.spec.flag("feedback"))
+        chosen = Chosen(count=self.count_sent, scaled=not self.spec.flag("feedback"))
+        return size, chosen, RandomPlaces(count=self.count_sent)
