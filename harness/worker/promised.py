@@ -259,7 +259,7 @@ def _(promise: Chosen, exchanged: Exchanged) -> PromiseCheck:
 
 @_check.register
 def _(promise: RandomPlaces, exchanged: Exchanged) -> PromiseCheck:
-    """By chance there are so many repeats with a probability of at most exp(-difference): Chernoff's bound."""
+    """By chance, there are so many repeats with a probability of at most exp(-difference) (Chernoff)."""
     repeats, sent = exchanged.repeats, exchanged.sent != 0
     earlier = repeats.places.get(exchanged.bucket)
     repeats.places[exchanged.bucket] = sent

@@ -35,6 +35,9 @@ RESIDUAL_ABOVE = 0.05
 """Share of a step outside of its phases above which the run carries a warning."""
 MOST_LOSSES = 60
 """Points of a run's loss curve."""
+CONTRADICTS_ABOVE = 0.1
+"""Share by which times of a record may exceed the time around them. Smaller ones carry the warning of
+RESIDUAL_ABOVE: older records have blocks of GPUs by another clock than steps."""
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
@@ -122,6 +125,11 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     if outcome is not Outcome.OK or ranks[0].trained_steps is not None:
         return RunResult(**facts, warnings=_warnings(ranks))
     _check_shapes(cell, run_id, ranks)
+    for rank in ranks:
+        if (contradiction := _contradiction(rank)) is not None:
+            facts["outcome"] = Outcome.CRASHED
+            facts["reason"] = f"rank {rank.rank}: its times contradict each other: {contradiction}"
+            return RunResult(**facts, warnings=_warnings(ranks))
     return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
 
 
@@ -179,6 +187,24 @@ def _outcome(
     if _replicas_agree(ranks) is False:
         return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
     return Outcome.OK, None
+
+
+def _contradiction(rank: RankRecord) -> str | None:
+    """Which times of a record cannot all be right; None if none is known.
+
+    Each block begins before its first step and ends after its last one, and all are timed by one clock.
+    """
+    steps, quads = rank.steps, rank.quads
+    phases = [sum(sum(getattr(steps, f"{phase}_ns")) for phase in PHASES)]
+    whole = [("the phases of its steps", phases, "its steps", steps.step_ns)]
+    whole.append(("its steps", steps.step_ns, "the blocks that they are of", rank.blocks_ns))
+    if quads is not None:
+        blocks = quads.off_first_ns + quads.off_second_ns
+        whole.append(("its steps without exchange", quads.off_step_ns, "their blocks", blocks))
+    for part, parts_ns, of, whole_ns in whole:
+        if sum(parts_ns) > (1 + CONTRADICTS_ABOVE) * sum(whole_ns):
+            return f"{part} took {sum(parts_ns) / 1e6:.6g} ms, and {of} {sum(whole_ns) / 1e6:.6g} ms"
+    return None
 
 
 def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:

@@ -402,7 +402,7 @@ def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of: Make)
 def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of: Make) -> None:
     # Data of 3 and 53 of a step of 30: the second rank's 53 is what the step loses to input.
     slow = StepColumns(
-        step_ns=[30] * 2, data_ns=[53] * 2, forward_ns=[6] * 2, backward_ns=[15] * 2, optimizer_ns=[1] * 2,
+        step_ns=[75] * 2, data_ns=[53] * 2, forward_ns=[6] * 2, backward_ns=[15] * 2, optimizer_ns=[1] * 2,
         loss=[1.0] * 2,
     )  # fmt: skip
     fast = msgspec.structs.replace(slow, data_ns=[3, 3])

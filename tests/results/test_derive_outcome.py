@@ -143,3 +143,42 @@ def test_a_rank_that_the_cell_does_not_have_is_refused(
     records = [record_of(cell_of(), 0), msgspec.structs.replace(record_of(cell_of(), 1), **fields)]
     with pytest.raises(SchemaError, match="the cell has 2 ranks"):
         derive(cell_of(), "run-1", records, None)
+
+
+WHOLE = msgspec.structs.replace(_columns(6), step_ns=[5] * 6)
+LONG_DATA = msgspec.structs.replace(WHOLE, data_ns=[9] * 6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"blocks_ns": ([5] * 3, [10] * 3)},
+            "its steps took 3e-05 ms, and the blocks that they are of 1.5e-05",
+        ),
+        ({"steps": (LONG_DATA, WHOLE)}, "the phases of its steps took"),
+        (
+            {
+                "quads": Quads(
+                    steps=1,
+                    on_first_ns=[9],
+                    off_first_ns=[3],
+                    off_second_ns=[3],
+                    on_second_ns=[9],
+                    off_step_ns=[6, 6],
+                )
+            },
+            "its steps without exchange took",
+        ),
+    ],
+    ids=["blocks", "phases", "quads"],
+)
+def test_a_record_whose_times_contradict_each_other_has_no_figure(
+    two: Callable[..., RunResult], fields: dict[str, object], words: str
+) -> None:
+    whole = {"steps": WHOLE, "blocks_ns": [10] * 3, "block_steps": 2}
+    assert two(**whole).outcome is Outcome.OK
+    run = two(**(whole | fields))
+    assert (run.outcome, run.step_ns) == (Outcome.CRASHED, None)
+    assert run.reason is not None
+    assert run.reason.startswith("rank 0: its times contradict each other") and words in run.reason
