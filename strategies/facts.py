@@ -139,6 +139,11 @@ class StrategyFacts(CatalogFacts):
         """Whether it computes the activations of a block, by its place, again in backward."""
         return False
 
+    def in_flight(self, cell: Cell, rank: int) -> int | None:
+        """Microbatches that are forward and not yet backward, at most, on the stage of `rank`, a rank of a
+        pipeline; None for a strategy without a schedule."""
+        return None
+
     @property
     def promise(self) -> Promise:
         """What the proof holds it to."""

@@ -40,6 +40,7 @@ from harness.worker.findings import (
     compare_update,
     distance,
     elementwise,
+    same_values,
     size_of,
 )
 from harness.worker.fingerprints import compare_prints, compare_random_state, shared_batches
@@ -160,6 +161,8 @@ class Examination:
         """Called often while a step is checked: a long check is not silence."""
         self._model: ReferenceModel | None = None
         """Built for the first simulation of this rank."""
+        self._initial: Tensors | None = None
+        """What the very first step begins with, until the simulation's model is built."""
         self._replica_s: float | None = None
         """What rank 0 takes for one replica, where all together take it too long."""
         self._precision_known = False
@@ -271,6 +274,7 @@ class Examination:
         cell, trainer = self._setup.cell, self._trainer
         first = self._setup.rank.rank == 0
         start = self._start(kept=first)
+        self._initial = start if step == 0 else None
         ledger = Ledger(trainer.model, self._partners) if self._lossy else None
         gradients = self._gradients(step, kept=first)
         buffers, history = self._buffers(kept=first), optimizer_history(trainer, self.beat, kept=first)
@@ -311,6 +315,7 @@ class Examination:
         averages_gradients |= averages_all
         compares = not averages_all or self._setup.rank.rank == 0
         start = self._start()
+        self._initial = start if step == 0 else None
         if averages_all:
             self._take_first_buffers(start)
         elif self._alone % promise.every == 0:
@@ -639,8 +644,28 @@ class Examination:
     def _awake(self) -> ReferenceModel:
         if self._model is None:
             self._model = ReferenceModel(self._setup)
+            if self._initial is not None:
+                self._given.append(self._compare_initial(self._model, self._initial))
+                self._initial = None
         self._model.wake()
         return self._model
+
+    def _compare_initial(self, model: ReferenceModel, start: Tensors) -> ProofFinding:
+        """The parameters that training begins with against those that the cell's seed gives."""
+        built = dict(model.module.named_parameters())
+        own = {name: start[name] for name in built if name in start}
+        wrong = [name for name, value in own.items() if not same_values(value, built[name].detach().cpu())]
+        if wrong:
+            # A user's model may draw values from a generator that nobody seeds.
+            again = dict(ReferenceModel(self._setup).module.named_parameters())
+            wrong = [name for name in wrong if same_values(again[name].detach(), built[name].detach())]
+        return ProofFinding(
+            passed=not wrong,
+            of="fingerprints",
+            what=f"initial parameters are not those of seed {self._setup.cell.seed}: {', '.join(wrong[:3])}",
+            difference=float(len(wrong)),
+            bound=0.0,
+        )
 
     @staticmethod
     def _fitting(take: Callable[[], T]) -> T | None:

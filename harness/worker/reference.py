@@ -28,6 +28,7 @@ from strategies.training.found_layout import found_layout
 from strategies.training.parallel import OptimizerState
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
+from workloads.build import build_workload
 from workloads.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24
@@ -125,7 +126,9 @@ class ReferenceModel:
     def __init__(self, setup: CellSetup) -> None:
         """This rank's random state stays as it is."""
         before = torch.get_rng_state()
-        self.workload = setup.whole_workload()
+        # Not by `setup`, which builds the model that is trained: its initial values are held to these.
+        torch.manual_seed(setup.cell.seed)
+        self.workload = build_workload(setup.cell.workload, source_folder=setup.source_folder)
         torch.set_rng_state(before)
         self.module = self.workload.module.to(setup.device)
         if setup.cell.memory_format == "channels_last":

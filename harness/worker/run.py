@@ -49,7 +49,7 @@ from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
 from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak
-from harness.worker.uses import Demand, UseCounter
+from harness.worker.uses import Demand, UseCounter, Watched, other_collective
 from results.cell import Cell
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
@@ -61,6 +61,7 @@ from results.store import Study, utc_now
 from results.training import Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
+from strategies.training.found_layout import found_layout
 from strategies.training.trainer import Trainer
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
@@ -167,6 +168,7 @@ class RunInProgress:
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
         self._uses = UseCounter()
+        self._watched = Watched()
         self._compilation = Compilation(cell, around.device)
         self._part: tuple[str, int] | None = None
         """The part of the run that goes on, and the clock when it began."""
@@ -279,6 +281,8 @@ class RunInProgress:
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
         batches = setup.batches(workload, setup.replica)
+        # A strategy may leave a part of the model.
+        layout = found_layout(workload.module) if workload.layout is None else workload.layout
         trainer = setup.trainer(workload, around.exchange)
         trainer.loss = self._uses.counted(trainer.loss, workload.count)
         self._uses.watch(trainer.optimizer)
@@ -292,7 +296,10 @@ class RunInProgress:
                 exchanges_by_nodes=COLLECTIVES.facts(self._cell.collective).by_nodes,
             ),
         }
-        self._prove(setup, trainer, batches)
+        with nullcontext() if self._cell.compile else self._watched.watching(trainer, layout.blocks):
+            self._prove(setup, trainer, batches)
+        if not self._cell.compile:
+            self._require(self._watched.missed(self._cell, around.rank.rank, setup.groups))
         clock = step_clock(around.device)
         watch = Stopwatch(trainer, batches, clock=clock, control=around.control, log=around.log)
         self._found["clock"] = clock.name
@@ -342,6 +349,8 @@ class RunInProgress:
         except TooManyOperationsError as error:
             self._absent["recorded"] = str(error)
         else:
+            node_size = self._cell.node_size or around.rank.local_gpus
+            self._require(other_collective(self._cell, node_size, recorded.operations))
             kernels = self._kernels(watch, period) if around.device.type == "cuda" else None
             self._found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
         assert watch.buckets is not None
@@ -443,6 +452,11 @@ class RunInProgress:
         else:
             detail = f"{found.detail}; no step after the timed blocks: {late.obstacle}"
             self._found["proof"] = msgspec.structs.replace(found, detail=detail)
+
+    def _require(self, missed: str | None) -> None:
+        """End the run on all ranks if on one of them a step did not do what the cell asks for; collective."""
+        if self._around.control.largest([float(missed is not None)])[0]:
+            self._fail(missed or "another rank did not do what the cell asks for: its record says what")
 
     def _fail(self, detail: str, method: ProofMethod = "serial-simulation") -> None:
         """End the run, on all ranks, as one that did not train."""

@@ -1,20 +1,31 @@
-"""Samples, tokens and updates, counted where they are used: in the loss, and after each optimizer step."""
+"""What a cell asks for, held to what its steps did.
+
+Samples, tokens and updates are counted where they are used: in the loss, and after each optimizer step. A
+schedule and activation checkpointing show in the first steps, and a collective in the recorded operations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.worker.control import Control
 from harness.worker.sampler import own_synthetic
 from results.cell import Cell
 from results.groups import GroupLayout
+from results.recorded import Operations
+from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.training.loss import Loss, seen
 from workloads.batch import Batch, tensors
+from strategies.training.observer import Phase
+from strategies.training.trainer import Trainer
+from workloads.batch import Batch, samples_of, tensors
 from workloads.datasets.facts import DATASETS, Own
 from workloads.workload import TokenInput, Workload
 
@@ -114,3 +125,79 @@ class Demand:
             if updates != self.steps:
                 return f"rank {rank} made {updates:.0f} updates in {self.steps} measured steps"
         return None
+
+
+class Watched:
+    """Observes the steps of a trainer: what is forward and not yet backward, and what is computed again."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Microbatches that were forward and not yet backward, at most."""
+        self.recomputed: bool | None = None
+        """Whether a part of a block that is trained was called in a backward pass; None: there is none."""
+        self._phase: Phase | None = None
+        self._under_way = 0
+
+    def begins(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.DATA:
+            # A micro-batch says that it begins its forward pass, and then each of its stages does so.
+            self._under_way = -1
+        elif phase is Phase.FORWARD:
+            self._under_way += 1
+        elif phase is Phase.BACKWARD:
+            self._under_way -= 1
+        self.in_flight = max(self.in_flight, self._under_way)
+
+    def step_done(self, loss: Tensor) -> None:
+        pass
+
+    @contextmanager
+    def watching(self, trainer: Trainer, blocks: Iterable[str]) -> Iterator[None]:
+        """Observe the steps that are taken meanwhile; `blocks` are names of modules of the bare model."""
+        modules = dict(trainer.model.bare.named_modules())
+        parts = [part for name in blocks if name in modules for part in _trained_parts(modules[name])]
+        if parts:
+            self.recomputed = False
+        handles = [part.register_forward_pre_hook(self._called) for part in parts]
+        before, trainer.observer = trainer.observer, self
+        try:
+            yield
+        finally:
+            trainer.observer = before
+            for handle in handles:
+                handle.remove()
+
+    def _called(self, *_: object) -> None:
+        self.recomputed = self.recomputed or self._phase is Phase.BACKWARD
+
+    def missed(self, cell: Cell, rank: int, groups: GroupLayout) -> str | None:
+        """What `cell` asks for and this rank's steps did not do, as a sentence; None if nothing is missed."""
+        strategy = STRATEGIES.facts(cell.strategy)
+        pipeline = next(ranks for ranks in groups.groups("pipeline") if rank in ranks)
+        asked = strategy.in_flight(cell, pipeline.index(rank))
+        if asked is not None and self.in_flight != asked:
+            return (
+                f"{cell.strategy} has up to {asked} microbatches in flight on rank {rank}, and its steps had "
+                f"{self.in_flight}"
+            )
+        if cell.activation_checkpointing and self.recomputed is False:
+            return f"activation checkpointing was asked for, and rank {rank} computed no activation again"
+        return None
+
+
+def _trained_parts(block: nn.Module) -> list[nn.Module]:
+    """The modules within a block that trains a parameter: a repeated forward pass calls them."""
+    trained = any(parameter.requires_grad for parameter in block.parameters())
+    return [part for part in block.modules() if part is not block] if trained else []
+
+
+def other_collective(cell: Cell, node_size: int, operations: Operations) -> str | None:
+    """Why recorded operations are not those of the cell's collective, as a sentence; None if they may be."""
+    asked = COLLECTIVES.facts(cell.collective)
+    whole = f"0-{cell.gpus - 1}"
+    if asked.sends and cell.backend == "gloo" and "send" not in operations.names:
+        return f"{cell.collective} sends messages between two ranks, and none was recorded"
+    if asked.by_nodes and 1 < node_size < cell.gpus and set(operations.groups) == {whole}:
+        return f"{cell.collective} exchanges within nodes, and every recorded operation is of all ranks"
+    return None

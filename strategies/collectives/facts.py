@@ -22,6 +22,8 @@ class CollectiveFacts(CatalogFacts):
     """What compressors may need of it."""
     by_nodes: ClassVar[bool] = False
     """Whether it goes inside of nodes and across them: one rank sends there what all of its node have."""
+    sends: ClassVar[bool] = False
+    """Whether it is made of messages between two ranks."""
     on_cuda: ClassVar[str | None] = None
     """What to use on CUDA in its place; None: itself."""
 

@@ -13,6 +13,7 @@ class RingFacts(CollectiveFacts):
     name = "ring"
     help = "ours: reduce-scatter and all-gather around a ring of point-to-point sends"
     options = MappingProxyType({"chunk_mb": CHUNK_MB})
+    sends = True
     route = "strategies.collectives.ring.route:route"
     implements = frozenset(("all-reduce", "all-gather"))
     on_cuda = "--collective default with NCCL_ALGO=Ring"

@@ -13,6 +13,7 @@ class TreeFacts(CollectiveFacts):
     name = "tree"
     help = "ours: up and down two binary trees, half of it each, in chunks that follow each other"
     options = MappingProxyType({"chunk_mb": CHUNK_MB})
+    sends = True
     route = "strategies.collectives.tree.route:route"
     implements = frozenset(("all-reduce",))
     on_cuda = "--collective default with NCCL_ALGO=Tree"

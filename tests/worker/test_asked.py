@@ -1,0 +1,95 @@
+"""What a cell asks for and silently does not get ends its run: initial values, schedule, recomputation, route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from harness.worker.cell_setup import CellSetup
+from results.outcome import Outcome
+from strategies.exchange import gradient_exchange
+from strategies.pipeline import model as pipeline
+from strategies.training import trainer
+from workloads.workload import Workload
+
+Fields = dict[str, Any]
+Runs = Callable[..., list[Fields]]
+GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+WIDE: Fields = GPT | {"workload": "py:proof_models:wide", "strategy": "scratch-ddp"}
+NODES: Fields = WIDE | {"collective": "hierarchical", "node_size": 2}
+
+
+def _parameters_of_seed_0(rank: int, size: int) -> AbstractContextManager[object]:
+    original = CellSetup.workload
+
+    def wrong(self: CellSetup) -> Workload:
+        return original(replace(self, cell=msgspec.structs.replace(self.cell, seed=0)))
+
+    return patch.object(CellSetup, "workload", wrong)
+
+
+def _gpipe_in_its_place(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(pipeline, "Schedule1F1B", pipeline.ScheduleGPipe)
+
+
+def _one_f_one_b_in_its_place(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(pipeline, "ScheduleGPipe", pipeline.Schedule1F1B)
+
+
+def _all_activations_kept(rank: int, size: int) -> AbstractContextManager[object]:
+    return patch.object(trainer, "checkpoint_blocks", lambda *_, **named: None)
+
+
+def _the_default_collective(rank: int, size: int) -> AbstractContextManager[object]:
+    original = gradient_exchange.build_route
+
+    def wrong(text: str, *arguments: Any, **named: Any) -> object:
+        return original("default", *arguments, **named)
+
+    return patch.object(gradient_exchange, "build_route", wrong)
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "broken", "reason"),
+    [
+        (2, WIDE | {"seed": 3}, _parameters_of_seed_0, "initial parameters are not those of seed 3: 0.weight"),
+        (2, GPT | {"seed": 3, "strategy": "fsdp"}, _parameters_of_seed_0, "are not those of seed 3"),
+        (2, GPT | {"strategy": "pipeline:1f1b"}, _gpipe_in_its_place, "up to 2 microbatches in flight"),
+        (2, GPT | {"strategy": "pipeline:gpipe"}, _one_f_one_b_in_its_place, "and its steps had 2"),
+        (2, GPT | {"activation_checkpointing": True}, _all_activations_kept, "computed no activation again"),
+        (1, GPT | {"activation_checkpointing": "selective"}, _all_activations_kept, "no activation again"),
+        (2, WIDE | {"collective": "ring"}, _the_default_collective, "ring sends messages between two ranks"),
+        (2, WIDE | {"collective": "tree"}, _the_default_collective, "tree sends messages between two ranks"),
+        (4, NODES, _the_default_collective, "hierarchical exchanges within nodes"),
+    ],
+)
+def test_what_is_silently_not_done_ends_the_run(
+    whole_runs: Runs, size: int, fields: Fields, broken: Callable[..., object], reason: str
+) -> None:
+    found = whole_runs(size, fields, broken=broken)
+    assert Outcome.OK not in {rank["outcome"] for rank in found}
+    assert reason in found[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (2, GPT | {"seed": 3, "strategy": "scratch-fsdp", "activation_checkpointing": True}),
+        (2, GPT | {"strategy": "pipeline:1f1b", "accumulation": 2}),
+        (2, GPT | {"strategy": "pipeline:gpipe", "activation_checkpointing": "selective"}),
+        (3, GPT | {"strategy": "pipeline:1f1b"}),
+        (2, GPT | {"workload": "gpt-nano", "strategy": "pipeline:interleaved"}),
+        (2, WIDE | {"collective": "ring", "compression": "topk:0.1"}),
+        (2, WIDE | {"collective": "tree"}),
+        (4, NODES),
+    ],
+)
+def test_what_is_done_as_asked_is_not_refused(whole_runs: Runs, size: int, fields: Fields) -> None:
+    for rank in whole_runs(size, fields):
+        assert rank["outcome"] is Outcome.OK, rank["reason"]
