@@ -162,7 +162,7 @@ class Examination:
         self._model: ReferenceModel | None = None
         """Built for the first simulation of this rank."""
         self._initial: Tensors | None = None
-        """What the very first step begins with, until the simulation's model is built."""
+        """Parameters before the very first step, kept until the simulation's model is built."""
         self._replica_s: float | None = None
         """What rank 0 takes for one replica, where all together take it too long."""
         self._precision_known = False
@@ -662,7 +662,8 @@ class Examination:
         return ProofFinding(
             passed=not wrong,
             of="fingerprints",
-            what=f"initial parameters are not those of seed {self._setup.cell.seed}: {', '.join(wrong[:3])}",
+            what=f"initial parameters differ from those of seed {self._setup.cell.seed}: "
+            f"{', '.join(wrong[:3])}",
             difference=float(len(wrong)),
             bound=0.0,
         )

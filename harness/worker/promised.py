@@ -42,10 +42,10 @@ class Repeats:
     """How often an exchange sent a place that the exchange before it sent as well, over all buckets."""
 
     places: dict[int, Tensor] = field(default_factory=dict)
-    """By bucket: whether the last exchange sent each place, (values,)."""
+    """For each bucket, a mask (values,) of the places that its last exchange sent."""
     again: int = 0
     expected: float = 0.0
-    """At most so many of `again` are expected where places are drawn."""
+    """The mean of `again` for places that are drawn at random, or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Exchanged:
     """Exchanges of the bucket before this one."""
     bucket: int = 0
     repeats: Repeats = field(default_factory=Repeats)
-    """Of the exchanges that one witness has seen."""
+    """The places of all exchanges that one witness has seen."""
 
     @property
     def count(self) -> int:
@@ -259,7 +259,7 @@ def _(promise: Chosen, exchanged: Exchanged) -> PromiseCheck:
 
 @_check.register
 def _(promise: RandomPlaces, exchanged: Exchanged) -> PromiseCheck:
-    """By chance, there are so many repeats with a probability of at most exp(-difference) (Chernoff)."""
+    """Random places repeat as often as here with a probability of at most exp(-difference) (Chernoff)."""
     repeats, sent = exchanged.repeats, exchanged.sent != 0
     earlier = repeats.places.get(exchanged.bucket)
     repeats.places[exchanged.bucket] = sent

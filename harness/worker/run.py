@@ -49,7 +49,7 @@ from harness.worker.telemetry import sampler
 from harness.worker.trace import traced_steps, write_trace
 from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak
-from harness.worker.uses import Demand, UseCounter, Watched, other_collective
+from harness.worker.uses import Demand, UseCounter, Watched, other_collective, other_traffic, whole_state
 from results.cell import Cell
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
@@ -513,6 +513,11 @@ class RunInProgress:
             ),
         }
         demand = Demand(cell=self._cell, workload=workload, steps=steps)
+        sent = around.control.largest(
+            [self._found["work"].exchange_payload_bytes, self._found["work"].exchange_operations]
+        )
+        if setup.rank.local_gpus == self._cell.gpus:
+            self._require(other_traffic(self._cell, *sent) or whole_state(self._cell, trainer))
         missed = demand.missed(uses, around.control, setup.groups)
         if missed is not None:
             self._fail(missed)

@@ -1,4 +1,4 @@
-"""What a cell asks for, held to what its steps did.
+"""This module compares what a cell asks for with what its steps did.
 
 Samples, tokens and updates are counted where they are used: in the loss, and after each optimizer step. A
 schedule and activation checkpointing show in the first steps, and a collective in the recorded operations.
@@ -14,20 +14,29 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from harness.worker.control import Control
 from harness.worker.sampler import own_synthetic
-from results.cell import Cell
+from results.cell import DEFAULT_COLLECTIVE, Cell
 from results.groups import GroupLayout
+from results.parts import ModelParts
 from results.recorded import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
+from strategies.closed_form.traffic import traffic
 from strategies.training.loss import Loss, seen
 from workloads.batch import Batch, tensors
 from strategies.training.observer import Phase
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch, samples_of, tensors
+from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 from workloads.workload import TokenInput, Workload
+
+MISSES, EXCEEDS, STATE_EXCEEDS = 0.8, 1.25, 1.1
+"""Limits of what a rank sends, and of the optimizer state that it holds, as factors of the closed form."""
+FEW_BYTES = 2**16
+"""Allowed beside the closed form: ranks also send numbers that they agree on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +143,7 @@ class Watched:
         self.in_flight = 0
         """Microbatches that were forward and not yet backward, at most."""
         self.recomputed: bool | None = None
-        """Whether a part of a block that is trained was called in a backward pass; None: there is none."""
+        """Whether a part of a trained block was called in a backward pass; None without such blocks."""
         self._phase: Phase | None = None
         self._under_way = 0
 
@@ -172,7 +181,7 @@ class Watched:
         self.recomputed = self.recomputed or self._phase is Phase.BACKWARD
 
     def missed(self, cell: Cell, rank: int, groups: GroupLayout) -> str | None:
-        """What `cell` asks for and this rank's steps did not do, as a sentence; None if nothing is missed."""
+        """Return which part of `cell` the steps of this rank did not do, as a sentence, or None."""
         strategy = STRATEGIES.facts(cell.strategy)
         pipeline = next(ranks for ranks in groups.groups("pipeline") if rank in ranks)
         asked = strategy.in_flight(cell, pipeline.index(rank))
@@ -193,7 +202,7 @@ def _trained_parts(block: nn.Module) -> list[nn.Module]:
 
 
 def other_collective(cell: Cell, node_size: int, operations: Operations) -> str | None:
-    """Why recorded operations are not those of the cell's collective, as a sentence; None if they may be."""
+    """Return why recorded operations cannot belong to the collective of `cell`, as a sentence, or None."""
     asked = COLLECTIVES.facts(cell.collective)
     whole = f"0-{cell.gpus - 1}"
     if asked.sends and cell.backend == "gloo" and "send" not in operations.names:
@@ -201,3 +210,50 @@ def other_collective(cell: Cell, node_size: int, operations: Operations) -> str 
     if asked.by_nodes and 1 < node_size < cell.gpus and set(operations.groups) == {whole}:
         return f"{cell.collective} exchanges within nodes, and every recorded operation is of all ranks"
     return None
+
+
+def other_traffic(cell: Cell, payload_bytes: float, operations: float) -> str | None:
+    """How far what the busiest rank sends in a step is from the closed form, as a sentence.
+
+    None if it is near, or where no closed form is exact: of strategies of other packages, of activations in
+    half precision, of what a compressor or another collective sends, and of models without known parts.
+    """
+    known = cell.backend == "gloo" and cell.precision == "fp32" and cell.collective == DEFAULT_COLLECTIVE
+    parts = _parts(cell)
+    if parts is None or not known or cell.compresses:
+        return None
+    terms = traffic(cell, parts)
+    sent, number = sum(term.payload_bytes for term in terms), sum(term.operations for term in terms)
+    # Beside the closed form go buffers, a norm, and what ranks agree on in a few bytes.
+    if MISSES * sent <= payload_bytes <= EXCEEDS * sent + FEW_BYTES and operations >= MISSES * number:
+        return None
+    return (
+        f"{cell.strategy} sends {sent:,.0f} bytes in {number:g} operations of a step, and its steps sent "
+        f"{payload_bytes:,.0f} bytes in {operations:g}"
+    )
+
+
+def whole_state(cell: Cell, trainer: Trainer) -> str | None:
+    """How much more optimizer state this rank holds than the strategy leaves to a rank, as a sentence.
+
+    None if it holds no more, or if the parts of the model are not known.
+    """
+    parts = _parts(cell)
+    if parts is None:
+        return None
+    moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
+    expected = max(moment.optimizer for moment in moments)
+    states = trainer.model.local_state(trainer.optimizer).values()
+    values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    held = sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values)
+    # The count of steps of each parameter is beside the closed form.
+    if held <= STATE_EXCEEDS * expected + 8 * len(values):
+        return None
+    return f"{cell.strategy} leaves a rank {expected:,} bytes of optimizer state, and a rank holds {held:,}"
+
+
+def _parts(cell: Cell) -> ModelParts | None:
+    """The parts of a model of the catalog under one of bench's own strategies; None for others."""
+    own = type(STRATEGIES.facts(cell.strategy)).__module__.startswith("strategies.")
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    return parts if own and isinstance(parts, ModelParts) else None

@@ -1,4 +1,4 @@
-"""What a cell asks for and silently does not get ends its run: initial values, schedule, recomputation, route."""
+"""What a cell asks for and silently does not get ends its run."""
 
 from __future__ import annotations
 
@@ -55,11 +55,31 @@ def _the_default_collective(rank: int, size: int) -> AbstractContextManager[obje
     return patch.object(gradient_exchange, "build_route", wrong)
 
 
+def _plain_ddp(rank: int, size: int) -> AbstractContextManager[object]:
+    original = CellSetup.trainer
+
+    def wrong(self: CellSetup, *arguments: Any) -> object:
+        return original(replace(self, cell=msgspec.structs.replace(self.cell, strategy="ddp")), *arguments)
+
+    return patch.object(CellSetup, "trainer", wrong)
+
+
+MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
+
+
 @pytest.mark.parametrize(
     ("size", "fields", "broken", "reason"),
     [
-        (2, WIDE | {"seed": 3}, _parameters_of_seed_0, "initial parameters are not those of seed 3: 0.weight"),
-        (2, GPT | {"seed": 3, "strategy": "fsdp"}, _parameters_of_seed_0, "are not those of seed 3"),
+        (2, MLP | {"strategy": "ddp:bucket_mb=0.01"}, _plain_ddp, "operations of a step, and its steps sent"),
+        (2, MLP | {"strategy": "zero1"}, _plain_ddp, "operations of a step, and its steps sent"),
+        (2, MLP | {"strategy": "zero1", "precision": "bf16"}, _plain_ddp, "bytes of optimizer state"),
+        (
+            2,
+            WIDE | {"seed": 3},
+            _parameters_of_seed_0,
+            "initial parameters differ from those of seed 3: 0.weight",
+        ),
+        (2, GPT | {"seed": 3, "strategy": "fsdp"}, _parameters_of_seed_0, "differ from those of seed 3"),
         (2, GPT | {"strategy": "pipeline:1f1b"}, _gpipe_in_its_place, "up to 2 microbatches in flight"),
         (2, GPT | {"strategy": "pipeline:gpipe"}, _one_f_one_b_in_its_place, "and its steps had 2"),
         (2, GPT | {"activation_checkpointing": True}, _all_activations_kept, "computed no activation again"),
@@ -87,6 +107,7 @@ def test_what_is_silently_not_done_ends_the_run(
         (2, GPT | {"workload": "gpt-nano", "strategy": "pipeline:interleaved"}),
         (2, WIDE | {"collective": "ring", "compression": "topk:0.1"}),
         (2, WIDE | {"collective": "tree"}),
+        (2, MLP | {"strategy": "zero1"}),
         (4, NODES),
     ],
 )
