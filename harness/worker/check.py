@@ -38,9 +38,8 @@ from harness.worker.seeds import seed_step
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError, UsageError
 from results.layout import ModelLayout
-from strategies.catalog import group_layout
-from strategies.pipeline.stages import require_cuttable
 from strategies.catalog import STRATEGIES, group_layout
+from strategies.pipeline.stages import require_cuttable
 from strategies.refusal import refusal
 from strategies.training.evaluation import evaluation_mode
 from strategies.training.found_layout import found_layout

@@ -6,8 +6,7 @@ schedule and activation checkpointing show in the first steps, and a collective 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +24,9 @@ from results.recorded import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.closed_form.traffic import traffic
 from strategies.training.loss import Loss, seen
-from workloads.batch import Batch, tensors
 from strategies.training.observer import Phase
 from strategies.training.trainer import Trainer
-from workloads.batch import Batch, samples_of, tensors
+from workloads.batch import Batch, tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 from workloads.workload import TokenInput, Workload
