@@ -32,7 +32,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
     target = path or study.root / "report.html"
-    written = _write([figures], target, f"{path.stem}." if path else "")
+    written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
     if figures.cells or not figures.training:
         print_headline(figures, console)
         print_verdict(figures, console)
@@ -77,26 +77,28 @@ def write_figures(
     for study in studies:
         target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
         for one in figure_files(study, forms, style):
-            files.replace(target / one.name, one.data)
+            files.replace(target / one.name, one.data, in_study=True)
             number += 1
     if len(studies) > 1:
         for one in shared_figure_files(studies, forms, style):
-            files.replace(folder / one.name, one.data)
+            files.replace(folder / one.name, one.data, in_study=True)
             number += 1
     console.result(f"figures: {count(number, 'file')} in {folder}")
     return folder
 
 
-def _write(studies: Sequence[StudyFigures], page: Path, prefix: str) -> tuple[Path, ...]:
+def _write(
+    studies: Sequence[StudyFigures], page: Path, prefix: str, *, in_study: bool = False
+) -> tuple[Path, ...]:
     # Drawing takes a second to import, and only reports draw.
     from reports.page.export import export_table
     from reports.page.render import render_studies
 
-    names = () if files.is_stream(page) else ("cells", "runs")
+    names = () if not in_study and files.is_stream(page) else ("cells", "runs")
     tables = {name: page.with_name(f"{prefix}{name}.csv") for name in names}
-    files.replace(page, render_studies(studies).encode())
+    files.replace(page, render_studies(studies).encode(), in_study=in_study)
     for name, path in tables.items():
-        files.replace(path, export_table(studies, name, "csv"))
+        files.replace(path, export_table(studies, name, "csv"), in_study=in_study)
     return page, *tables.values()
 
 

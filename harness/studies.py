@@ -120,7 +120,7 @@ def warn_of_losses(study: Study, console: Console) -> None:
     lost = study.lost_cells()
     if lost:
         console.warn(
-            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json, and no plan has them: "
+            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and no plan has them: "
             f"the bench matrix command that planned them brings them back"
         )
 

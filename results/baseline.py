@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from results.value_types import require_times
+
 Fact = str
 Exact = int | float | str
 
@@ -67,3 +69,6 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     fail_above: dict[str, float] = {}
     """Margins of this baseline by metric, as shares: 0.05 is 5 %."""
     accepted: tuple[Acceptance, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_times(self.measured_at)

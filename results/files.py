@@ -6,11 +6,13 @@ import errno
 import os
 import re
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +25,34 @@ _TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9
 DAY_S = 86_400
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a used-up share of it."""
+MOST_BYTES = 2**30
+"""A larger file of a study is not read: it was not written by bench, and would fill the memory."""
+
+
+def opened(path: Path) -> FileIO:
+    """Open a regular file to read.
+
+    Raises OSError, also for anything else: to open a FIFO may wait for ever, and a device may have no end.
+    """
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def read(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError, also for one of more than `MOST_BYTES`."""
+    with opened(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB", str(path))
+        return file.readall()
+
+
+def no_follow(name: str, flags: int) -> int:
+    """An opener for files that are written within a study. Raises OSError if the name is a link, which in a
+    study of somebody else may point to any file of this user, and for a FIFO that nobody reads."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def write_once(path: Path, data: bytes) -> None:
@@ -35,13 +65,14 @@ def write_once(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
     """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole.
 
-    A device, a pipe, and what this process has open are written to (`is_stream`).
+    A device, a pipe, and what this process has open are written to (`is_stream`), but not where the name is
+    one that bench gives to a file of a study: a link of that name is replaced.
     """
     with _errors(path):
-        if is_stream(path):
+        if not in_study and is_stream(path):
             with _stream(path) as stream:
                 stream.write(data)
             return

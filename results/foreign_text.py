@@ -1,8 +1,8 @@
 """Text that others wrote, such as a model's exception, made fit to be kept and to be shown.
 
 Records keep what was said, but for its length (`shortened`). What could act on a terminal or a page is
-replaced where text leaves for people, in the console, the page and Markdown (`visible`). So records that are
-there already are covered as well, and JSON and CSV have the text as it was.
+replaced where text leaves for people, in the console, the page, Markdown and CSV (`visible`). So records that
+are there already are covered as well, and JSON has the text as it was.
 """
 
 from __future__ import annotations

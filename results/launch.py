@@ -10,6 +10,7 @@ from results.job import SILENCE_S
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
 from results.train_order import TrainOrder
+from results.value_types import require_times
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,3 +104,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's words for the job when the launch was ended from outside."""
     startup_ns: int | None
     """From the start of torchrun to the first cell of rank 0; None if it never came."""
+
+    def __post_init__(self) -> None:
+        require_times(self.started_at, self.ended_at)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from results import files
 from results.errors import StoreError, StudyBusyError
 
 LOCK = ".lock"
@@ -23,12 +25,16 @@ def study_lock(root: Path) -> Iterator[int]:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = files.no_follow(str(root / LOCK), os.O_RDWR | os.O_CREAT)
     except OSError as error:
+        if (root / LOCK).is_symlink():
+            raise StoreError(f"{root / LOCK} is a link, which bench did not make: remove it") from error
         raise StoreError(
             f"cannot write in {root}: {error.strerror}; choose a folder that you may write with --out"
         ) from error
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreError(f"{root / LOCK} is not a regular file, and bench did not make it: remove it")
         _acquire(descriptor, root)
         yield descriptor
     finally:

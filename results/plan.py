@@ -228,6 +228,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
 
+    def __post_init__(self) -> None:
+        known = {cell.id for cell in self.cells}
+        strange = [cell for series in self.series for cell in series.cells if cell not in known]
+        if strange:
+            raise ValueError(f"a series has the cell {strange[0]}, which is not among the plan's cells")
+
     @property
     def virtual_cells(self) -> frozenset[str]:
         """Ids of the cells some of whose nodes are only made up."""

@@ -13,6 +13,7 @@ from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
 from results.training import Training
+from results.value_types import require_times
 
 ProofMethod = Literal["serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run"]
 
@@ -31,8 +32,9 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of this rank's samples; None where it was not finite."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
-        if len(set(lengths.values())) > 1:
+        columns = (self.data_ns, self.forward_ns, self.backward_ns, self.optimizer_ns, self.loss)
+        if {len(self.step_ns)} != set(map(len, columns)):
+            lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
             raise ValueError(f"the columns differ in length: {lengths}")
 
 
@@ -170,3 +172,6 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
     absent: dict[str, str] = {}
     """Why a value is None."""
+
+    def __post_init__(self) -> None:
+        require_times(self.started_at, self.ended_at)

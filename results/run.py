@@ -10,6 +10,7 @@ from results.outcome import Evidence, Outcome
 from results.record import Proof
 from results.statistics import Metric
 from results.training import Training
+from results.value_types import require_times
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -104,3 +105,6 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The longest time of each part of the run, over ranks, by the names of `RankRecord.spent_ns`."""
     warnings: tuple[str, ...] = ()
     absent: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        require_times(self.started_at)

@@ -178,11 +178,10 @@ class Study:
     def cell(self, cell_id: str) -> Cell:
         """A cell by its id, from its file, or from a plan if the file is lost or damaged.
 
-        Raises SchemaError if the file holds another cell, and if it is damaged and no plan has the cell.
+        Raises SchemaError if the file is damaged, or holds another cell, and no plan has the cell.
         """
-        path = self.cell_folder(cell_id) / "cell.json"
         try:
-            cell = schemas.CELL.read(path)
+            return self._own_cell(cell_id)
         except NewerSchemaError:
             raise
         except StoreError:
@@ -190,10 +189,13 @@ class Study:
             if planned is None:
                 raise
             return planned
+
+    def _own_cell(self, cell_id: str) -> Cell:
+        """A cell from its file."""
+        path = self.cell_folder(cell_id) / "cell.json"
+        cell = schemas.CELL.read(path)
         if cell.id != cell_id:
-            raise SchemaError(
-                f"{path} holds the cell {cell.id}: it was edited; move it away, and its plan tells the cell"
-            )
+            raise SchemaError(f"{path} holds the cell {cell.id}: it was edited, move it away")
         return cell
 
     def _planned_cells(self) -> dict[str, Cell]:
@@ -205,8 +207,19 @@ class Study:
 
     def lost_cells(self) -> list[str]:
         """The folders of runs whose cell neither its own file nor a plan tells."""
-        bare = {name for name in self._cell_folders() if not (self.cell_folder(name) / "cell.json").exists()}
-        return sorted(bare - self._planned_cells().keys()) if bare else []
+        return sorted(
+            name for name in self._cell_folders() - self._planned_cells().keys() if not self._tells(name)
+        )
+
+    def _tells(self, cell_id: str) -> bool:
+        """Whether a cell can be read from its own file. Raises NewerSchemaError."""
+        try:
+            self._own_cell(cell_id)
+        except NewerSchemaError:
+            raise
+        except StoreError:
+            return False
+        return True
 
     def _cell_folders(self) -> set[str]:
         return {path.name for path in self.root.glob("cells/*/")}
@@ -234,7 +247,7 @@ class Study:
     # Rank records
 
     def rank_path(self, cell_id: str, run_id: str, rank: int) -> Path:
-        return self.run_folder(cell_id, run_id) / f"rank-{rank:05d}.json"
+        return self.run_folder(cell_id, run_id) / _rank_name(rank)
 
     def add_rank_record(self, record: RankRecord) -> None:
         path = self.rank_path(record.cell_id, record.run_id, record.rank)
@@ -246,7 +259,8 @@ class Study:
         records = []
         for path in paths:
             record = schemas.RANK_RECORD.read(path)
-            if path != self.rank_path(record.cell_id, record.run_id, record.rank):
+            place = (record.cell_id, record.run_id, _rank_name(record.rank))
+            if place != (cell_id, run_id, path.name):
                 raise SchemaError(
                     f"{path} is of cell {record.cell_id}, run {record.run_id}, rank {record.rank}: "
                     f"it was copied here; move it away"
@@ -314,7 +328,7 @@ class Study:
             files.remove_left(self.root.glob(f"{folders}.*.tmp"))
         results = self.results(keep=True)
         lines = [msgspec.json.encode(result) for result in results]
-        files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines))
+        files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines), in_study=True)
         return results
 
     def results(self, *, keep: bool = False, cells: Set[str] | None = None) -> list[RunResult]:
@@ -344,12 +358,12 @@ class Study:
             result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
         except NewerSchemaError:
             raise
-        except SchemaError as error:
+        except StoreError as error:
             # One damaged file costs one run; the others of the study are unharmed.
             result = derive(cell, run_id, [], attempt)
             result = msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, reason=str(error))
         if keep:
-            files.replace(path, schemas.RUN_RESULT.encode(result))
+            files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
 
     def forget_derived(self) -> None:
@@ -362,6 +376,10 @@ class Study:
             raise StoreError(
                 f"cannot delete derived files of {self.root}: {error.strerror}; make the folder writable"
             ) from error
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
 
 
 def _still_holds(kept: RunResult, path: Path) -> bool:
@@ -383,8 +401,8 @@ def _lacks_startup(kept: RunResult, attempt: Attempt | None) -> bool:
 def _kept(path: Path) -> RunResult | None:
     """A result that was derived before; None where there is none, or one of another version, or damage."""
     try:
-        return schemas.RUN_RESULT.decode(path.read_bytes(), path)
-    except (OSError, SchemaError):
+        return schemas.RUN_RESULT.read(path)
+    except StoreError:
         return None
 
 

@@ -17,18 +17,26 @@ from typing import Literal
 
 import msgspec
 
+from results import files
 from results.errors import StoreError
 from results.files import FULL
 from results.train_order import MetricName, TrainOrder, larger_is_better
+from results.value_types import require_times
 
 EndReason = Literal["epochs", "steps", "target", "patience"]
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
-    """A launch begins, or goes on with, the training."""
-
+class _Dated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     at: str
     """UTC, as are all times of the log."""
+
+    def __post_init__(self) -> None:
+        require_times(self.at)
+
+
+class Started(_Dated, tag="started"):
+    """A launch begins, or goes on with, the training."""
+
     run_id: str
     launch_id: str
     gpus: int
@@ -43,10 +51,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     units_per_sample: int = 1
 
 
-class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="steps"):
+class Steps(_Dated, tag="steps"):
     """Some steps in a row."""
 
-    at: str
     step: int
     """Updates so far."""
     epoch: float
@@ -63,10 +70,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="s
     """Of the last step; None unless it is clipped."""
 
 
-class Validated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="validated"):
+class Validated(_Dated, tag="validated"):
     """A pass over the held-out samples."""
 
-    at: str
     step: int
     epoch: float
     metrics: dict[str, float]
@@ -75,10 +81,9 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     """Metrics that were NaN or infinite."""
 
 
-class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="saved"):
+class SavedCheckpoint(_Dated, tag="saved"):
     """A checkpoint counts, or could not be written."""
 
-    at: str
     step: int
     seconds: float
     """For which training was blocked."""
@@ -87,10 +92,9 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="even
     """Whether its metric is the best one so far."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
+class Ended(_Dated, tag="ended"):
     """Training came to its end by itself."""
 
-    at: str
     step: int
     why: EndReason
     words: str
@@ -121,7 +125,7 @@ class TrainingLog:
         Raises StoreError if the file cannot be read.
         """
         try:
-            lines = path.read_bytes().split(b"\n")
+            lines = files.read(path).split(b"\n")
         except FileNotFoundError:
             return cls()
         except OSError as error:
@@ -272,7 +276,7 @@ class TrainingLogWriter:
         """Whether a warning has said that rows wait."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0:
+            if path.exists() and not files.read(path).endswith(b"\n") and path.stat().st_size > 0:
                 # The line that a kill has cut off stays by itself.
                 self._left = b"\n"
         except OSError as error:
@@ -285,7 +289,7 @@ class TrainingLogWriter:
         """
         self._left += msgspec.json.encode(row) + b"\n"
         try:
-            with self._path.open("ab", buffering=0) as file:
+            with open(self._path, "ab", buffering=0, opener=files.no_follow) as file:
                 while self._left:
                     self._left = self._left[file.write(self._left) :]
                 if isinstance(row, SavedCheckpoint | Ended):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -23,6 +24,13 @@ class Written:
     """In an Annotated type: its values in words."""
 
     words: str
+
+
+def require_times(*texts: str | None) -> None:
+    """Raises ValueError for a text of a record that is not an ISO 8601 time with its zone; None is unknown."""
+    for text in texts:
+        if text is not None and datetime.fromisoformat(text).tzinfo is None:
+            raise ValueError(f"the time {text!r} has no zone, such as the Z of 2026-01-31T12:00:00Z")
 
 
 def takes(hint: Any) -> str:

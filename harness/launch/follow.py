@@ -12,6 +12,8 @@ from pathlib import Path
 from reports.text import duration, listed
 from results.launch_files import rank_log_path, torchrun_folder
 from results.plan import Placement
+from results.files import opened
+from results.launch_files import rank_log_path
 
 _PHASES = {
     "waiting": "waiting for its turn",
@@ -44,10 +46,11 @@ class LogTail:
     def lines(self) -> list[bytes]:
         """The lines since the last call; a last line without its end waits for the next call."""
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as file:
                 file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
+                data = file.readall()
+        except OSError:
+            # It is not there yet, or is not a log.
             return []
         whole, _, _ = data.rpartition(b"\n")
         if not whole:
@@ -61,7 +64,7 @@ class LogTail:
         A line that is no JSON (cut off by a full disk, and continued) is left out.
         """
         for line in self.lines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 yield json.loads(line)
 
 

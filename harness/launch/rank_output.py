@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.files import opened
 from results.launch import Launch
 from results.launch_files import RUN_MARK, rank_log_paths, rank_output_paths
 
@@ -62,12 +63,12 @@ def _told(folder: Path) -> Mapping[str, int]:
     """Rank by file, as each rank says in the first line of its log."""
     found: dict[str, int] = {}
     for log in rank_log_paths(folder).values():
-        with log.open("rb") as file:
-            line = file.readline(_CHUNK)
         try:
+            with opened(log) as file:
+                line = file.read(_CHUNK).partition(b"\n")[0]
             event = json.loads(line)
             found |= {str(event[stream]): int(event["rank"]) for stream in STREAMS if stream in event}
-        except (ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
     return found
 
@@ -80,16 +81,22 @@ class OutputTail:
         self.file = file
         self._run_id = run_id
         self._offset = 0
+        self._failed = False
         self._within = run_id is None
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
         """Those since the last call; a last line without its end is given when everything has ended."""
         try:
-            with self.file.path.open("rb") as file:
+            with opened(self.file.path) as file:
                 cut = file.seek(0, 2) < self._offset
                 file.seek(0 if cut else self._offset)
-                data = file.read()
+                data = file.readall()
         except FileNotFoundError:
+            return
+        except OSError as error:
+            if not self._failed:
+                yield f"--- it cannot be read: {error.strerror} ---"
+            self._failed = True
             return
         if cut:
             # The rank has cut the middle out of it, and goes on at its new end.

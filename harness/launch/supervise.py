@@ -29,6 +29,7 @@ from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
 from harness.launch.startup import allocation_over, never_started, startup_outcome
 from harness.worker.watchdog import MARGIN_S
+from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
 from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
@@ -94,7 +95,7 @@ class Supervisor:
         command = self._starter.command(self._launch, path)
         started_at, began = utc_now(), time.monotonic()
         self._kills_before = out_of_memory_kills()
-        with torchrun_log_path(self._folder).open("wb") as log:
+        with open(torchrun_log_path(self._folder), "wb", opener=no_follow) as log:
             process = Guarded(
                 command,
                 log=log,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from harness.worker.watchdog import Watchdog
-from results.files import FULL
+from results.files import FULL, no_follow
 from results.store import utc_now
 
 HEARTBEAT_S = 5.0
@@ -18,7 +18,7 @@ class RankLog:
     """Appends to one rank's file; every line is flushed, so that a killed rank's last words stay."""
 
     def __init__(self, path: Path, rank: int, watchdog: Watchdog) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8", opener=no_follow)
         self._watchdog = watchdog
         self._rank = rank
         self._last = 0.0

@@ -15,6 +15,7 @@ import pandas as pd
 from reports.analysis.study import StudyFigures
 from reports.page.columns import CELLS, LOSSES, RANKS, RUNS, SKIPS, Column, telemetry
 from reports.page.rows import cell_rows, loss_rows, rank_rows, run_rows, skip_rows
+from results.foreign_text import visible
 
 _FORMULA = ("=", "+", "-", "@", "'", "\t", "\n")
 
@@ -73,7 +74,8 @@ def csv_text(frame: pd.DataFrame) -> str:
 def _safe(text: str) -> str:
     # The csv module does not quote a carriage return, and readers take it for the end of the row.
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{lines}" if lines.startswith(_FORMULA) else lines
+    # What is not quoted by anything could still act on the terminal that shows the file.
+    return visible(f"'{lines}" if lines.startswith(_FORMULA) else lines)
 
 
 def _frame(rows: Sequence[object], columns: Sequence[Column]) -> pd.DataFrame:

@@ -62,6 +62,7 @@ def require_known(name: str) -> None:
         raise ValueError(f"{name!r} is not in the catalogue of GPUs, which has {', '.join(_rows())}")
 
 
+@cache
 def catalogue_name(device_name: str) -> str | None:
     """The catalogue's row of a device, by the row's name or the driver's; None if there is none."""
     if device_name in _rows():

@@ -364,7 +364,7 @@ def _longest(rows: list[list[int]]) -> Ints:
 
 def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
     phases = {
-        phase: float(np.mean([np.mean(getattr(rank.steps, f"{phase}_ns")) for rank in ranks]))
+        phase: float(np.array([getattr(rank.steps, f"{phase}_ns") for rank in ranks]).mean(axis=1).mean())
         for phase in PHASES
     }
     return {**phases, "other": step_ns - sum(phases.values())}

@@ -8,6 +8,7 @@ its name.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
@@ -52,8 +53,12 @@ class RunFolder:
         return found
 
     def read(self, path: Path) -> Kept:
-        """Raises SchemaError for a damaged or newer one, StoreError for one that cannot be read."""
-        return Kept(path, CHECKPOINT.read(path / MANIFEST))
+        """Raises SchemaError for a damaged or newer one, and for one of another step than its folder's, and
+        StoreError for one that cannot be read."""
+        manifest = CHECKPOINT.read(path / MANIFEST)
+        if re.fullmatch(r"step-\d+", path.name) and path.name != self.place(manifest.step).name:
+            raise SchemaError(f"{path / MANIFEST} is of step {manifest.step}: it was copied or edited")
+        return Kept(path, manifest)
 
     def begin(self, step: int, session: str, allowed: Collection[tuple[int, str]]) -> Path:
         """An empty folder for a checkpoint under way.

@@ -134,9 +134,11 @@ def test_a_rank_record_is_written_once(study: Study, cell_of: CellOf, record_of:
     assert _bytes(study.root) == before
 
 
-def test_an_edited_cell_is_refused(study: Study, cell_of: CellOf) -> None:
+def test_an_edited_cell_is_read_from_its_plan_or_refused(study: Study, cell_of: CellOf) -> None:
     path = study.cell_folder(cell_of().id) / "cell.json"
     path.write_text(path.read_text().replace('"micro_batch":8', '"micro_batch":9'))
+    assert study.cell(cell_of().id) == cell_of()
+    (study.root / "plan-0001.json").unlink()
     with pytest.raises(SchemaError, match=f"{path} holds the cell resnet18-ddp-g002-b9-.*: it was edited"):
         study.cell(cell_of().id)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from results import files
 from results.errors import StoreError
 from results.train_order import TrainOrder
 from results.training_log import (
@@ -125,31 +127,37 @@ def test_the_best_is_told_since_launches_keep_it_by_one_metric() -> None:
     assert TrainingLog(rows).since_best_by("val_accuracy").rows == ()
 
 
-def test_rows_wait_for_room_on_the_disk(tmp_path: Path) -> None:
+def _full_disk(name: str, flags: int) -> int:
+    return os.open("/dev/full", flags)
+
+
+def test_rows_wait_for_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.jsonl"
     writer = TrainingLogWriter(path)
-    path.symlink_to("/dev/full")
+    monkeypatch.setattr(files, "no_follow", _full_disk)
     with pytest.warns(UserWarning, match="No space left on device; training goes on"):
         writer.write(DONE[0])
     # A second warning would be an error.
     writer.write(DONE[1])
     with pytest.raises(StoreError, match="No space left on device; free some space"):
         writer.write(DONE[-1])
-    path.unlink()
+    monkeypatch.undo()
     writer.write(DONE[2])
     assert TrainingLog.read(path).rows == (*DONE[:2], DONE[-1], DONE[2])
 
 
-def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(tmp_path: Path) -> None:
+def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"event": "st')
     writer = TrainingLogWriter(path)
     for row in DONE[:2]:
-        path.unlink()
-        path.symlink_to("/dev/full")
+        path.unlink(missing_ok=True)
+        monkeypatch.setattr(files, "no_follow", _full_disk)
         with pytest.warns(UserWarning, match="No space left on device; training goes on"):
             writer.write(row)
-        path.unlink()
+        monkeypatch.undo()
         writer.write(row)
     assert TrainingLog.read(path).rows == (DONE[1], DONE[1])
 
