@@ -42,15 +42,29 @@ def checkout() -> Path:
     return next(iter(folders))
 
 
-def code_version() -> CodeVersion:
-    """The version of the running code."""
+def code_version(source: Path | None = None) -> CodeVersion:
+    """The version of the running code, and of the user's code in the folder `source` (default: the working
+    folder)."""
     folder = checkout()
+    user_commit, user_dirty = _user_commit((source or Path.cwd()).resolve())
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeVersion(
         code_hash=code_hash(folder),
         commit=_git(folder, "rev-parse", "HEAD") or _installed_commit(folder),
         dirty=None if status is None else bool(status),
+        user_commit=user_commit,
+        user_dirty=user_dirty,
     )
+
+
+def _user_commit(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit that BENCH_COMMIT names, else that of the repository around `folder`; and whether files
+    differ from it, where that is known."""
+    if told := os.environ.get("BENCH_COMMIT"):
+        return told, None
+    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    status = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return _git(root, "rev-parse", "HEAD"), None if status is None else bool(status)
 
 
 def code_hash(folder: Path) -> str:

@@ -120,8 +120,8 @@ def warn_of_losses(study: Study, console: Console) -> None:
     lost = study.lost_cells()
     if lost:
         console.warn(
-            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and no plan has them: "
-            f"the bench matrix command that planned them brings them back"
+            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and "
+            f"no plan has them: the bench matrix command that planned them brings them back"
         )
 
 

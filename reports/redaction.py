@@ -25,7 +25,8 @@ from results.run import RunResult
 T = TypeVar("T")
 
 KEPT_FIELDS = frozenset(
-    {"run_id", "launch_id", "fingerprint", "code_hash", "commit", "source_hash", "dataset_hash"}
+    {"run_id", "launch_id", "fingerprint", "code_hash", "commit", "user_commit", "names_hash"}
+    | {"source_hash", "dataset_hash"}
     | {"created_at", "started_at", "python", "torch", "driver", "cuda", "nccl"}
 )
 """Hashes, times, versions and random ids: they name nobody, and some look like addresses."""
@@ -36,6 +37,15 @@ _PATH_CHARACTERS = r"[^\s'\"<>|,;:()\[\]{}]"
 _TOP = "home|Users|root|tmp|var|mnt|data|scratch|work|opt|srv|gpfs|lustre|nfs|nvme|etc|usr|proc|dev|run"
 _HOME = re.compile(r"(?:/home|/Users)/([A-Za-z0-9][\w.-]*)")
 _PATTERNS = (
+    # First: a token may be a part of an address or a path. Forms of Hugging Face, GitHub, GitLab, OpenAI,
+    # Slack and Google, of AWS and JSON Web Tokens; then whatever a text itself calls a secret.
+    ("secret", r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|glpat-|sk-|xox[abprs]-|AIza)[\w-]{10,}"),
+    ("secret", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
+    (
+        "secret",
+        r"(?i:(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|bearer))['\"]?(?:\s*[:=]\s*|\s+)"
+        r"['\"]?(?=[\w./+=-]*\d)[\w./+=-]{8,}",
+    ),
     ("address", r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"),
     # With blanks in it only between quotes.
     ("path", r"(?<=')(?:~|\.{1,2})?/[^'\n]+(?=')|(?<=\")(?:~|\.{1,2})?/[^\"\n]+(?=\")"),
@@ -100,7 +110,11 @@ class Redactor:
         predicted = {ids[cell_id]: size for cell_id, size in plan.predicted_bytes.items()}
         # Of words that a user typed, or that a user's model failed with, nobody knows what they tell.
         return msgspec.structs.replace(
-            self.value(plan), series=series, predicted_bytes=predicted, command=(), unpredicted={}
+            self.value(msgspec.structs.replace(plan, series=())),
+            series=series,
+            predicted_bytes=predicted,
+            command=(),
+            unpredicted={},
         )
 
     def _result(self, result: RunResult, ids: dict[str, str]) -> RunResult:

@@ -16,13 +16,55 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     commit: str | None = None
     dirty: bool | None = None
     """Whether the checkout differs from the commit; None where there is no git."""
+    user_commit: str | None = None
+    """Of the repository that the user's code is in, or as BENCH_COMMIT has it; None in older records, and
+    where there is neither. `commit` is that of bench itself."""
+    user_dirty: bool | None = None
     extensions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is."""
+
+    @property
+    def measured_commit(self) -> str | None:
+        """What nights and baselines name: the user's commit, where there is one."""
+        return self.user_commit or self.commit
+
+    @property
+    def measured_dirty(self) -> bool | None:
+        """Whether the checkout of `measured_commit` differs from it."""
+        return self.user_dirty if self.user_commit else self.dirty
 
     @property
     def packages(self) -> Mapping[str, str]:
         """The `extensions`; empty if none is used."""
         return self.extensions or {}
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload's code built, and what it was built from beside the source that the cell has a hash of.
+
+    Runs that differ in it are not pooled.
+    """
+
+    names_hash: str
+    """Over names, shapes and types of all parameters and buffers."""
+    tensors: dict[str, int]
+    """How many parameters and buffers there are of a type and shape, such as `float32 64x16`."""
+    modules: dict[str, int]
+    """How many modules there are of each class."""
+    distributions: dict[str, str] = {}
+    """Versions of what the source of a `py:` workload imports."""
+    files: dict[str, str] = {}
+    """Hashes of the files that it opened in its own folder while it was built, by path from there."""
+
+    def facts(self) -> dict[str, str]:
+        """One flat mapping, in the order in which a reader wants to know of differences."""
+        return {
+            **{f"file {name}": found for name, found in self.files.items()},
+            **{f"tensors {name}": str(found) for name, found in self.tensors.items()},
+            **{f"modules {name}": str(found) for name, found in self.modules.items()},
+            **{f"version of {name}": found for name, found in self.distributions.items()},
+            "hash of names": self.names_hash,
+        }
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +106,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     attention: tuple[str, ...] = ()
     """torch's kernels of scaled dot-product attention that are switched on, the preferred one first; empty in
     records from before it was recorded."""
+    program: Program | None = None
+    """What the workload's code built; None in records from before it was recorded."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """Facts that must be equal before figures of two runs are put together; `settings` only if both runs
-        have them (`reports.analysis.pooling.differing`)."""
+        """Facts that must be equal before figures of two runs are put together; `settings` and `program` only
+        if both runs have them (`reports.analysis.pooling.differing`)."""
         facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,
@@ -88,6 +132,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             facts["network"] = self.network
         if self.settings is not None:
             facts["settings"] = self.settings
+        if self.program is not None:
+            facts["program"] = self.program.facts()
         return facts
 
     @property
@@ -102,7 +148,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def machine(self) -> dict[str, object]:
         """What the nodes of one run should share: the facts of pooling that are of a node."""
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
-        for of_the_run in ("placement", "network"):
+        for of_the_run in ("placement", "network", "program"):
             facts.pop(of_the_run, None)
         settings = {"nccl_settings": self.nccl_settings, "settings": self.settings or {}}
         return facts | {
@@ -111,8 +157,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits over `pooling_facts` without `settings`, which older records lack."""
-        facts = {name: fact for name, fact in self.pooling_facts().items() if name != "settings"}
+        """12 hex digits over `pooling_facts` without `settings` and `program`, which older records lack."""
+        lacked = ("settings", "program")
+        facts = {name: fact for name, fact in self.pooling_facts().items() if name not in lacked}
         data = msgspec.json.encode(facts, order="sorted")
         return hashlib.sha256(data).hexdigest()[:12]
 

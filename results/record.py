@@ -5,6 +5,7 @@ Durations are integer nanoseconds, sizes integer bytes; `None` is unknown and ha
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Literal
 
 import msgspec
@@ -32,8 +33,14 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of this rank's samples; None where it was not finite."""
 
     def __post_init__(self) -> None:
-        columns = (self.data_ns, self.forward_ns, self.backward_ns, self.optimizer_ns, self.loss)
-        if {len(self.step_ns)} != set(map(len, columns)):
+        columns: tuple[Sized, ...] = (
+            self.data_ns,
+            self.forward_ns,
+            self.backward_ns,
+            self.optimizer_ns,
+            self.loss,
+        )
+        if {len(self.step_ns)} != {len(column) for column in columns}:
             lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
             raise ValueError(f"the columns differ in length: {lengths}")
 

@@ -34,7 +34,7 @@ class _Dated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
         require_times(self.at)
 
 
-class Started(_Dated, tag="started"):
+class Started(_Dated, frozen=True, kw_only=True, tag="started"):
     """A launch begins, or goes on with, the training."""
 
     run_id: str
@@ -51,7 +51,7 @@ class Started(_Dated, tag="started"):
     units_per_sample: int = 1
 
 
-class Steps(_Dated, tag="steps"):
+class Steps(_Dated, frozen=True, kw_only=True, tag="steps"):
     """Some steps in a row."""
 
     step: int
@@ -70,7 +70,7 @@ class Steps(_Dated, tag="steps"):
     """Of the last step; None unless it is clipped."""
 
 
-class Validated(_Dated, tag="validated"):
+class Validated(_Dated, frozen=True, kw_only=True, tag="validated"):
     """A pass over the held-out samples."""
 
     step: int
@@ -81,7 +81,7 @@ class Validated(_Dated, tag="validated"):
     """Metrics that were NaN or infinite."""
 
 
-class SavedCheckpoint(_Dated, tag="saved"):
+class SavedCheckpoint(_Dated, frozen=True, kw_only=True, tag="saved"):
     """A checkpoint counts, or could not be written."""
 
     step: int
@@ -92,7 +92,7 @@ class SavedCheckpoint(_Dated, tag="saved"):
     """Whether its metric is the best one so far."""
 
 
-class Ended(_Dated, tag="ended"):
+class Ended(_Dated, frozen=True, kw_only=True, tag="ended"):
     """Training came to its end by itself."""
 
     step: int

@@ -15,7 +15,7 @@ from results.errors import UsageError
 from workloads.catalog import WORKLOADS, facts, shape_of
 from workloads.recorded import DrawRecorder
 from workloads.shape import Shape
-from workloads.source import module_file, split_positional
+from workloads.source import module_file, noting_opens, split_positional
 from workloads.workload import Workload
 
 
@@ -58,11 +58,12 @@ def build(shape: Shape, *, by_unit: bool = False) -> Workload:
 
 def _call(positional: str, *, folder: Path) -> Workload:
     name, function = split_positional(positional)
-    module = _import(name, folder=folder)
-    build = getattr(module, function, None)
-    if not callable(build):
-        raise UsageError(f"workload py:{positional}: {module.__file__} has no function {function!r}")
-    workload = build()
+    with noting_opens(positional, folder):
+        module = _import(name, folder=folder)
+        build = getattr(module, function, None)
+        if not callable(build):
+            raise UsageError(f"workload py:{positional}: {module.__file__} has no function {function!r}")
+        workload = build()
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload py:{positional}: {function}() returned {type(workload).__name__},"

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from results.errors import SpecError, UsageError
 
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_HASHED_BYTES, _MOST_FILES = 64 * 2**20, 100
+_opened: dict[tuple[str, Path], set[str]] = {}
+"""Files that were opened while a workload was built, by its positional and folder."""
+_noting: list[tuple[str, set[str]] | None] = []
+"""The folder whose files are noted now, and where; empty before the hook is there."""
 _OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 
 
@@ -71,6 +80,54 @@ def file_hash(path: Path) -> str:
         raise UsageError(
             f"cannot read the data file {path}: {error.strerror}; give a readable file"
         ) from error
+
+
+@contextmanager
+def noting_opens(positional: str, folder: Path) -> Iterator[None]:
+    """Note which files in `folder` are opened to be read meanwhile, for `opened_files`."""
+    if not _noting:
+        # Python takes no such hook away again: one that looks at a list stays.
+        _noting.append(None)
+        sys.addaudithook(_hear)
+    _noting[0] = f"{folder}/", _opened.setdefault((positional, folder), set())
+    try:
+        yield
+    finally:
+        _noting[0] = None
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and (to := _noting[0]) is not None:
+        path, _, flags = arguments
+        if isinstance(path, str | bytes | os.PathLike) and not (flags or 0) & (os.O_WRONLY | os.O_RDWR):
+            name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a hook makes no system call
+            if name.startswith(to[0]):
+                to[1].add(name.removeprefix(to[0]))
+
+
+def opened_files(positional: str, folder: Path) -> dict[str, str]:
+    """Hashes of the files that a `py:` workload opened in `folder` while this process built it, by path from
+    there; of a file of more than `_HASHED_BYTES` its size. Sources, hidden folders and what is installed
+    there are left out, and of more than `_MOST_FILES` all but the first by name: they are a data set."""
+    found = {}
+    for name in sorted(_opened.get((positional, folder), ())):
+        path, parts = folder / name, Path(name).parts
+        installed = "site-packages" in parts or any(part.startswith((".", "__")) for part in parts)
+        if not installed and path.suffix not in (".py", ".pyc", ".so") and path.is_file():
+            size = path.stat().st_size
+            found[name] = file_hash(path) if size <= _HASHED_BYTES else f"{size} bytes"
+            if len(found) == _MOST_FILES:
+                break
+    return found
+
+
+def imported_distributions(positional: str, folder: Path) -> dict[str, str]:
+    """Versions of the installed distributions that the source of a `py:` workload imports, by name."""
+    module, _ = split_positional(positional)
+    names = {name for path in _sources(module, folder) for name in _imports(path)} - {*_OURS}
+    by_module = metadata.packages_distributions()
+    found = {each for name in names - sys.stdlib_module_names for each in by_module.get(name, ())}
+    return {name: metadata.version(name) for name in sorted(found)}
 
 
 def _sources(module: str, folder: Path) -> set[Path]:

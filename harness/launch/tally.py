@@ -5,15 +5,16 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.device import nccl_settings, other_settings
 from harness.launch.machine import Machine
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from harness.torch_devices import torch_version
+from reports.analysis.pooling import differing
 from reports.text import count
-from results.environment import CodeVersion
+from results.environment import CodeVersion, Program
 from results.job import Isolation
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
@@ -34,6 +35,8 @@ class Conditions:
     """Cores of this machine, where it is the one that runs."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Code of other packages, as `CodeVersion.packages` has it."""
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    """What the newest good run of a cell built, by cell: the report pools its runs with no others."""
 
     @classmethod
     def here(cls, code: CodeVersion) -> Conditions:
@@ -52,6 +55,13 @@ class Conditions:
     def elsewhere(cls, code: CodeVersion) -> Conditions:
         """Of runs on other machines, of which the code alone is known."""
         return cls(code_hash=code.code_hash, packages=code.packages)
+
+    def after(self, results: Sequence[RunResult]) -> Conditions:
+        """The same of runs that would come after these."""
+        good = [run for run in results if run.outcome is Outcome.OK and run.environment is not None]
+        newest = sorted(good, key=lambda run: (run.started_at or "", run.run_id))
+        found = {run.cell_id: run.environment.program for run in newest if run.environment is not None}
+        return replace(self, programs={cell: built for cell, built in found.items() if built is not None})
 
     def allow(self, result: RunResult, *, virtual: bool) -> bool:
         """Whether a run that would start now could be pooled with this one.
@@ -80,6 +90,11 @@ class Conditions:
         needed = environment.gpus_per_node * environment.threads
         if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
             pairs["ranks"] = "on shared cores", "on cores of their own"
+        built, now = environment.program, self.programs.get(result.cell_id)
+        if built is not None and now is not None:
+            pairs["program:"] = differing({"program": built.facts()}, {"program": now.facts()}).get(
+                "program", (None, None)
+            )
         return [
             f"{name} {_fact(then)} then, {_fact(now)} now"
             for name, (then, now) in pairs.items()
@@ -180,7 +195,7 @@ def tally(
     or failed under other code, is open again. Of a plan that trains, `trained` are the cells that are done,
     and all others are open.
     """
-    so_far = Tally(plan=plan, conditions=conditions, prune=prune)
+    so_far = Tally(plan=plan, conditions=conditions.after(results), prune=prune)
     if trained is not None:
         so_far.ok_runs = dict.fromkeys(trained, plan.request.repeats)
         return so_far
@@ -198,7 +213,7 @@ def tally(
 
 def uncounted(results: Sequence[RunResult], plan: Plan, conditions: Conditions) -> list[str]:
     """How many good runs of the plan's cells do not count, and which conditions have changed since."""
-    so_far, cells = Tally(plan=plan, conditions=conditions), {cell.id for cell in plan.cells}
+    so_far, cells = Tally(plan=plan, conditions=conditions.after(results)), {cell.id for cell in plan.cells}
     found = Counter(
         changes
         for result in results

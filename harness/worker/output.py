@@ -22,7 +22,8 @@ MOST_BYTES = 8 * 2**20
 """A file is cut when it is longer than this."""
 KEPT_BYTES = 2 * 2**20
 """What is kept of its beginning, and of its end."""
-LOOK_S = 1.0
+LOOK_S = 0.05
+_ROUNDS = 4
 
 
 def bound_output(descriptors: tuple[int, ...] = (1, 2), *, look_s: float = LOOK_S) -> None:
@@ -113,12 +114,15 @@ class _Output:
     def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
         """Put `data` in the place of what lies between `at` and `size`, the file's end.
 
-        What is appended meanwhile is moved with it. What is appended between the last look at the size and
-        the cut, two system calls in a row, is lost: no call does both, and whoever writes is not held up.
+        What is appended meanwhile is moved with it, in `_ROUNDS` reads at most: no copy catches up with a
+        process that prints without pause. What is appended between the last look and the cut is lost: no call
+        does both, and whoever writes is not held up.
         """
         at += os.pwrite(file, data, at)
-        while os.fstat(file).st_size > size:
-            while more := os.pread(file, MOST_BYTES, size):
-                size += len(more)
-                at += os.pwrite(file, more, at)
+        for _ in range(_ROUNDS):
+            more = os.pread(file, KEPT_BYTES, size)
+            if not more and os.fstat(file).st_size <= size:
+                break
+            size += len(more)
+            at += os.pwrite(file, more, at)
         os.ftruncate(file, at)

@@ -32,6 +32,7 @@ from harness.worker.memory_limit import MemoryLimit
 from harness.worker.memory_use import MemoryUse
 from harness.worker.network_log import read_transports, unused_fabric
 from harness.worker.partial_record import PartialRecord
+from harness.worker.program import program_of
 from harness.worker.proof import (
     LateProof,
     first_steps,
@@ -51,6 +52,7 @@ from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak
 from harness.worker.uses import Demand, UseCounter, Watched, other_collective, other_traffic, whole_state
 from results.cell import Cell
+from results.environment import Program
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -85,6 +87,8 @@ class Ending:
     """What the ranks' backend connected by, where it says so."""
     warnings: Sequence[str] = ()
     """Of this run on this rank."""
+    program: Program | None = None
+    """What was built; None if the run did not come so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,7 @@ class RankContext:
             environment=msgspec.structs.replace(
                 probe(launch, rank, self.device, self.pinned, cell, ending.transports),
                 process_group=self.exchange.class_name,
+                program=ending.program,
             ),
             warnings=[
                 *launch.warnings,
@@ -175,6 +180,7 @@ class RunInProgress:
         self._turns: Turns | None = None
         self._shared: str | None = None
         """A warning where replicas read the same batches."""
+        self._program: Program | None = None
         self._transports: list[str] = []
         """What NCCL moves data by, on any rank."""
 
@@ -277,6 +283,7 @@ class RunInProgress:
         began = time.perf_counter_ns()
         tune_kernels(around.device)
         workload = setup.workload()
+        self._program = program_of(workload.module, self._cell.workload, around.source_folder)
         self._model = weakref.ref(workload.module)
         # Counted while it is whole: a strategy may leave this rank a part of it.
         self._parameters = sum(parameter.numel() for parameter in workload.module.parameters())
@@ -596,5 +603,7 @@ class RunInProgress:
                 *self._unused_fabric(),
                 *([] if self._shared is None else [self._shared]),
             ],
+            warnings=self._unused_fabric(),
+            program=self._program,
         )
         return self._around.record(self._slot, self._cell, ending, self._found, self._absent)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from results.cell import Cell
 from results.environment import Environment
@@ -14,6 +15,8 @@ from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
 _UNKNOWN = "unknown"
+_NAMED = 3
+"""Differences of two programs that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +59,39 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
     """Return the facts in which two sets differ, each as a pair of strings, by name.
 
-    `settings` are compared only if both sets have them, because older records lack them.
+    `settings` and `program` are compared only if both sets have them, because older records lack them. Of two
+    programs the strings have what differs, at most `_NAMED` facts.
     """
-    names = sorted((first.keys() | second.keys()) - ({"settings"} - (first.keys() & second.keys())))
+    both = first.keys() & second.keys()
+    names = sorted((first.keys() | second.keys()) - ({"settings", "program"} - both))
     pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
+    if "program" in both:
+        pairs["program"] = _unlike_programs(first["program"], second["program"])
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _unlike_programs(first: Any, second: Any) -> tuple[str, str]:
+    names = [
+        name
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
+        # A module that was imported before opens no file again: that one run lacks it says nothing.
+        and not (name.startswith("file ") and (name not in first or name not in second))
+    ]
+    texts = [
+        ", ".join(f"{name} {facts.get(name, 'none')}" for name in names[:_NAMED]) for facts in (first, second)
+    ]
+    return texts[0], texts[1]
 
 
 def machine_facts(environment: Environment) -> dict[str, object]:
     """What two cells of different sizes must share before one is divided by the other.
 
     The facts of pooling without the placement, which a scaling study changes on purpose, and the network,
-    which follows from it, and without the code of other packages, which is that of a strategy or a
-    compressor, and not of the machine.
+    which follows from it, and without the code of other packages and of the workload, which is not of the
+    machine.
     """
-    own = ("placement", "packages", "network")
+    own = ("placement", "packages", "network", "program")
     return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
 
 

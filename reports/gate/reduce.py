@@ -45,8 +45,8 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
         name=study.name,
         study=study.name,
         measured_at=newest.started_at or utc_now(),
-        commit=None if code is None else code.commit,
-        dirty=None if code is None else code.dirty,
+        commit=None if code is None else code.measured_commit,
+        dirty=None if code is None else code.measured_dirty,
         subjects=tuple(subjects.values()),
     )
 

@@ -924,3 +924,18 @@ def _measured(code_hash: str) -> RunResult:
         ranks_present=1,
         environment=environment,
     )
+
+
+def test_the_commit_of_a_run_is_that_of_the_users_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENCH_COMMIT", raising=False)
+    (tmp_path / "models").mkdir()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    code, own = code_version(tmp_path / "models"), code_version().commit
+    assert (code.measured_commit, code.measured_dirty, code.commit) == (head.strip(), False, own)
+    monkeypatch.setenv("BENCH_COMMIT", "0123abcd")
+    assert code_version(tmp_path / "models").measured_commit == "0123abcd"

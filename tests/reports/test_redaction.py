@@ -240,3 +240,23 @@ def test_stand_ins_are_numbered_by_kind_in_the_order_of_the_texts() -> None:
     made = of()
     texts = ["/a/b", "job 7", "/c/d", "/a/b"]
     assert [made.text(one) for one in texts] == ["path-1", "job-1", "path-2", "path-1"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345",
+        "AKIAIOSFODNN7EXAMPLE",
+        "ghp_0123456789abcdefghij",
+        "sk-proj-0123456789ab",
+    ],
+)
+def test_tokens_in_the_text_of_an_exception_are_redacted(token: str) -> None:
+    told = redactor([]).text(
+        f"401 Client Error: {token} may not read meta/llama; password=hunter2022 and Bearer {token}"
+    )
+    assert token not in told
+    assert "hunter2022" not in told
+    assert told.startswith("401 Client Error: secret-1 may not read")
+    for plain in ("tokens/s/GPU is 120000", "token 50256 of the vocabulary", "sk-learn"):
+        assert redactor([]).text(plain) == plain

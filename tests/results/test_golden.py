@@ -14,7 +14,7 @@ from results.baseline import Acceptance, Baseline, Subject
 from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell, StepPolicy
 from results.checkpoint import Checkpoint, FileSum, LaidOut
-from results.environment import CodeVersion, Environment
+from results.environment import CodeVersion, Environment, Program
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
@@ -351,6 +351,14 @@ CONNECTED = msgspec.structs.replace(
     process_group="ProcessGroupNCCL",
     transports=("NVLink (P2P/CUMEM)",),
     attention=("flash", "math"),
+    code=msgspec.structs.replace(CODE, user_commit="def5678", user_dirty=False),
+    program=Program(
+        names_hash="d1ce",
+        tensors={"float32 64x16": 1},
+        modules={"torch.nn.modules.linear.Linear": 1},
+        distributions={"timm": "1.0"},
+        files={"config.json": "beef"},
+    ),
 )
 RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,

@@ -133,3 +133,17 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         with study_lock(tmp_path):
             pass
     assert not isinstance(caught.value, StudyBusyError)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    study, target = tmp_path / "study", tmp_path / "target"
+    study.mkdir()
+    target.write_text("mine")
+    (study / ".lock").symlink_to(target)
+    with pytest.raises(StoreError, match="is a link, which bench did not make: remove it"), study_lock(study):
+        pass
+    assert target.read_text() == "mine"
+    (tmp_path / "linked").symlink_to(study)
+    (study / ".lock").unlink()
+    with study_lock(tmp_path / "linked"):
+        assert (study / ".lock").is_file()

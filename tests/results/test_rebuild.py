@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from results.cell import Cell
-from results.errors import SchemaError, StoreError
+from results.errors import StoreError
 from results.plan import Plan, Request
 from results.rebuild import rebuilt_plan
 from results.record import RankRecord

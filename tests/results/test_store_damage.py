@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ from results import schemas
 from results.cell import Cell
 from results.errors import NewerSchemaError
 from results.outcome import Outcome
+from results.rebuild import rebuilt_plan
 from results.record import RankRecord
 from results.store import Study
 
 CellOf = Callable[..., Cell]
 RecordOf = Callable[..., RankRecord]
 Damage = Callable[[Path], None]
+QUADS = (b"on_first", b"off_first", b"off_second", b"on_second")
 VERSION = f'"schema_version":{schemas.RANK_RECORD.version}'.encode()
 
 
@@ -83,6 +86,34 @@ def _a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def _huge_flops(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"flops":3', b'"flops":3' + b"0" * 400))
+
+
+def _huge_quads(path: Path) -> None:
+    quads = b'"quads":{"steps":1,' + b",".join(b'"%s_ns":[%d]' % (name, 2**63) for name in QUADS) + b"}"
+    path.write_bytes(path.read_bytes().replace(b'"quads":null', quads))
+
+
+def _no_time(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"started_at":"2026-01-02T', b'"started_at":"2026-02-31T'))
+
+
+def _a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _a_link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
 DAMAGES: list[tuple[Damage, str]] = [
     (_cut_off, "is not a readable rank-record"),
     (_empty, "is not a readable rank-record"),
@@ -94,6 +125,12 @@ DAMAGES: list[tuple[Damage, str]] = [
     (_of_another_cell, "run run-1, rank 1: it was copied here; move it away"),
     (_version_zero, "is not a readable rank-record"),
     (_a_folder, "is a folder, not a rank-record: move it away"),
+    (_huge_flops, "is too large to have been measured"),
+    (_huge_quads, "is too large to have been measured"),
+    (_no_time, "day is out of range for month"),
+    (_a_fifo, "it is not a regular file; move it away"),
+    (_endless, "it is not a regular file; move it away"),
+    (_a_link_to_itself, "Too many levels of symbolic links; move it away"),
 ]
 each_damage = pytest.mark.parametrize(
     ("damage", "why"), DAMAGES, ids=[damage.__name__.strip("_") for damage, _ in DAMAGES]
@@ -127,6 +164,7 @@ def test_a_run_whose_file_is_mended_counts_again(
     study.collect()
     if victim.is_dir():
         victim.rmdir()
+    victim.unlink(missing_ok=True)
     victim.write_bytes(whole)
     assert study.collect() == healthy
 
@@ -222,3 +260,21 @@ def test_a_result_whose_raw_files_are_gone_ends(study: Study, victim: Path) -> N
         path.unlink()
     lost = study.collect()[1]
     assert (lost.outcome, lost.ranks_present, lost.step_ns) == (Outcome.UNKNOWN, 0, None)
+
+
+def test_what_is_derived_replaces_a_link_to_elsewhere(study: Study, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (study.root / "index.jsonl").symlink_to(tmp_path / "fifo")
+    assert len(study.collect()) == 4
+    assert (study.root / "index.jsonl").is_file()
+    assert not (study.root / "index.jsonl").is_symlink()
+
+
+def test_a_plan_whose_series_has_a_strange_cell_is_rebuilt(study: Study, cell_of: CellOf) -> None:
+    study.add_plan(rebuilt_plan("demo", [cell_of()], []))
+    path = study.root / "plan-0001.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"cells":["', b'"cells":["other-'))
+    assert study.plans() == []
+    assert "a series has the cell other-" in study.damaged_plans()[0]
+    assert len(study.told_plans()) == 1

@@ -97,6 +97,26 @@ def test_what_comes_after_the_last_look_for_more_is_kept(
     assert path.read_bytes() == b"head\ntail\nmore\n" + last
 
 
+def test_a_process_that_prints_without_pause_is_cut_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"head\nmiddle\ntail\n")
+    size, read, prints = path.stat().st_size, os.pread, 0
+    with path.open("r+b", buffering=0) as file, path.open("ab", buffering=0) as log:
+
+        def print_more(*arguments: int) -> bytes:
+            nonlocal prints
+            prints += 1
+            assert prints < 100, "the copy runs after the process that prints"
+            log.write(b"more\n")
+            return read(*arguments)
+
+        monkeypatch.setattr(os, "pread", print_more)
+        output._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
+    assert path.read_bytes() == b"head\ntail\n" + b"more\n" * prints
+
+
 MARKS = """
 import sys
 from harness.worker.output import mark_run

@@ -192,7 +192,9 @@ def _distinct(values: Iterator[str]) -> str:
 
 def _commit(environment: Environment) -> str:
     code = environment.code
-    return f"{(code.commit or 'unknown')[:12]}{' with local changes' if code.dirty else ''}"
+    text = f"{(code.measured_commit or 'unknown')[:12]}{' with local changes' if code.measured_dirty else ''}"
+    own = code.user_commit and code.commit not in (None, code.user_commit)
+    return f"{text} (bench {code.commit[:12]})" if own and code.commit else text
 
 
 _DEFINITIONS = (
