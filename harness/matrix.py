@@ -205,7 +205,6 @@ class Matrix:
         plans = self._plans(study)
         self._warn_of_tight(study, _as_one(plans))
         self._tell_baselines(plans)
-        code = with_packages(code_version(), _as_one(plans).cells)
         folder = self._request.source_folder
         code = with_packages(code_version(Path(folder) if folder else None), _as_one(plans).cells)
         self._call.check_all(study, self._to_run(plans), code)

@@ -39,21 +39,16 @@ from results.thresholds import Thresholds
 #   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
 #                             training; gpu_model and network_gbit_per_s of the request
 #   launch  -  unreleased  job_variables, forks, training
-#   rank-record -, run-result -  unreleased  transports, attention, settings and process_group of the
-#                             environment
-#   rank-record 4, run-result 4  unreleased  the outcome proof_failed
 #   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of
 #                             the environment; user_commit and user_dirty of its code, as in launch and job
+#   rank-record 4, run-result 4  unreleased  the outcome proof_failed
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)
-ATTEMPT = Schema("attempt", 2, Attempt)
-RANK_RECORD = Schema("rank-record", 4, RankRecord)
-RUN_RESULT = Schema("run-result", 4, RunResult)
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
-RANK_RECORD = Schema("rank-record", 3, RankRecord, measured=True)
-RUN_RESULT = Schema("run-result", 3, RunResult, measured=True)
+RANK_RECORD = Schema("rank-record", 4, RankRecord, measured=True)
+RUN_RESULT = Schema("run-result", 4, RunResult, measured=True)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)

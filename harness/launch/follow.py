@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.text import duration, listed
+from results.files import opened
 from results.launch_files import rank_log_path, torchrun_folder
 from results.plan import Placement
-from results.files import opened
-from results.launch_files import rank_log_path
 
 _PHASES = {
     "waiting": "waiting for its turn",

@@ -603,7 +603,6 @@ class RunInProgress:
                 *self._unused_fabric(),
                 *([] if self._shared is None else [self._shared]),
             ],
-            warnings=self._unused_fabric(),
             program=self._program,
         )
         return self._around.record(self._slot, self._cell, ending, self._found, self._absent)
