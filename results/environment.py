@@ -67,6 +67,19 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def unlike_facts(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """Names of the facts (`Program.facts`) in which two programs differ.
+
+    A file counts only if both programs opened it: a module that is imported again opens no file.
+    """
+    return [
+        name
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
+        and not (name.startswith("file ") and (name not in first or name not in second))
+    ]
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one rank's process and machine. Never `os.environ`, never a secret."""
 

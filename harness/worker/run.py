@@ -7,7 +7,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,8 @@ from harness.worker.turns import PROTOCOL, Turns
 from harness.worker.usage import ForeignCpu, reset_rss_peak
 from harness.worker.uses import Demand, UseCounter, Watched, other_collective, other_traffic, whole_state
 from results.cell import Cell
-from results.environment import Program
+from results.environment import Program, unlike_facts
+from results.errors import BenchError
 from results.groups import GroupLayout
 from results.launch import Launch, Slot
 from results.outcome import Evidence, Outcome
@@ -388,10 +389,10 @@ class RunInProgress:
         first = FirstStep(around.control.synchronize)
         if unproven is not None:
             self._absent["proof"] = f"{self._cell.strategy} is declared to be without a proof: {unproven}"
-        elif self._slot.proved_by is not None:
+        elif self._proven_before():
             detail = f"run {self._slot.proved_by} of this cell was proven"
             self._found["proof"] = Proof(method="earlier-run", passed=True, detail=detail)
-        if unproven is not None or self._slot.proved_by is not None:
+        if unproven is not None or "proof" in self._found:
             self._begin("first steps")
             with self._compilation.watched(trainer.model.bare):
                 take_first_steps(setup, trainer, batches, around.log.heartbeat, first)
@@ -418,6 +419,20 @@ class RunInProgress:
             else:
                 self._absent["first_hash"] = "on a GPU equal steps need not give equal bits"
             free_memory(around.device)
+
+    def _proven_before(self) -> bool:
+        """Whether an earlier run proved the program that this run has built; collective."""
+        before, rank = self._slot.proved_by, self._around.rank.rank
+        if before is None:
+            return False
+        unlike: list[str] = []
+        if rank == 0 and self._program is not None:
+            # A record that cannot be read, or has no program, leaves the proof to the driver's judgement.
+            with suppress(BenchError):
+                for record in self._around.study.rank_records(self._cell.id, before)[:1]:
+                    if record.environment.program is not None:
+                        unlike = unlike_facts(record.environment.program.facts(), self._program.facts())
+        return not self._around.control.from_first(float(len(unlike)))
 
     def _prove_late(self, setup: CellSetup, trainer: Trainer, batches: Draws) -> None:
         """Steps after all that was measured, as the timed ones went; also in a run that leans on a proof."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from results.cell import Cell
-from results.environment import Environment
+from results.environment import Environment, unlike_facts
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
@@ -71,13 +71,7 @@ def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict
 
 
 def _unlike_programs(first: Any, second: Any) -> tuple[str, str]:
-    names = [
-        name
-        for name in dict.fromkeys((*first, *second))
-        if first.get(name) != second.get(name)
-        # A module that was imported before opens no file again: that one run lacks it says nothing.
-        and not (name.startswith("file ") and (name not in first or name not in second))
-    ]
+    names = unlike_facts(first, second)
     texts = [
         ", ".join(f"{name} {facts.get(name, 'none')}" for name in names[:_NAMED]) for facts in (first, second)
     ]
