@@ -58,8 +58,8 @@ def code_version(source: Path | None = None) -> CodeVersion:
 
 
 def _user_commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit that BENCH_COMMIT names, else that of the repository around `folder`; and whether files
-    differ from it, where that is known."""
+    """The commit that BENCH_COMMIT names, else HEAD of the repository around `folder`; and whether files
+    differ from it, if that is known."""
     if told := os.environ.get("BENCH_COMMIT"):
         return told, None
     root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)

@@ -67,7 +67,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _studies(root: Path, *, paired: bool) -> list[Study]:
-    """A study itself, or those of all pairs of a paired comparison."""
+    """The study in `root`, or if it is a paired comparison the studies of all its pairs."""
     sides = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
     return [Study(path) for path in sides if Study(path).plan_paths()]
 

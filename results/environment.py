@@ -17,15 +17,15 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool | None = None
     """Whether the checkout differs from the commit; None where there is no git."""
     user_commit: str | None = None
-    """Of the repository that the user's code is in, or as BENCH_COMMIT has it; None in older records, and
-    where there is neither. `commit` is that of bench itself."""
+    """Commit of the repository that holds the user's code, or the value of BENCH_COMMIT; None in older
+    records, and without both. `commit` names bench's own."""
     user_dirty: bool | None = None
     extensions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is."""
 
     @property
     def measured_commit(self) -> str | None:
-        """What nights and baselines name: the user's commit, where there is one."""
+        """The commit that nights and baselines name: the user's if it is known, else bench's."""
         return self.user_commit or self.commit
 
     @property
@@ -40,7 +40,7 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload's code built, and what it was built from beside the source that the cell has a hash of.
+    """The model that a workload's code built, and the libraries and files that the code used.
 
     Runs that differ in it are not pooled.
     """
@@ -120,7 +120,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """torch's kernels of scaled dot-product attention that are switched on, the preferred one first; empty in
     records from before it was recorded."""
     program: Program | None = None
-    """What the workload's code built; None in records from before it was recorded."""
+    """The model that was built; None in older records."""
 
     def pooling_facts(self) -> dict[str, object]:
         """Facts that must be equal before figures of two runs are put together; `settings` and `program` only

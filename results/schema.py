@@ -30,10 +30,10 @@ T = TypeVar("T")
 Json = dict[str, Any]
 WRITER = f"bench {VERSION}"
 _NOT_A_FILE = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO)
-"""What `files.read` fails with where something else is in the place of a file."""
+"""Errors of `files.read` for a path that is not a regular file."""
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 MOST_INTEGER = 2**62
-"""Of what was measured: two such values add up to one of 64 bits. In nanoseconds it is 146 years."""
+"""Largest integer in a measured record: two of them add up to 64 bits. In nanoseconds it is 146 years."""
 
 
 class _Envelope(msgspec.Struct):

@@ -154,7 +154,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
         for flag, metric in self.asked.items():
             if metric not in (*METRICS, *own):
                 known = ", ".join((*METRICS, *own))
-                raise UsageError(f"{flag}: there is no metric {metric!r}; there are {known}")
+                raise UsageError(f"{flag}: unknown metric {metric!r}; metrics are {known}")
 
     def ends_as(self, other: TrainOrder) -> bool:
         """Whether training by `other` ends where training by this order does."""

@@ -35,7 +35,7 @@ class _Dated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Started(_Dated, frozen=True, kw_only=True, tag="started"):
-    """A launch begins, or goes on with, the training."""
+    """A launch starts or resumes the training."""
 
     run_id: str
     launch_id: str

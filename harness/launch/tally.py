@@ -36,7 +36,7 @@ class Conditions:
     packages: Mapping[str, str] = field(default_factory=dict)
     """Code of other packages, as `CodeVersion.packages` has it."""
     programs: Mapping[str, Program] = field(default_factory=dict)
-    """What the newest good run of a cell built, by cell: the report pools its runs with no others."""
+    """The program that the newest good run of a cell built, by cell id: only runs of it are pooled."""
 
     @classmethod
     def here(cls, code: CodeVersion) -> Conditions:

@@ -108,7 +108,7 @@ def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]
 
 
 def included_points(request: Request) -> Iterator[MatrixPoint]:
-    """The points that a request includes beside the product of its axes."""
+    """The points that a request includes in addition to the product of its axes."""
     for pattern in request.include:
         assert pattern.workload is not None
         assert pattern.strategy is not None

@@ -119,7 +119,8 @@ class CellSetup:
 def layout_of(workload: Workload, micro_batch: int) -> ModelLayout | None:
     """The layout that a pipeline cuts: the workload's, or the one that is found in a chain of modules.
 
-    Raises UsageError if the model has to be a chain and is none."""
+    Raises UsageError if the model has to be a chain of modules and has another form.
+    """
     if workload.layout is not None or workload.synthetic is None or workload.loss is None:
         return workload.layout
     batch = workload.synthetic(torch.Generator().manual_seed(0), micro_batch)

@@ -662,8 +662,7 @@ class Examination:
         return ProofFinding(
             passed=not wrong,
             of="fingerprints",
-            what=f"initial parameters differ from those of seed {self._setup.cell.seed}: "
-            f"{', '.join(wrong[:3])}",
+            what=f"seed {self._setup.cell.seed} gives other initial parameters: {', '.join(wrong[:3])}",
             difference=float(len(wrong)),
             bound=0.0,
         )

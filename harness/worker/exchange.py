@@ -371,7 +371,8 @@ class OwnCollectiveError(Exception):
 def no_collectives() -> Iterator[None]:
     """Make every operation that this rank starts in a process group raise OwnCollectiveError.
 
-    With one rank nothing is changed: its operations wait for nobody."""
+    With one rank operations are left as they are, because they wait for nobody.
+    """
     if dist.get_world_size() == 1:
         yield
         return

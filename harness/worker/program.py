@@ -1,4 +1,4 @@
-"""What a workload's code built: the part of a run's record that tells unlike programs apart."""
+"""Describe the model that a workload's code built, so that runs of unlike programs are not pooled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.source import imported_distributions, opened_files
 
 
 def program_of(module: nn.Module, workload: str, source_folder: Path | None) -> Program:
-    """Of a module that no strategy has changed yet, built on this rank from the workload's text."""
+    """Describe `module`, which this rank built from the workload's text and no strategy has changed yet."""
     tensors = {name: _shape(each) for name, each in chain(module.named_parameters(), module.named_buffers())}
     spec = WORKLOADS.parse(workload)
     known, folder = facts(spec), (source_folder or Path.cwd()).resolve()
@@ -30,6 +30,6 @@ def program_of(module: nn.Module, workload: str, source_folder: Path | None) -> 
 
 
 def _shape(tensor: Tensor) -> str:
-    """Such as `float32 64x16`."""
+    """Type and shape in a form such as `float32 64x16`."""
     shape = "unknown" if is_lazy(tensor) else "x".join(map(str, tensor.shape)) or "scalar"
     return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"

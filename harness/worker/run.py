@@ -89,7 +89,7 @@ class Ending:
     warnings: Sequence[str] = ()
     """Of this run on this rank."""
     program: Program | None = None
-    """What was built; None if the run did not come so far."""
+    """The program that was built; None if the run ended before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

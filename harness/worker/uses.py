@@ -34,7 +34,7 @@ from workloads.workload import TokenInput, Workload
 MISSES, EXCEEDS = 0.8, 1.25
 """Limits of what a rank sends and holds, as factors of the closed form."""
 FEW_BYTES = 2**16
-"""Allowed beside the closed form: ranks also send numbers that they agree on."""
+"""Bytes that are allowed in addition to the closed form: ranks also send numbers that they agree on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def whole_state(cell: Cell, trainer: Trainer) -> str | None:
     """How much more optimizer state this rank holds than the strategy leaves to a rank, as a sentence.
 
     None if it holds no more, or if the parts of the model are not known; of a replica on several ranks the
-    closed form is that of one of them.
+    closed form describes one rank.
     """
     parts = _parts(cell)
     if parts is None or cell.model_parallel > 1:

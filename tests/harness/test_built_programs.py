@@ -1,4 +1,4 @@
-"""Two runs of a cell whose model reads its width from a file beside it."""
+"""Two runs of a cell whose model reads its width from a file in its folder."""
 
 from __future__ import annotations
 

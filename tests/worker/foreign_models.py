@@ -108,7 +108,7 @@ def mixture_of_experts() -> Workload:
 
 
 class LowRank(nn.Module):
-    """A frozen layer beside two narrow ones that are trained."""
+    """A frozen layer whose output two narrow, trained layers correct."""
 
     def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a cell asks for and silently does not get ends its run."""
+"""A run ends if its steps did not do what its cell asks for."""
 
 from __future__ import annotations
 
@@ -77,9 +77,14 @@ MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
             2,
             WIDE | {"seed": 3},
             _parameters_of_seed_0,
-            "initial parameters differ from those of seed 3: 0.weight",
+            "seed 3 gives other initial parameters: 0.weight",
         ),
-        (2, GPT | {"seed": 3, "strategy": "fsdp"}, _parameters_of_seed_0, "differ from those of seed 3"),
+        (
+            2,
+            GPT | {"seed": 3, "strategy": "fsdp"},
+            _parameters_of_seed_0,
+            "seed 3 gives other initial parameters",
+        ),
         (2, GPT | {"strategy": "pipeline:1f1b"}, _gpipe_in_its_place, "up to 2 microbatches in flight"),
         (2, GPT | {"strategy": "pipeline:gpipe"}, _one_f_one_b_in_its_place, "and its steps had 2"),
         (2, GPT | {"activation_checkpointing": True}, _all_activations_kept, "computed no activation again"),
