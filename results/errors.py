@@ -114,8 +114,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     import difflib
 
     folded = {each.lower().lstrip("-"): each for each in known}
-    synonym = SYNONYMS.get(name.lower(), "")
-    if synonym.split(" ")[0] in folded.values():
+    synonym = SYNONYMS.get(name.lower())
+    if synonym is not None and synonym.split(" ")[0] in folded.values():
         return f" (did you mean {synonym!r}?)"
     close = difflib.get_close_matches(name.lower().lstrip("-"), list(folded), n=1, cutoff=0.6)
     return f" (did you mean {folded[close[0]]!r}?)" if close else ""

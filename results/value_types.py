@@ -27,9 +27,9 @@ class Written:
 
 
 def require_times(*texts: str | None) -> None:
-    """Raises ValueError for a text that is not an ISO 8601 time with its zone; None is unknown."""
+    """Raises ValueError for a text that is not an ISO 8601 time with its zone; None or "" is unknown."""
     for text in texts:
-        if text is not None and datetime.fromisoformat(text).tzinfo is None:
+        if text and datetime.fromisoformat(text).tzinfo is None:
             raise ValueError(f"the time {text!r} has no zone, such as the Z of 2026-01-31T12:00:00Z")
 
 

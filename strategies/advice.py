@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ANY_MODEL = ("ddp", "scratch-ddp")
 """They take every model whole, whatever its parameters and gradients are like."""
+SPARSE_GRADIENTS = f"use {ANY_MODEL[-1]}"
+"""The way out where sparse gradients cannot be exchanged or clipped."""
 ANY_SPLIT = "fsdp"
 """It splits models that stages and tensor parallelism do not."""
 

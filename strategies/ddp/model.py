@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from results.errors import UsageError
 from results.registry import load
+from strategies.advice import SPARSE_GRADIENTS
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.catalog import COMPRESSIONS
@@ -39,7 +40,7 @@ class DdpModel(ParallelModel):
         super().__init__(module)
         spec, device, exchange = setting.spec, setting.device, setting.exchange
         if not exchange.is_plain:
-            require_dense(module, "the exchange of ddp by a compressor or a collective", "use scratch-ddp")
+            require_dense(module, "the exchange of ddp by a compressor or a collective", SPARSE_GRADIENTS)
         bucket_mb = spec.number("bucket_mb")
         self.module = self._ddp = DistributedDataParallel(
             module,

@@ -14,6 +14,7 @@ from results.cell import Precision
 from results.groups import GroupLayout
 from results.layout import ModelLayout
 from results.spec import Spec
+from strategies.advice import SPARSE_GRADIENTS
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.exchange.gradient_exchange import ExchangeSettings
@@ -208,7 +209,7 @@ class ParallelModel:
         """Scale all gradients down so that their global norm is at most `max_norm`; returns the norm they
         had, a scalar. Raises UsageError for sparse gradients."""
         if any(value.grad is not None and value.grad.is_sparse for value in self.parameters()):
-            require_dense(self.bare, "the norm that clip_norm bounds", "use scratch-ddp or no clip_norm")
+            require_dense(self.bare, "the norm that clip_norm bounds", f"{SPARSE_GRADIENTS} or no clip_norm")
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
     def strategy_state(self) -> State:

@@ -66,7 +66,7 @@ def test_the_name_of_a_study_of_several_settings_is_of_all_of_them() -> None:
     [
         ("precision", "fp32,fp8", "--precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
         ("compile", "true,maybe", "--compile takes true or false, not 'maybe'"),
-        ("activation_checkpointing", "some", "takes true, false or selective, not 'some'"),
+        ("activation_checkpointing", "some", r"takes all \(true\), none \(false\) or selective, not 'some'"),
         ("clip_norm", "none,high", "--clip-norm takes a number or none, such as none,1.0, not 'high'"),
         ("clip_norm", ["none", 0], "--clip-norm takes a number or none, more than 0 and at most .* not 0.0"),
         ("compile", " , ", "--compile is empty"),

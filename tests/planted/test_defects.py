@@ -16,8 +16,8 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LEAST = {"results": 45, "workloads": 22, "strategies": 30, "slurm": 24, "reports": 13, "harness": 68}
-"""Defects of each package."""
+LEAST = {"strategies": 50, "harness": 45}
+"""Defects of each package: of code that runs in ranks, and of the proof."""
 
 
 def _load_plant() -> ModuleType:

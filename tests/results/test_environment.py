@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from results.environment import CodeVersion, Environment, unlike_devices
+from results.environment import CodeVersion, Environment, Program, unlike_devices
 
 EnvironmentOf = Callable[..., Environment]
 
@@ -33,7 +33,9 @@ NOT_POOLING = {
     "pinned_cores": (3,),
     "allocation": "slurm 17",
     "attention": ("math",),
-    "settings": {"FI_PROVIDER": "efa"},  # compared pair by pair, as older records lack them
+    # Older records lack both: runs are compared pair by pair.
+    "settings": {"FI_PROVIDER": "efa"},
+    "program": Program(names_hash="aa", tensors={}, modules={}),
     "process_group": "ProcessGroupGloo",
     "code": CodeVersion(code_hash="c0de", commit="fffffff", dirty=True),
 }
