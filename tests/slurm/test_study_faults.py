@@ -148,11 +148,13 @@ def scenes(
         for name, value in lab.environment.items():
             patch.setenv(name, value)
         _disturb(lab, found)
-        for name in ("requeued", "preempted"):
-            lab.wait(found[name].is_put_back, f"Slurm puts it back: {name}")
-    for name in ("requeued", "preempted", "copied"):
+        lab.wait(found["requeued"].is_put_back, "Slurm puts it back: requeued")
+        found["requeued"].go_on()
+        # At once: Slurm starts it again two minutes later.
+        assert "nothing to submit: 1 job of it" in found["requeued"].again().stderr
+        lab.wait(found["preempted"].is_put_back, "Slurm puts it back: preempted")
+    for name in ("preempted", "copied"):
         found[name].go_on()
-    assert "nothing to submit: 1 job of it" in found["requeued"].again().stderr
     yield found
     running_lab.clean()
 
