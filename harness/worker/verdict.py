@@ -30,7 +30,7 @@ def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
         method="serial-simulation",
         passed=True,
         detail=f"{steps} steps of {_replicas(cell)} recomputed{where}; {_rule(cell)}"
-        + ("; what several blocks use has the sum of each block's own sum" if found.by_blocks else ""),
+        + ("; gradients of an input that blocks share are added block by block" if found.by_blocks else ""),
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
     )
