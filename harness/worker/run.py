@@ -477,8 +477,9 @@ class RunInProgress:
 
     def _require(self, missed: str | None) -> None:
         """End the run on all ranks if on one of them a step did not do what the cell asks for; collective."""
-        if self._around.control.largest([float(missed is not None)])[0]:
-            self._fail(missed or "another rank did not do what the cell asks for: its record says what")
+        every = self._around.control.union([] if missed is None else [missed])
+        if every:
+            self._fail(missed or every[0])
 
     def _fail(self, detail: str, method: ProofMethod = "serial-simulation") -> None:
         """End the run, on all ranks, as one that did not train."""

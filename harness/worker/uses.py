@@ -164,8 +164,6 @@ class Watched:
         """Observe the steps that are taken meanwhile; `blocks` are names of modules of the bare model."""
         modules = dict(trainer.model.bare.named_modules())
         parts = [part for name in blocks if name in modules for part in _trained_parts(modules[name])]
-        if parts:
-            self.recomputed = False
         handles = [part.register_forward_pre_hook(self._called) for part in parts]
         before, trainer.observer = trainer.observer, self
         try:
@@ -176,7 +174,8 @@ class Watched:
                 handle.remove()
 
     def _called(self, *_: object) -> None:
-        self.recomputed = self.recomputed or self._phase is Phase.BACKWARD
+        # A block may use the weights of a module that it never calls.
+        self.recomputed = bool(self.recomputed) or self._phase is Phase.BACKWARD
 
     def missed(self, cell: Cell, rank: int, groups: GroupLayout) -> str | None:
         """Return which part of `cell` the steps of this rank did not do, as a sentence, or None."""

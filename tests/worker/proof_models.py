@@ -79,6 +79,26 @@ class Conditioned(nn.Module):
         return y
 
 
+class Attending(nn.Module):
+    """Blocks whose only child, the projection of torch's attention, is never called as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x, x, x, need_weights=False)[0]
+        y: Tensor = self.last(x)
+        return y
+
+
+def attending() -> Workload:
+    return replace(workload(Attending(), F.mse_loss, 4), layout=None)
+
+
 class ConditionedBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -106,6 +106,7 @@ def test_what_is_silently_not_done_ends_the_run(
     ("size", "fields"),
     [
         (2, GPT | {"seed": 3, "strategy": "scratch-fsdp", "activation_checkpointing": True}),
+        (2, GPT | {"workload": "py:proof_models:attending", "activation_checkpointing": True}),
         (2, GPT | {"strategy": "pipeline:1f1b", "accumulation": 2}),
         (2, GPT | {"strategy": "pipeline:gpipe", "activation_checkpointing": "selective"}),
         (3, GPT | {"strategy": "pipeline:1f1b"}),

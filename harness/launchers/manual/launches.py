@@ -63,7 +63,7 @@ def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions)
     kept, asked = (launch.trace, launch.tensorboard), (options.trace, options.tensorboard)
     return (
         launch.supervisor_pid is None
-        and launch.code == code
+        and (launch.code.code_hash, launch.code.packages) == (code.code_hash, code.packages)
         and kept == asked
         and not study.begun_slots(launch)
     )
