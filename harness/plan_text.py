@@ -26,7 +26,7 @@ from results.link import NO_LINK, link_text
 from results.outcome import Evidence
 from results.plan import Plan, Request, Skip
 from results.store import Study
-from results.train_order import TrainOrder
+from results.train_order import TrainOrder, larger_is_better
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
@@ -57,7 +57,9 @@ def training_line(order: TrainOrder) -> str:
         f"trains {length}",
         f"a checkpoint every {order.checkpoint_every} steps, the last {order.keep} stay",
     ]
-    told += [f"and the best by {order.best}"] if order.best else []
+    if order.best:
+        better = "larger" if larger_is_better(order.best) else "smaller"
+        told.append(f"and the best by {order.best} ({better} is better)")
     told += [f"ends at {order.target}"] if order.target else []
     told += (
         [f"ends after {order.patience} validations without a better {order.watched}"]

@@ -86,7 +86,7 @@ class Extension:
         if not all(part.isidentifier() for part in (name, *module.split("."))):
             found = "must be package.module:name"
         elif (spec := _spec(module)) is None:
-            found = f"there is no module {module}"
+            found = f"module {module} does not exist"
         elif _lacks(spec, name):
             found = f"{module} has no {name}"
         else:

@@ -48,7 +48,7 @@ def read_target(text: str) -> Target:
     match = _TARGET.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"--target {text!r} is no target: write METRIC>=VALUE or METRIC<=VALUE with one of val_loss, "
+            f"--target {text!r}: write METRIC>=VALUE or METRIC<=VALUE with one of val_loss, "
             f"val_accuracy, loss and the workload's own metrics, such as 'val_accuracy>=0.97'"
         )
     metric = match["metric"]

@@ -7,7 +7,9 @@ missing.
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
+import io
 import os
 import re
 import sys
@@ -23,8 +25,6 @@ _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _HASHED_BYTES, _MOST_FILES = 64 * 2**20, 100
 _opened: dict[tuple[str, Path], set[str]] = {}
 """Files that were opened while a workload was built, by its positional and folder."""
-_noting: list[tuple[str, set[str]] | None] = []
-"""The folder whose files are noted now, and where; empty before the hook is there."""
 _OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 
 
@@ -84,25 +84,38 @@ def file_hash(path: Path) -> str:
 
 @contextmanager
 def noting_opens(positional: str, folder: Path) -> Iterator[None]:
-    """Note which files in `folder` are opened to be read meanwhile, for `opened_files`."""
-    if not _noting:
-        # Python takes no such hook away again: one that looks at a list stays.
-        _noting.append(None)
-        sys.addaudithook(_hear)
-    _noting[0] = f"{folder}/", _opened.setdefault((positional, folder), set())
+    """Note which files in `folder` are opened to be read meanwhile, for `opened_files`.
+
+    Python's functions that open files are wrapped meanwhile. An audit hook would see more, and cannot be
+    removed, so that it would slow down the steps that are timed.
+    """
+    found = _opened.setdefault((positional, folder), set())
+    open_file, open_descriptor = io.open, os.open
+
+    def note(path: object) -> None:
+        if isinstance(path, str | bytes | os.PathLike):
+            name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - resolving would follow links
+            if name.startswith(f"{folder}/"):
+                found.add(name.removeprefix(f"{folder}/"))
+
+    def noted(path: Any, mode: str = "r", *others: Any, **named: Any) -> Any:
+        if not set(mode) & set("wax+"):
+            note(path)
+        return open_file(path, mode, *others, **named)
+
+    def noted_descriptor(path: Any, flags: int, *others: Any, **named: Any) -> int:
+        if not flags & (os.O_WRONLY | os.O_RDWR):
+            note(path)
+        return open_descriptor(path, flags, *others, **named)
+
+    # Path.open calls that of `io`.
+    builtins.open = io.open = noted  # type: ignore[assignment]
+    os.open = noted_descriptor
     try:
         yield
     finally:
-        _noting[0] = None
-
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and (to := _noting[0]) is not None:
-        path, _, flags = arguments
-        if isinstance(path, str | bytes | os.PathLike) and not (flags or 0) & (os.O_WRONLY | os.O_RDWR):
-            name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a hook makes no system call
-            if name.startswith(to[0]):
-                to[1].add(name.removeprefix(to[0]))
+        builtins.open = io.open = open_file
+        os.open = open_descriptor
 
 
 def opened_files(positional: str, folder: Path) -> dict[str, str]:

@@ -86,9 +86,9 @@ def bench(**_: bool) -> None:
     -q, -v and --debug may stand anywhere before a --. A variable such as BENCH_MATRIX_WORKLOAD gives an
     option of a command its default.
 
-    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed, a table does
-    not add up or a comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 4 another
-    night has not ended, 130 interrupted.
+    `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed or a
+    comparison shows a regression, 2 the call is wrong, 3 nothing could be compared, 4 another night has not
+    ended, 130 interrupted.
     """
 
 

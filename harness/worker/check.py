@@ -133,7 +133,8 @@ class Check:
     def _alone(self) -> None:
         """Build the workload and take two steps on this rank by itself.
 
-        The process group of one rank lets a model call collectives."""
+        The process group of one rank lets a model call collectives.
+        """
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         try:
             self._train_alone()
@@ -233,12 +234,12 @@ class Check:
             workload = setup.workload()
             batches = setup.batches(workload, setup.replica)
             trainer = setup.trainer(workload, exchange)
-            if not prove_it or STRATEGIES.facts(strategy).promise.unproven is not None:
+            unproven = STRATEGIES.facts(strategy).promise.unproven
+            if not prove_it or unproven is not None:
                 seed_step(0, 0, setup.replica)
                 loss = trainer.step(batches)
-                words = (
-                    f"loss {loss.item():.4g} after one step; not proven: check it with --strategy {strategy}"
-                )
+                why = unproven or f"check it with --strategy {strategy}"
+                words = f"loss {loss.item():.4g} after one step; not proven: {why}"
                 return StrategyWord(strategy=strategy, verdict="runs", words=words)
             proof = prove(setup, trainer, batches, Control(CPU, exchange))
             if batches.shared is not None:

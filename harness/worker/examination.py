@@ -702,9 +702,10 @@ class Examination:
 
         def recomputed() -> _Recomputed:
             model, what = self._awake(), self._what(step, replicas, averaged)
-            in_fp32 = self._in_fp32(model, start, what)
             reference = self._simulated(model, start, what, gradients)
             begun = model.moved(start)
+            # After the simulation that is compared: a user's model may count its forward passes.
+            in_fp32 = self._in_fp32(model, start, what)
             replay = None if history is None else self._replayed(model, begun, gradients, history)
             return _Recomputed(reference=reference, start=begun, replay=replay, in_fp32=in_fp32)
 

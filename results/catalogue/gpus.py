@@ -79,7 +79,6 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
     return float(text) * 1e12 if text else None
 
 
-@cache
 def memory_bytes(device_name: str) -> int | None:
     """Memory of one device; None where the catalogue has none."""
     return _figure(device_name, "mem_gb", 1e9)

@@ -192,8 +192,8 @@ def _outcome(
 def _contradiction(rank: RankRecord) -> str | None:
     """Which times of a record cannot all be right; None if none is known.
 
-    Each block begins before its first step and ends after its last one. On a GPU nothing is compared: older
-    records time steps by events of the device, and blocks by the clock of the host.
+    Each block begins before its first step and ends after its last one. Records of GPUs are not compared,
+    because older ones time steps by events of the device, and blocks by the clock of the host.
     """
     if rank.clock != "monotonic":
         return None

@@ -181,7 +181,8 @@ class FsdpModel(ParallelModel):
 class _Guard:
     """Has all ranks meet before each operation of one kind of a unit, and then makes torch's call of it.
 
-    After the first step each rank compares its operations by itself."""
+    After the first step each rank compares its operations by itself.
+    """
 
     def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
         """`name` is that of torch's call, an attribute of its `group` of parameters; `place` numbers it."""

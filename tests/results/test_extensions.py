@@ -142,7 +142,7 @@ def test_facts_that_declare_too_little_are_refused(
 
 MISTAKES = {
     "options = {'every': 3}": "its option 'every' is 3, and must be a results.spec.Option",
-    "model = 'elsewhere.modle:Model'": "its model is 'elsewhere.modle:Model', and there is no module",
+    "model = 'elsewhere.modle:Model'": "'elsewhere.modle:Model', and module elsewhere.modle does not exist",
     "model = 'elsewhere:Modle'.lower()": "its model is 'elsewhere:modle', and elsewhere has no modle",
     "model = 'elsewhere.Model'": "its model is 'elsewhere.Model', and must be package.module:name",
     "promise = property(lambda self: [][0])": "has facts that fail: IndexError",
